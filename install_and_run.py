@@ -20,8 +20,8 @@ import difflib
 import hashlib
 import json
 import os
-import platform
 import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -60,15 +60,7 @@ WHOLE_SUITE = [
     "loadfile",
 ]  # two processes; the tests of one file run in one process and share their fixtures
 
-# Paths of an OpenBLAS with threads and the cblas names: on Debian and Ubuntu, on Fedora, on Arch.
-OPENBLAS_PLACES = (
-    f"/usr/lib/{platform.machine()}-linux-gnu/openblas-pthread/libblas.so.3",
-    "/usr/lib64/libopenblasp.so.0",
-    "/usr/lib/libopenblas.so.0",
-)
-OPENBLAS_ADVICE = """\
-note: OpenBLAS is missing. It makes float32 on the CPU about 30 times faster than the BLAS in MLX's wheel:
-      apt install libopenblas0-pthread    (Fedora: dnf install openblas-threads, Arch: pacman -S openblas)"""
+OPENBLAS = ROOT / "start_llm" / "core" / "openblas.py"
 
 
 class Refusal(Exception):
@@ -596,21 +588,24 @@ def log(text: str) -> None:
 
 
 def become(arguments: list[str]) -> NoReturn:
-    environment = dict(os.environ)
-    if sys.platform == "linux":
-        preload_openblas(environment, OPENBLAS_PLACES)
     os.chdir(ROOT)
-    os.execve(VENV_PYTHON, [str(VENV_PYTHON), *arguments], environment)
+    os.execve(VENV_PYTHON, [str(VENV_PYTHON), *arguments], environment_with_openblas())
 
 
-def preload_openblas(environment: dict[str, str], places: Iterable[str]) -> None:
-    library = next((place for place in places if Path(place).is_file()), None)
-    if library is None:
-        say(OPENBLAS_ADVICE)
-        return
-    preloaded = re.split(r"[: ]+", environment.get("LD_PRELOAD", ""))
-    others = [other for other in preloaded if other not in ("", library)]
-    environment["LD_PRELOAD"] = ":".join([library, *others])
+def environment_with_openblas() -> dict[str, str]:
+    """Return this process' variables with those that preload OpenBLAS, or say how to get it."""
+    try:
+        openblas = runpy.run_path(str(OPENBLAS))
+    except OSError as error:
+        raise Refusal(
+            f"Cannot read {OPENBLAS}: {error.strerror}. Is this a whole copy of start_llm?"
+        ) from error
+    library = openblas["find_openblas"]()
+    if library is not None:
+        return openblas["with_openblas"](os.environ, library)
+    if sys.platform == "linux":
+        say(openblas["ADVICE"])
+    return dict(os.environ)
 
 
 if __name__ == "__main__":

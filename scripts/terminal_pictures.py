@@ -1,8 +1,8 @@
-"""Make the picture of the terminal in docs/pictures, from a live server with the demo model.
+"""Make the pictures of the terminal and of the menu in docs/pictures, from a live server with the demo model.
 
     .venv/bin/python -m scripts.terminal_pictures
 
-The server runs on a pseudo-terminal. The bytes that it writes are replayed, and rich draws what is to be
+Server and menu run on a pseudo-terminal. The bytes that it writes are replayed, and rich draws what is to be
 seen of them. On Linux start it with the BLAS that install_and_run.py preloads.
 """
 
@@ -31,7 +31,8 @@ from rich.text import Text
 from scripts.page_pictures import NOTES, PATIENCE_S, answers, ask, make_traffic, wait_until
 
 ROOT = Path(__file__).resolve().parent.parent
-PICTURE = ROOT / "docs" / "pictures" / "terminal.svg"
+PICTURES = ROOT / "docs" / "pictures"
+PICTURE, MENU_PICTURE = PICTURES / "terminal.svg", PICTURES / "menu.svg"
 COLUMNS, ROWS = 136, 30
 READY = "Ctrl-C ends the server."
 END = "<|im_end|>"
@@ -111,6 +112,25 @@ def port_in(text: str) -> int:
     return int(found[1])
 
 
+def menu_rows(folder: str, port: int) -> list[str]:
+    """Open the menu beside the server of this folder, look at the clients, and return what is to be seen."""
+    reader, writer = pty.openpty()
+    fcntl.ioctl(writer, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, COLUMNS, 0, 0))
+    environment = {**os.environ, "STATE_ROOT": f"{folder}/state", "TERM": "dumb"}
+    environment |= {"PROXY": "false", "MLX_PORT": str(port)}
+    command = [sys.executable, "-m", "start_llm"]
+    with subprocess.Popen(
+        command, cwd=ROOT, env=environment, stdin=writer, stdout=writer, stderr=writer
+    ) as process:
+        os.close(writer)
+        recording = Recording(reader)
+        wait_until(lambda: "q to leave: " in recording.text)
+        os.write(reader, b"1\n")
+        wait_until(lambda: "Enter to go back: " in recording.text)
+        process.kill()
+    return replayed(f"$ start_llm\r\n{recording.text}")
+
+
 @contextmanager
 def asked(port: int, session: str, text: str, **more: Any) -> Generator[None]:
     """A request that runs beside the block, or a little longer."""
@@ -127,8 +147,15 @@ def without_end(port: int) -> dict[str, int]:
     return {str(end): -100}
 
 
+def write_picture(path: Path, picture: str) -> None:
+    if len(picture) > MAX_BYTES:
+        raise SystemExit(f"The picture has {len(picture):,} bytes.")
+    path.write_text(picture)
+    print(f"{path.relative_to(ROOT)}: {len(picture):,} bytes")
+
+
 def main() -> None:
-    PICTURE.parent.mkdir(exist_ok=True)
+    PICTURES.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory() as folder, serving(folder) as (port, recording):
         make_traffic(port)
         bias = without_end(port)
@@ -139,10 +166,8 @@ def main() -> None:
             wait_until(lambda: recording.shows("reading", "writing"))
             lines = recording.text.partition(READY)[2].lstrip()
             picture = drawn(replayed(lines), "start_llm")
-    if len(picture) > MAX_BYTES:
-        raise SystemExit(f"The picture has {len(picture):,} bytes.")
-    PICTURE.write_text(picture)
-    print(f"{PICTURE.relative_to(ROOT)}: {len(picture):,} bytes")
+        write_picture(PICTURE, picture)
+        write_picture(MENU_PICTURE, drawn(menu_rows(folder, port), "start_llm"))
 
 
 if __name__ == "__main__":

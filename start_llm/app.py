@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,7 +36,15 @@ from start_llm.server.handler import Handler
 from start_llm.server.library_pages import LibraryPages
 from start_llm.server.listener import Listener, ServerContext
 from start_llm.server.status import ModelCard
-from start_llm.startup_summary import batch_text, cache_text, images_text, model_rows, notes, paste_lines
+from start_llm.startup_summary import (
+    batch_text,
+    cache_text,
+    images_text,
+    model_rows,
+    notes,
+    paste_lines,
+    unsuited_by,
+)
 from start_llm.telemetry.activity import Activity, Refusal
 from start_llm.telemetry.live_table import LiveTable, MemoryUse
 from start_llm.telemetry.metrics import CacheMetrics, DiskMetrics, RequestMetrics
@@ -78,11 +86,13 @@ class _Introduction:
         model: its id.
         rows: names and texts of the summary.
         notes: sentences about what to know.
+        unsuited: the coding clients that do not suit it.
     """
 
     model: str
     rows: Sequence[tuple[str, str]]
     notes: Sequence[str]
+    unsuited: Collection[str]
 
 
 class App:
@@ -335,14 +345,18 @@ class App:
             ("address", f"{self.url}/v1"),
         ]
         audited = AuditedModel(ready.model.tokenizer, runtime.family, runtime.preparer)
-        return _Introduction(card.id, rows, list(notes(card, audited)))
+        return _Introduction(
+            card.id, rows, list(notes(card, audited)), unsuited_by(audited, card.context_window)
+        )
 
     def _introduce(self, introduction: _Introduction) -> None:
         """Tell the user what is served and how to use it."""
         self._terminal.summary(introduction.rows)
         for note in introduction.notes:
             self._terminal.say(note)
-        for title, lines in paste_lines(self.url, introduction.model, asks_key=bool(self._settings.keys)):
+        for title, lines in paste_lines(
+            self.url, introduction.model, introduction.unsuited, asks_key=bool(self._settings.keys)
+        ):
             self._terminal.paste(title, lines)
         self._terminal.say("\n  Ctrl-C ends the server.\n")
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import argparse
 import gc
 import os
+import shutil
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -18,26 +20,26 @@ from start_llm.cache.disk_maintenance import clear, report
 from start_llm.commands import command_table
 from start_llm.commands.command_tree import command_tree
 from start_llm.commands.completion import SHELLS
+from start_llm.commands.menu import ListedOnDisk, Menu, MenuWorld, compute
+from start_llm.commands.parser import SuggestingParser
 from start_llm.config import documents
 from start_llm.config import settings as settings_table
 from start_llm.config.env_file import read_env_file
 from start_llm.config.flags import add_flags, variables_of
-from start_llm.config.paths import ENV_FILE, disk_tier_folder, from_root
+from start_llm.config.foreign_names import foreign_lines
+from start_llm.config.paths import ENV_FILE, disk_tier_folder
 from start_llm.config.settings import Settings, SettingSource
 from start_llm.core.allocator import limit_malloc_retention
 from start_llm.core.errors import LaunchError, SettingsError, StartupError
-from start_llm.launch.clients import CLIENTS
-from start_llm.launch.menu import menu
-from start_llm.launch.own_settings import OwnSettings
-from start_llm.launch.server_info import ServerInfo, find_running, servers_of
-from start_llm.launch.setup import Setup, as_script, make_setup
-from start_llm.launch.start import become, program_of
+from start_llm.launch.server_info import find_running, servers_of
 from start_llm.telemetry.terminal import Terminal
 
 if TYPE_CHECKING:
     from start_llm.app import App
 
-_ABOUT = "A local LLM server on MLX for coding agents. Each command has its own --help."
+_ABOUT = (
+    "A local LLM server on MLX for coding agents. Without a command: a menu. Each command has its own --help."
+)
 _ABOUT_FLAGS = (
     "In brackets: the setting that a flag stands for, and its default. A flag wins over the environment, and "
     "the environment over the file .env. `start_llm settings` prints all settings."
@@ -50,12 +52,11 @@ and a few threads that prepare large requests, that was a second.
 """
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _UNDONE: Mapping[str, str] = {
-    "launch": "set {client} up",
-    "config": "set {client} up",
     "audit": "look into {folder}",
     "doctor": "examine this machine",
     "cache": "look into the disk tier",
     "models": "list the models",
+    "search": "search the hub",
     "pull": "download {repo}",
     "fit": "judge the model",
     "rm": "remove {repo}",
@@ -66,6 +67,8 @@ _UNDONE: Mapping[str, str] = {
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return its exit status; 2 if the command cannot start."""
     options = _parser().parse_args(arguments)
+    if options.command is None:
+        return _menu()
     try:
         return _COMMANDS[options.command](options)
     except StartupError as error:
@@ -74,52 +77,57 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
 
 
+def _menu() -> int:
+    """Open the menu in a terminal; elsewhere print what it would say."""
+    try:
+        world = MenuWorld(
+            settings=settings_table.load(*_outside()),
+            run=_run_in_menu,
+            compute=compute,
+            models=_models_in_menu,
+            read=input,
+            say=partial(print, flush=True),
+        )
+        if not (sys.stdin.isatty() and sys.stdout.isatty()):
+            Menu(world).tell()
+            return 0
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        return Menu(world).open()
+    except StartupError as error:
+        print(f"start_llm cannot open its menu.\n{error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print()
+        return 130
+
+
+def _run_in_menu(words: Sequence[str]) -> int:
+    try:
+        return main(words)
+    except SystemExit as ended:  # of a command line that the parser does not understand
+        return int(ended.code or 0)
+
+
+def _models_in_menu() -> tuple[Sequence[str], Sequence[ListedOnDisk]]:
+    _quiet_tokenizers()
+    from start_llm.model_commands import HEAD, rows_and_words  # noqa: PLC0415
+
+    return HEAD, [ListedOnDisk(*one) for one in rows_and_words(settings_table.load(*_outside()))]
+
+
 def _serve(options: argparse.Namespace) -> int:
     return serve(_sources(options), Terminal())
 
 
 def _settings(options: argparse.Namespace) -> int:
-    sys.stdout.write(documents.as_env_file() if options.format == "env" else documents.as_markdown())
+    width = shutil.get_terminal_size().columns
+    written = {
+        "table": lambda: documents.as_table(width),
+        "env": documents.as_env_file,
+        "markdown": documents.as_markdown,
+    }
+    sys.stdout.write(written[options.format]())
     return 0
-
-
-def _launch(options: argparse.Namespace) -> int:
-    program = program_of(CLIENTS[options.client], os.environ)
-    _take_base_url(options)
-    setup = _setup(options)
-    for note in setup.notes:
-        print(note, file=sys.stderr)
-    become(program, setup, options.arguments, os.environ)
-
-
-def _take_base_url(options: argparse.Namespace) -> None:
-    """Take `--base-url` for ours also right behind the client's name, where users write it."""
-    match options.arguments:
-        case ["--base-url", url, *others] if options.base_url is None:
-            options.base_url, options.arguments = url, others
-        case [str(first), *others] if options.base_url is None and first.startswith("--base-url="):
-            options.base_url, options.arguments = first.partition("=")[2], others
-        case _:
-            pass
-
-
-def _clients(_: argparse.Namespace) -> int:
-    Terminal().summary(menu(os.environ))
-    return 0
-
-
-def _config(options: argparse.Namespace) -> int:
-    sys.stdout.write(as_script(options.client, _setup(options)))
-    return 0
-
-
-def _setup(options: argparse.Namespace) -> Setup:
-    """Return a client's setup for the server that is running."""
-    settings = settings_table.load(*_outside())
-    served: ServerInfo = find_running(settings, options.base_url)
-    folder = from_root(settings.state_root) / "clients" / options.client
-    own = OwnSettings(variables=os.environ, work=Path.cwd())
-    return make_setup(CLIENTS[options.client], served, folder, own)
 
 
 def _about_servers(options: argparse.Namespace) -> int:
@@ -137,6 +145,7 @@ def serve(sources: Sequence[SettingSource], terminal: Terminal) -> int:
     settings = settings_table.load(*sources)
     for row in settings_table.set_without_effect(*sources):
         terminal.say(f"{row.name} is set, and has no effect. {row.help}")
+    _tell_foreign_names(sources, terminal)
     limit_malloc_retention()
     sys.setswitchinterval(SWITCH_S)
     _leave_on_signals()
@@ -154,6 +163,12 @@ def serve(sources: Sequence[SettingSource], terminal: Terminal) -> int:
     if not has_stopped:
         os._exit(0)
     return 0
+
+
+def _tell_foreign_names(sources: Sequence[SettingSource], terminal: Terminal) -> None:
+    """Tell of names in `.env` that other servers have for a setting."""
+    for line in foreign_lines(sources):
+        terminal.say(line)
 
 
 def _app(settings: Settings, terminal: Terminal) -> App:
@@ -176,8 +191,10 @@ def _audit(options: argparse.Namespace) -> int:
 
 def _doctor(options: argparse.Namespace) -> int:
     """Examine the machine with a model, and write `doctor.json`. Return 1 if something is wrong, else 0."""
-    settings = settings_table.load(*_sources(options))
+    sources, terminal = _sources(options), Terminal()
+    settings = settings_table.load(*sources)
     _refuse_beside_a_server(settings)
+    _tell_foreign_names(sources, terminal)
     limit_malloc_retention()
     _quiet_tokenizers()
     for number in _SIGNALS:
@@ -186,7 +203,7 @@ def _doctor(options: argparse.Namespace) -> int:
     from start_llm.doctor.report import examine_and_report  # noqa: PLC0415
 
     try:
-        return examine_and_report(settings, Path(options.json), Terminal(), QUICK if options.quick else WHOLE)
+        return examine_and_report(settings, Path(options.json), terminal, QUICK if options.quick else WHOLE)
     except KeyboardInterrupt:
         print("Interrupted. Nothing was left behind.", file=sys.stderr)
         return 130
@@ -259,13 +276,10 @@ _COMMANDS: Mapping[str, Callable[[argparse.Namespace], int]] = {
     "audit": _audit,
     "doctor": _doctor,
     "cache": _cache,
-    "launch": _launch,
-    "clients": _clients,
-    "config": _config,
     "settings": _settings,
     "completion": _completion,
     **dict.fromkeys(command_table.COMMANDS, _about_servers),
-    **dict.fromkeys(("models", "pull", "fit", "rm"), _about_models),
+    **dict.fromkeys(("models", "search", "pull", "fit", "rm"), _about_models),
 }
 
 
@@ -322,16 +336,19 @@ def _sources(options: argparse.Namespace) -> list[SettingSource]:
 
 def _outside() -> list[SettingSource]:
     in_file = read_env_file(ENV_FILE, [row.name for row in settings_table.all_rows()])
-    return [SettingSource("environment", os.environ), SettingSource(".env", in_file)]
+    return [SettingSource("environment", os.environ), SettingSource(settings_table.ENV_SOURCE, in_file)]
 
 
 def _add_model_commands(commands: Any) -> None:
     listed = commands.add_parser("models", help="list the models on this machine", allow_abbrev=False)
+    searched = commands.add_parser("search", help="search the hub for models for MLX", allow_abbrev=False)
+    searched.add_argument("words", metavar="WORD", nargs="+", help="of the name, such as qwen3 4bit")
     pulled = commands.add_parser("pull", help="download a model, or go on with it", allow_abbrev=False)
     pulled.add_argument("repo", metavar="REPO", help="owner/name on the Hugging Face hub")
     fitted = commands.add_parser("fit", help="whether a model fits this machine", allow_abbrev=False)
     fitted.add_argument("model", metavar="MODEL", nargs="?", help="a folder, a listed model, or owner/name")
     fitted.add_argument("--table", action="store_true", help="twenty well-known models on eight machines")
+    fitted.add_argument("--format", choices=("table", "markdown"), default="table", help="of --table")
     removed = commands.add_parser("rm", help="remove a model from this machine", allow_abbrev=False)
     removed.add_argument("repo", metavar="REPO", help="a name that `models` lists")
     removed.add_argument("--yes", action="store_true", help="do not ask")
@@ -351,9 +368,9 @@ def _add_doctor(commands: Any) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="start_llm", description=_ABOUT, allow_abbrev=False)
+    parser = SuggestingParser(prog="start_llm", description=_ABOUT, allow_abbrev=False)
     parser.add_argument("--version", action="version", version=f"start_llm {__version__}")
-    commands = parser.add_subparsers(dest="command", required=True)
+    commands = parser.add_subparsers(dest="command")
     server = commands.add_parser(
         "serve",
         help="serve a model",
@@ -371,21 +388,11 @@ def _parser() -> argparse.ArgumentParser:
     cache.add_argument("action", choices=("status", "verify", "clear"))
     add_flags(cache, "--ssd-cache-dir")
     _add_model_commands(commands)
-    launch = commands.add_parser(
-        "launch", help="start a coding client for the running server", allow_abbrev=False
-    )
-    commands.add_parser("clients", help="list the coding clients, and how to get them", allow_abbrev=False)
-    config = commands.add_parser("config", help="print what launch sets for a client", allow_abbrev=False)
-    for command in (launch, config):
-        command.add_argument("--base-url", metavar="URL", help="the server, if not the one that runs")
-        command.add_argument("client", choices=CLIENTS)
-    # Arguments after the client's name go to the client, but for --base-url right behind it.
-    launch.add_argument("arguments", nargs=argparse.REMAINDER, help="for the client")
     command_table.add_commands(commands)
     completion = commands.add_parser(
         "completion", help="print the completions of a shell", allow_abbrev=False
     )
     completion.add_argument("shell", choices=SHELLS)
     table = commands.add_parser("settings", help="print every setting with default and meaning")
-    table.add_argument("--format", choices=("env", "markdown"), default="markdown")
+    table.add_argument("--format", choices=("table", "env", "markdown"), default="table")
     return parser

@@ -1,20 +1,22 @@
-"""The commands about models: `models`, `pull`, `fit`, `rm`."""
+"""The commands about models: `models`, `search`, `pull`, `fit`, `rm`."""
 
 from __future__ import annotations
 
 import argparse
+import shutil
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TextIO
 
 from start_llm.config.settings import Settings
+from start_llm.core.columns import columns
 from start_llm.core.errors import ModelError
 from start_llm.core.library import LibraryEntry
 from start_llm.kv_bits import loss_lines
 from start_llm.models.download import as_path, pull
 from start_llm.models.fit import ModelShape, arithmetic, beside, report
-from start_llm.models.fit_table import as_markdown
+from start_llm.models.fit_table import as_markdown, as_text
 from start_llm.models.hub import REPOSITORY, Hub
 from start_llm.models.library import Library, shape_in
 from start_llm.models.machines import Machine, gib
@@ -24,6 +26,9 @@ from start_llm.models.well_known import WELL_KNOWN
 from start_llm.wiring import model_folders, model_name, model_places, own_machine
 
 _INTERRUPTED = 130
+_MOST_FOUND = 15
+HEAD = ("model", "place", "type", "size", "bits", "fits", "context", "tok/s")
+_PIPED = (120, 24)
 
 
 def models(settings: Settings, _options: argparse.Namespace, out: TextIO) -> int:
@@ -32,8 +37,30 @@ def models(settings: Settings, _options: argparse.Namespace, out: TextIO) -> int
     if not entries:
         out.write("There are no models on this machine. start_llm pull REPO downloads one.\n")
         return 0
-    rows = [("model", "place", "type", "size", "bits", "fits", "context", "tok/s"), *map(_row, entries)]
-    out.writelines(f"{line}\n" for line in columns(rows))
+    out.writelines(f"{line}\n" for line in columns([HEAD, *map(_row, entries)]))
+    return 0
+
+
+def rows_and_words(settings: Settings) -> list[tuple[tuple[str, ...], str]]:
+    """Return for each model on this machine what `models` shows, and what `--model` takes for it."""
+    entries = _library(settings).entries()
+    return [(_row(one), one.repo_id if one.place == "hub" else one.path) for one in entries]
+
+
+def search(_settings: Settings, options: argparse.Namespace, out: TextIO, hub: Hub | None = None) -> int:
+    """Print the models on the hub whose names have these words; 1 if there is none."""
+    words = " ".join(options.words)
+    found = (hub or Hub()).search(words, _MOST_FOUND)
+    if not found:
+        out.write(f"No model for MLX on the hub has {words!r} in its name.\n")
+        return 1
+    out.writelines(
+        f"{line}\n"
+        for line in columns(
+            [("model", "downloads a month"), *((one.repo_id, f"{one.downloads:,}") for one in found)]
+        )
+    )
+    out.write("\nstart_llm fit NAME says whether it fits this machine, start_llm pull NAME downloads it.\n")
     return 0
 
 
@@ -54,7 +81,8 @@ def pull_model(settings: Settings, options: argparse.Namespace, out: TextIO) -> 
 def fit_model(settings: Settings, options: argparse.Namespace, out: TextIO) -> int:
     """Print whether a model fits, and why; without a name, each of MODEL_DIR. 1 if one does not."""
     if options.table:
-        out.write(as_markdown())
+        width = shutil.get_terminal_size(_PIPED).columns
+        out.write(as_markdown() if options.format == "markdown" else as_text(width))
         return 0
     machine = own_machine(settings)
     if options.model or len(model_folders(settings)) < 2:
@@ -103,6 +131,7 @@ def remove_model(
 type _Command = Callable[[Settings, argparse.Namespace, TextIO], int]
 COMMANDS: Mapping[str, _Command] = {
     "models": models,
+    "search": search,
     "pull": pull_model,
     "fit": fit_model,
     "rm": remove_model,
@@ -152,10 +181,3 @@ def _row(entry: LibraryEntry) -> tuple[str, ...]:
         f"{seen.max_safe_context:,}" if seen else "-",
         f"{speed:,.0f}" if speed is not None else "-",
     )
-
-
-def columns(rows: Sequence[Sequence[str]]) -> Iterable[str]:
-    """Yield rows with their cells below each other."""
-    widths = [max(map(len, cells)) for cells in zip(*rows, strict=True)]
-    for row in rows:
-        yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()

@@ -5,16 +5,19 @@ from __future__ import annotations
 import json
 import os
 import shlex
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from start_llm.audit.calls import unread_call
 from start_llm.audit.subject import AuditedModel
 from start_llm.cache.layers import KVAtRest
 from start_llm.config.paths import DEMO_MODEL, program
+from start_llm.core.chat import ChatRequest, Json, Message
+from start_llm.core.errors import RequestError
 from start_llm.core.family import Family
 from start_llm.engine.self_test import BatchVerdict
 from start_llm.launch.clients import CLIENTS
 from start_llm.launch.menu import suggested
+from start_llm.launch.suitability import unsuited_clients
 from start_llm.models.device import this_device
 from start_llm.models.footprint import Footprint
 from start_llm.models.loader import LoadedModel
@@ -73,9 +76,32 @@ def notes(card: ModelCard, model: AuditedModel) -> Iterator[str]:
         yield f"\n  No reader knows how this model writes calls; an agent gets them as text: {told!r}"
 
 
-def paste_lines(url: str, model: str, *, asks_key: bool) -> list[tuple[str, list[str]]]:
-    """Return what to do next, by purpose, as lines to paste. They name an API key's variable, not the key."""
+def unsuited_by(model: AuditedModel, window: int) -> dict[str, str]:
+    """Return the coding clients that do not suit a model, and why."""
+
+    def count(system: str, description: str) -> int | None:
+        function: Json = {"name": "read", "description": description, "parameters": {"type": "object"}}
+        messages = (Message(role="system", content=system), Message(role="user", content="Hello"))
+        tools = ({"type": "function", "function": function},) if description else ()
+        try:
+            return len(model.prompt(ChatRequest(messages=messages, tools=tools)).tokens.ids)
+        except RequestError:
+            return None
+
+    return unsuited_clients(window, count) if model.tokenizer.has_chat_template else {}
+
+
+def paste_lines(
+    url: str, model: str, unsuited: Collection[str], *, asks_key: bool
+) -> list[tuple[str, list[str]]]:
+    """Return what to do next, by purpose, as lines to paste. They name an API key's variable, not the key.
+
+    Args:
+        unsuited: the coding clients that do not suit the model.
+    """
     key = '"$MLX_API_KEY"' if asks_key else "local"
+    suited = ", ".join(name for name in CLIENTS if name not in unsuited) or "none suits this model"
+    others = [f"# {', '.join(unsuited)}: not with this model, see {program()} clients"] if unsuited else []
     return [
         ("Next, open the status page and a chat in a browser:", [f"{url}/"]),
         ("Or ask from a shell:", _curl_lines(url, model, asks_key=asks_key)),
@@ -84,14 +110,14 @@ def paste_lines(url: str, model: str, *, asks_key: bool) -> list[tuple[str, list
             [f"export OPENAI_BASE_URL={url}/v1", f"export OPENAI_API_KEY={key}", f"# model: {model}"],
         ),
         (
-            f"Or start a coding client ({', '.join(CLIENTS)}) in the folder to work in:",
-            [shlex.join([program(), *_suggested(url)])],
+            f"Or start a coding client ({suited}) in the folder to work in:",
+            [shlex.join([program(), *_suggested(url, unsuited)]), *others],
         ),
     ]
 
 
-def _suggested(url: str) -> list[str]:
-    words = suggested(os.environ)
+def _suggested(url: str, unsuited: Collection[str]) -> list[str]:
+    words = suggested(os.environ, unsuited)
     return [words[0], "--base-url", url, words[1]] if words[0] == "launch" else words
 
 

@@ -149,8 +149,8 @@ def with_a_client(folder: Path) -> Path:
     """A folder with a client that tells what it was started with."""
     programs = folder / "programs"
     programs.mkdir()
-    program = programs / "claude"
-    program.write_text("#!/bin/sh\necho $ANTHROPIC_BASE_URL $CLAUDE_CODE_MAX_CONTEXT_TOKENS\npwd\n")
+    program = programs / "pi"
+    program.write_text("#!/bin/sh\npwd\ncat $PI_CODING_AGENT_DIR/models.json\n")
     program.chmod(0o755)
     return programs
 
@@ -162,7 +162,7 @@ def server(tmp_path_factory, chain_model) -> Generator[Process]:
     shutil.copytree(ROOT / "start_llm", checkout / "start_llm")
     folder = shutil.copytree(chain_model({"\n": ["Hello", " you"]}), checkout / 'it\'s a "tiny" model')
     (checkout / ".env").write_text(
-        f"MODEL_PATH='/nowhere'\nBATCH=7\nMAX_KV_SIZE=5000\nCACHE_USE_BLOCK_INDEX=0\n# MLX_HOST=x\n"
+        f"MODEL_PATH='/nowhere'\nBATCH=7\nMAX_KV_SIZE=16000\nCACHE_USE_BLOCK_INDEX=0\n# MLX_HOST=x\n"
         f"TRACE={folder}\n"
     )
     environment = {"BATCH": "6", "MODEL_FAMILY": "generic", "VLM_CACHE_DEBUG": "true", "DEFAULT_TOP_K": ""}
@@ -201,10 +201,10 @@ def test_the_summary_is_aligned_and_says_what_is_served(server):
 
 def test_flags_win_over_the_environment_which_wins_over_the_file(server):
     assert re.search(r"batch +3 at once", server.output)
-    assert re.search(r"context +5,000 tokens", server.output)
+    assert re.search(r"context +16,000 tokens", server.output)
     assert server.get("/stats")["batch"]["configured"] == 3
     assert server.get("/stats")["prompt_cache"]["max_bytes"] == 64 * 2**20
-    assert server.get("/v1/models")["data"][0]["context_window"] == 5000
+    assert server.get("/v1/models")["data"][0]["context_window"] == 16_000
 
 
 def test_variables_without_effect_are_announced_with_the_reason(server):
@@ -253,7 +253,11 @@ def test_the_line_for_coding_clients_works_as_it_is_printed(server, tmp_path):
         text=True,
         timeout=60,
     )
-    assert done.stdout.splitlines() == [f"http://127.0.0.1:{server.port} 5000", str(tmp_path)], done.stderr
+    folder, _, models = done.stdout.partition("\n")
+    assert folder == str(tmp_path), done.stderr
+    provider = json.loads(models)["providers"]["start_llm"]
+    assert provider["baseUrl"] == f"http://127.0.0.1:{server.port}/v1"
+    assert provider["models"][0]["contextWindow"] == 16_000
 
 
 def test_each_finished_request_is_one_line(server):
@@ -425,7 +429,6 @@ def test_a_model_that_cannot_be_served_ends_the_start_with_a_sentence(checkout, 
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        ([], "required: command"),
         (["sing"], "invalid choice: 'sing'"),
         (["serve", "--colour", "red"], "unrecognized arguments: --colour red"),
         (["serve", "--mlx-p", "80"], "unrecognized arguments: --mlx-p 80"),

@@ -13,7 +13,9 @@ from start_llm.cli import main
 from start_llm.config.settings import Settings
 from start_llm.model_commands import remove_model
 from start_llm.models.hub import Hub
+from start_llm.models.well_known import WELL_KNOWN
 from start_llm.wiring import model_places
+from tests.models.fake_hub import hub_of
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -142,10 +144,23 @@ def test_fit_of_what_is_nowhere_is_an_error(home, capsys):
 
 
 def test_the_document_holds_what_the_command_prints(capsys):
-    table = run(capsys, "fit", "--table")[1]
+    table = run(capsys, "fit", "--table", "--format", "markdown")[1]
     page = (ROOT / "docs" / "fit.md").read_text(encoding="utf-8")
-    begin, end = "<!-- start_llm fit --table -->\n", "<!-- end -->"
+    begin, end = "<!-- start_llm fit --table --format markdown -->\n", "<!-- end -->"
     assert page.partition(begin)[2].partition(end)[0].strip() == table.strip()
+
+
+@pytest.mark.parametrize(("width", "tables"), [(80, 5), (120, 3), (240, 2)])
+def test_a_terminal_gets_tables_with_columns_that_fit_it(width, tables, monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", str(width))
+    printed = run(capsys, "fit", "--table")[1]
+    assert "|" not in printed
+    blocks = printed.split("\n\n")
+    assert len(blocks) == tables
+    assert all(len(block.splitlines()) == len(WELL_KNOWN) + 1 for block in blocks)
+    machines = [line for block in blocks[1:] for line in block.splitlines()]
+    assert max(map(len, machines)) <= width
+    assert "M3 Ultra 512 GB" in blocks[-1]
 
 
 @pytest.mark.parametrize("name", ["x", "../x", "a/b/c"])
@@ -158,7 +173,38 @@ def test_pull_takes_names_of_repositories_only(home, name, capsys):
 
 def test_pull_without_a_network_says_so(home, capsys):
     status, _, errors = run(capsys, "pull", "lab/tiny")
-    assert (status, "ConnectError" in errors) == (2, True)
+    assert (status, "The hub cannot be reached: " in errors) == (2, True)
+    assert "Errno" not in errors
+    assert "ConnectError" not in errors
+
+
+def test_a_search_lists_what_the_hub_has_for_mlx(home, monkeypatch, capsys):
+    with hub_of({}) as hub:
+        hub.found = [{"id": "lab/tiny-4bit", "downloads": 1234}, {"id": "lab/tiny"}]
+        monkeypatch.setattr(model_commands, "Hub", lambda: Hub(home, endpoint=hub.url))
+        status, out, _ = run(capsys, "search", "tiny", "4bit")
+        assert status == 0
+        assert [line.split() for line in out.splitlines()[1:3]] == [
+            ["lab/tiny-4bit", "1,234"],
+            ["lab/tiny", "0"],
+        ]
+        assert "start_llm pull NAME" in out
+        assert hub.asked["search"] == ["tiny 4bit"]
+        assert hub.asked["filter"] == ["mlx"]
+        hub.found = []
+        assert run(capsys, "search", "nothing") == (
+            1,
+            "No model for MLX on the hub has 'nothing' in its name.\n",
+            "",
+        )
+        hub.status = 503
+        status, _, errors = run(capsys, "search", "tiny")
+        assert (status, errors.startswith("start_llm cannot search the hub.\n")) == (2, True)
+
+
+def test_a_search_without_a_network_says_so(home, capsys):
+    status, _, errors = run(capsys, "search", "tiny")
+    assert (status, "The hub cannot be reached: " in errors) == (2, True)
 
 
 def removal(model_dir: Path, answer: str, *, yes: bool = False) -> tuple[int, str]:

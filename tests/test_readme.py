@@ -75,7 +75,7 @@ def test_the_documents_show_the_endpoints_with_curl() -> None:
 
 
 def test_readme_names_the_test_command() -> None:
-    assert any("python install_and_run.py --test" in block for block in blocks(README))
+    assert any("python3 install_and_run.py --test" in block for block in blocks(README))
 
 
 def test_readme_is_short() -> None:

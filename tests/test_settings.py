@@ -53,7 +53,7 @@ from tests.server.client import ask, wait_until
 from tests.serving import AS_JSON, Server, tried_once
 
 ROOT = Path(__file__).resolve().parents[1]
-BEGIN, END = "<!-- begin: python -m start_llm settings -->\n", "<!-- end -->\n"
+BEGIN, END = "<!-- begin: start_llm settings --format markdown -->\n", "<!-- end -->\n"
 
 SEED_VARIABLES = """
     MODEL_PATH MODEL_FAMILY PROXY_MODEL_ID MLX_HOST MLX_PORT PROXY_PORT PROXY_STARTUP_WAIT_SECONDS
@@ -412,11 +412,24 @@ def test_the_example_file_is_what_the_command_prints(capsys):
 
 
 def test_the_table_in_the_documents_is_what_the_command_prints(capsys):
-    assert cli.main(["settings"]) == 0
+    assert cli.main(["settings", "--format", "markdown"]) == 0
     text = (ROOT / "docs" / "settings.md").read_text(encoding="utf-8")
     assert text.count(BEGIN) == text.count(END) == 1
     table = text.partition(BEGIN)[2].partition(END)[0]
     assert table == capsys.readouterr().out == as_markdown()
+
+
+@pytest.mark.parametrize("width", [60, 80, 200])
+def test_a_terminal_gets_every_setting_in_lines_that_fit(width, monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", str(width))
+    assert cli.main(["settings"]) == 0
+    printed = capsys.readouterr().out
+    lines = printed.splitlines()
+    assert max(map(len, lines)) <= width
+    assert "|" not in printed.replace("on|off", "")
+    for row in all_rows():
+        assert f"  {row.name}={row.default}" in lines or f"  {row.name}  (unset)" in lines
+        assert row.help in " ".join(printed.split())
 
 
 def test_the_example_file_sets_nothing_and_uncommented_it_sets_the_defaults():

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from start_llm.audit.calls import CallAudit, audit_calls
 from start_llm.audit.losses import Loss, losses
-from start_llm.audit.requests import KINDS
+from start_llm.audit.requests import KINDS, meanings
 from start_llm.audit.subject import AuditedModel
 from start_llm.audit.turns import CLIENTS, Efficiency, efficiency
 from start_llm.config.settings import Settings
@@ -21,6 +21,7 @@ from start_llm.prompt.prepare import Preparer
 from start_llm.wiring import model_family
 
 _SHOWN = 200
+_IS_LOST = "does not reach the model"
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +85,9 @@ def _calls(heard: CallAudit) -> Iterator[tuple[str, str]]:
 def _lost(lost: list[Loss]) -> Iterator[tuple[str, str]]:
     yield "lost", f"{f'in {len(lost)}' if lost else 'nothing, in any'} of {len(KINDS)} kinds of requests"
     for loss in lost:
-        what = f"refused: {loss.refusal}" if loss.refusal else ", ".join(loss.words)
+        what = (
+            f"refused: {loss.refusal}" if loss.refusal else f"{' and '.join(meanings(loss.words))} {_IS_LOST}"
+        )
         yield "", f"{loss.kind}: {_short(what)}"
 
 

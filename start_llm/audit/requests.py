@@ -7,11 +7,39 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from start_llm.core.chat import ChatRequest, Json, Message, ToolCall
 
 _WORD = re.compile(r"[a-z]+\d{3}x")
+_MEANINGS: Mapping[str, str] = {
+    **dict.fromkeys(("does101x", "about602x", "writes614x"), "what a tool does"),
+    **dict.fromkeys(("read201x", "bare601x", "write611x"), "the name of a tool"),
+    **dict.fromkeys(
+        ("path202x", "mode603x", "object606x", "list607x", "maybe609x", "text612x"), "the name of a parameter"
+    ),
+    **dict.fromkeys(("where203x", "todos608x", "or610x", "of613x"), "what a parameter means"),
+    **dict.fromkeys(("line301x", "deep303x", "deeper304x"), "the names inside a parameter"),
+    "number302x": "what a value inside a parameter means",
+    **dict.fromkeys(("this305x", "that306x"), "the values that are allowed inside a parameter"),
+    **dict.fromkeys(("fast604x", "slow605x"), "the values that a parameter may have"),
+    **dict.fromkeys(("file401x", "file402x"), "the argument of a call"),
+    **dict.fromkeys(("part403x", "one404x", "two405x", "three406x"), "what is inside an argument"),
+    "system501x": "the system message",
+    "late506x": "the later system message",
+    "ask502x": "the question",
+    "more504x": "the later question",
+    "answer505x": "the answer",
+    **dict.fromkeys(("before507x", "behind508x", "last509x"), "text beside a quoted mark"),
+    "says510x": "the text beside a call",
+    **dict.fromkeys(("result503x", "result511x"), "the result of a call"),
+}
+"""What the marked words stand for, for a person."""
+
+
+def meanings(words: Iterable[str]) -> list[str]:
+    """Return what marked words stand for, each once."""
+    return list(dict.fromkeys(_MEANINGS[word] for word in words))
 
 
 def words_of(request: ChatRequest) -> list[str]:

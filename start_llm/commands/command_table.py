@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from start_llm.commands.client_commands import add_client_commands, clients, config, launch
 from start_llm.commands.package_source import upgrade_lines
 from start_llm.commands.server_status import tell_status
 from start_llm.commands.service import install_service, service_command, tell_service, uninstall_service
@@ -20,7 +21,8 @@ from start_llm.config.flags import add_flags, variables_of, words_of
 from start_llm.config.paths import ENV_FILE, IS_CHECKOUT, ROOT
 from start_llm.config.settings import Settings, SettingSource, all_rows, load
 from start_llm.core.errors import CommandError
-from start_llm.launch.server_info import NO_KEY, own_url, servers_of
+from start_llm.launch.http_requests import NO_KEY
+from start_llm.launch.server_info import own_url, servers_of
 
 _NOT_UPGRADED = 1
 _END_S = 20.0
@@ -29,6 +31,7 @@ _END_S = 20.0
 
 def add_commands(commands: Any) -> None:
     """Add the parsers of these commands."""
+    add_client_commands(commands)
     told = commands.add_parser(
         "status", help="which server runs, and what it does; exit status 3 if none does", allow_abbrev=False
     )
@@ -115,12 +118,17 @@ def _say(line: str) -> None:
 
 
 COMMANDS: Mapping[str, Callable[[Settings, argparse.Namespace], int]] = {
+    "launch": launch,
+    "clients": clients,
+    "config": config,
     "status": _status,
     "stop": _stop,
     "upgrade": _upgrade,
     "service": _service,
 }
 UNDONE: Mapping[str, str] = {
+    "launch": "set {client} up",
+    "config": "set {client} up",
     "status": "tell the status",
     "stop": "stop the server",
     "upgrade": "upgrade",

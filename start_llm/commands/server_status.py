@@ -10,7 +10,7 @@ from typing import Any, TextIO
 
 from start_llm.core.errors import LaunchError
 from start_llm.core.running_servers import RunningServer
-from start_llm.launch.server_info import ask
+from start_llm.launch.http_requests import NO_KEY, ask
 
 NOT_RUNNING = 3
 """Exit status if there is no server, as `systemctl status` has it."""
@@ -92,7 +92,8 @@ def _asked(url: str, key: str) -> tuple[str, Mapping[str, Any]]:
         if health is None or stats is None:
             return _SILENT, {}
         if stats.status == 401:
-            return "does not take the key of MLX_API_KEY", {}
+            asks = "asks for a key: set MLX_API_KEY to one of its keys"
+            return asks if key == NO_KEY else "does not take the key of MLX_API_KEY", {}
         return json.loads(health.body)["status"], _counts(json.loads(stats.body))
     except (LaunchError, ValueError, LookupError, TypeError):
         return _SILENT, {}

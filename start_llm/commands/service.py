@@ -24,8 +24,7 @@ type Say = Callable[[str], None]
 def service_command(settings: Settings, flags: Sequence[str]) -> ServiceCommand:
     """Return how a service runs the server with these settings and flags.
 
-    A checkout is started by its installer, as by hand: after an update it installs what has changed, and on
-    Linux it preloads OpenBLAS.
+    A checkout is started by its installer, as by hand: after an update it installs what has changed.
     """
     start = [str(ROOT / ".venv" / "bin" / "python"), str(ROOT / "install_and_run.py")]
     own = [str(Path(sys.prefix) / "bin" / "start_llm"), "serve"]

@@ -519,6 +519,10 @@ class SettingSource:
     variables: Mapping[str, str]
 
 
+ENV_SOURCE = ".env"
+"""The name of the source that is the file."""
+
+
 def load(*sources: SettingSource) -> Settings:
     """Read the settings from several sources, the strongest first.
 

@@ -5,14 +5,15 @@ from __future__ import annotations
 import os
 import platform
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from start_llm.cache.disk_maintenance import report
 from start_llm.config.paths import disk_tier_folder, from_root
 from start_llm.config.settings import Settings
-from start_llm.doctor.findings import Finding
+from start_llm.core.openblas import blas_in_use
+from start_llm.doctor.findings import Figure, Finding
 from start_llm.models.device import this_device
 from start_llm.proxy.ports import is_free, owner
 from start_llm.wiring import memory_budget
@@ -37,7 +38,7 @@ def device_finding() -> Finding:
     """Say what MLX computes on, with the versions of what it computes with."""
     device = this_device()
     packages = {name: _version(name) for name in _PACKAGES}
-    figures = {
+    figures: dict[str, Figure] = {
         "kind": device.kind,
         "name": device.name,
         "system": f"{platform.system()} {platform.release()}",
@@ -47,14 +48,19 @@ def device_finding() -> Finding:
         **packages,
     }
     text = f"{device.kind} ({device.name}), {figures['system']}, MLX {packages['mlx']}"
-    if (
-        device.kind == "CPU"
-        and platform.system() == "Linux"
-        and "blas" not in os.environ.get("LD_PRELOAD", "")
-    ):
-        text += "; no fast BLAS is preloaded, and models compute many times slower: see docs/install.md"
-        return Finding("device", "look", text, figures)
-    return Finding("device", "fine", text, figures)
+    if device.kind != "CPU" or platform.system() != "Linux":
+        return Finding("device", "fine", text, figures)
+    return _with_blas(text, figures)
+
+
+def _with_blas(text: str, figures: Mapping[str, Figure]) -> Finding:
+    """Say which BLAS all that follows is measured with."""
+    blas = blas_in_use()
+    name = blas and Path(blas).resolve().name
+    if name is None or "openblas" not in name:
+        text += "; OpenBLAS is not preloaded, and models compute many times slower: see docs/install.md"
+        return Finding("device", "look", text, {**figures, "blas": name})
+    return Finding("device", "fine", f"{text}, BLAS {name}", {**figures, "blas": name})
 
 
 def _version(package: str) -> str:

@@ -10,12 +10,13 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from start_llm.core.chat import Json
 from start_llm.launch import permissions
 from start_llm.launch.opencode_permissions import opencode
 from start_llm.launch.permissions import PermissionRule
-from start_llm.launch.server_info import ServerInfo
+from start_llm.launch.server_info import OfferedModel, ServerInfo
 
 PROVIDER = "start_llm"
 KEY_VARIABLE = "START_LLM_API_KEY"
@@ -27,6 +28,13 @@ _FREE: Json = {"input": 0, "output": 0, "cacheRead": 0, "cacheWrite": 0}
 type Environment = Mapping[str, str]
 type Files = Mapping[str, Mapping[str, Json]]
 """File name to content. `launch.files` writes it in the format of the name's suffix."""
+
+
+class OwnPrompt(NamedTuple):
+    """The characters of what a client sends before the first question: its instructions, and its tools."""
+
+    system: int
+    tools: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +49,7 @@ class Client:
         permissions: returns what makes it ask before it acts, for the user's own settings and its folder.
         foreign: variables that would lead it to another server; they are removed.
         own_place: where the user's own configuration of this client is.
+        prompt: the size of its own prompt, as the version in `scripts/install_clients.sh` sends it.
     """
 
     command: str
@@ -50,6 +59,7 @@ class Client:
     permissions: PermissionRule
     foreign: tuple[str, ...]
     own_place: str
+    prompt: OwnPrompt
 
 
 # --------------------------------------------------------------------------------------------- Claude Code
@@ -181,20 +191,11 @@ def _opencode_files(served: ServerInfo, _folder: Path) -> Files:
         "headerTimeout": False,
         "chunkTimeout": _IDLE_MS,
     }
-    model: Json = {
-        "name": served.model,
-        "limit": {"context": served.window, "output": served.reply},
-        "tool_call": True,
-        "reasoning": True,
-        # Without both, opencode puts a text in place of each image.
-        "attachment": served.sees,
-        "modalities": {"input": ["text", "image"] if served.sees else ["text"], "output": ["text"]},
-    }
     provider: Json = {
         "npm": "@ai-sdk/openai-compatible",
         "name": PROVIDER,
         "options": options,
-        "models": {served.model: model},
+        "models": {model.name: _opencode_model(model) for model in served.models},
     }
     return {
         "opencode.json": {
@@ -203,6 +204,18 @@ def _opencode_files(served: ServerInfo, _folder: Path) -> Files:
             "share": "disabled",
             "provider": {PROVIDER: provider},
         }
+    }
+
+
+def _opencode_model(model: OfferedModel) -> Json:
+    return {
+        "name": model.name,
+        "limit": {"context": model.window, "output": model.reply},
+        "tool_call": True,
+        "reasoning": True,
+        # Without both, opencode puts a text in place of each image.
+        "attachment": model.sees,
+        "modalities": {"input": ["text", "image"] if model.sees else ["text"], "output": ["text"]},
     }
 
 
@@ -234,7 +247,7 @@ def _pi_files(served: ServerInfo, _folder: Path) -> Files:
         "baseUrl": f"{served.url}/v1",
         "api": "openai-completions",
         "apiKey": f"${KEY_VARIABLE}",
-        "models": [_pi_model(served)],
+        "models": [_pi_model(model) for model in served.models],
     }
     return {
         "models.json": {"providers": {PROVIDER: provider}},
@@ -252,15 +265,15 @@ def _pi_files(served: ServerInfo, _folder: Path) -> Files:
     }
 
 
-def _pi_model(served: ServerInfo) -> dict[str, Json]:
-    """Return the entry of the model, for pi and for OpenClaw, which is built on pi."""
+def _pi_model(model: OfferedModel) -> dict[str, Json]:
+    """Return the entry of a model, for pi and for OpenClaw, which is built on pi."""
     return {
-        "id": served.model,
-        "name": served.model,
+        "id": model.name,
+        "name": model.name,
         "reasoning": True,
-        "input": ["text", "image"] if served.sees else ["text"],
-        "contextWindow": served.window,
-        "maxTokens": served.reply,
+        "input": ["text", "image"] if model.sees else ["text"],
+        "contextWindow": model.window,
+        "maxTokens": model.reply,
         "cost": _FREE,
     }
 
@@ -280,13 +293,13 @@ def _openclaw_environment(served: ServerInfo, folder: Path) -> Environment:
 def _openclaw_files(served: ServerInfo, folder: Path) -> Files:
     """Return the files. The workspace is in the private folder, because OpenClaw writes notes into it."""
     # Without this flag, no field of OpenClaw's requests identifies the session.
-    model: Json = {**_pi_model(served), "compat": {"supportsPromptCacheKey": True}}
+    models: Json = [{**_pi_model(one), "compat": {"supportsPromptCacheKey": True}} for one in served.models]
     provider: Json = {
         "baseUrl": f"{served.url}/v1",
         "apiKey": f"${{{KEY_VARIABLE}}}",
         "api": "openai-completions",
         "timeoutSeconds": _IDLE_S,
-        "models": [model],
+        "models": models,
     }
     defaults: Json = {
         "model": {"primary": f"{PROVIDER}/{served.model}"},
@@ -321,6 +334,7 @@ CLIENTS: Mapping[str, Client] = {
             "CLAUDE_CODE_USE_VERTEX",
         ),
         own_place="~/.claude.json",
+        prompt=OwnPrompt(system=16_600, tools=61_200),
     ),
     "openclaw": Client(
         command="openclaw",
@@ -330,6 +344,7 @@ CLIENTS: Mapping[str, Client] = {
         permissions=permissions.openclaw,
         foreign=("OPENCLAW_HOME", "OPENCLAW_AGENT_DIR"),
         own_place="~/.openclaw/openclaw.json",
+        prompt=OwnPrompt(system=49_000, tools=10_300),
     ),
     "pi": Client(
         command="pi",
@@ -339,6 +354,7 @@ CLIENTS: Mapping[str, Client] = {
         permissions=permissions.pi,
         foreign=("PI_CODING_AGENT_SESSION_DIR",),
         own_place="~/.pi/agent/",
+        prompt=OwnPrompt(system=2_600, tools=3_000),
     ),
     "codex": Client(
         command="codex",
@@ -348,6 +364,7 @@ CLIENTS: Mapping[str, Client] = {
         permissions=permissions.codex,
         foreign=("CODEX_SQLITE_HOME",),
         own_place="~/.codex/config.toml",
+        prompt=OwnPrompt(system=20_100, tools=17_800),
     ),
     "opencode": Client(
         command="opencode",
@@ -357,6 +374,7 @@ CLIENTS: Mapping[str, Client] = {
         permissions=opencode,
         foreign=(),
         own_place="~/.config/opencode/opencode.json",
+        prompt=OwnPrompt(system=9_700, tools=21_100),
     ),
 }
 """The clients by the names that the commands `launch` and `config` take."""

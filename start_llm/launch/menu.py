@@ -1,9 +1,9 @@
-"""Say which coding clients there are, and how to get the ones that are not installed."""
+"""Say which coding clients there are, which of them suit the model, and how to get the others."""
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 
 from start_llm.launch.clients import CLIENTS
 
@@ -17,16 +17,27 @@ def is_installed(name: str, path: str | None) -> bool:
     return shutil.which(CLIENTS[name].command, path=path) is not None
 
 
-def menu(inherited: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """Yield each client, and what to do to start it."""
+def menu(inherited: Mapping[str, str], unsuited: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """Yield each client with what to do to start it, and below it why it does not suit the model.
+
+    Args:
+        unsuited: the clients that do not suit the model, and why.
+    """
     path = inherited.get("PATH")
     for name, client in CLIENTS.items():
         is_there = is_installed(name, path)
         yield name, f"start_llm launch {name}" if is_there else f"not installed; {client.install}"
+        if name in unsuited:
+            yield "", f"does not suit the model: {unsuited[name]}"
 
 
-def suggested(inherited: Mapping[str, str]) -> list[str]:
-    """Return the words of a command to try: start an installed client, or list all if none is installed."""
+def suggested(inherited: Mapping[str, str], unsuited: Container[str]) -> list[str]:
+    """Return the words of a command to try: start an installed client that suits, else list all clients.
+
+    Args:
+        unsuited: the clients that do not suit the model.
+    """
     path = inherited.get("PATH")
-    found = next((name for name in CLIENTS if is_installed(name, path)), None)
-    return ["launch", found] if found else ["clients"]
+    found = (name for name in CLIENTS if name not in unsuited and is_installed(name, path))
+    name = next(found, None)
+    return ["launch", name] if name else ["clients"]

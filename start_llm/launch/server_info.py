@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import http.client
 import json
-import urllib.error
-import urllib.request
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
@@ -16,11 +12,9 @@ from start_llm.config.paths import servers_folder
 from start_llm.config.settings import Settings
 from start_llm.core.errors import LaunchError
 from start_llm.core.running_servers import RunningServer, running_servers
+from start_llm.launch.http_requests import LOOPBACK, NO_KEY, Address, ask, count_tokens, positive_numbers
 
-NO_KEY = "local"
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
-_ASK_S = 15.0
-_MAX_BYTES = 2**20
+_LOAD_S = 3600.0
 _WINDOW_NAMES = ("context_window", "max_input_tokens", "max_model_len", "context_length")
 _REPLY_NAMES = ("max_output_tokens",)
 _VISION_NAMES = ("vision", "supports_vision")
@@ -32,16 +26,27 @@ _LONGEST_REPLY = 32_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class OfferedModel:
+    """A model that a client can choose; see `ServerInfo` for the attributes."""
+
+    name: str
+    window: int
+    reply: int
+    sees: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ServerInfo:
     """A running server, as a client's configuration needs it.
 
     Attributes:
         url: its address without `/v1`.
         key: the API key, or a placeholder, because no client starts without one.
-        model: the model's name.
+        model: the name of the model to use.
         window: the context window, prompt and reply together, in tokens.
         reply: the longest reply to ask for, in tokens. Clients keep this part of the window free.
         sees: the model sees images.
+        others: the server's other models.
     """
 
     url: str
@@ -50,17 +55,17 @@ class ServerInfo:
     window: int
     reply: int
     sees: bool = False
+    others: tuple[OfferedModel, ...] = ()
+
+    @property
+    def models(self) -> tuple[OfferedModel, ...]:
+        """All models, the one to use first."""
+        used = OfferedModel(name=self.model, window=self.window, reply=self.reply, sees=self.sees)
+        return (used, *self.others)
 
     @property
     def is_local(self) -> bool:
         return urlsplit(self.url).hostname in LOOPBACK
-
-
-class Address(NamedTuple):
-    """An address at which a server may answer, and the key for it."""
-
-    url: str
-    key: str
 
 
 def own_url(host: str, port: int) -> str:
@@ -115,39 +120,46 @@ def servers_of(settings: Settings) -> list[RunningServer]:
         raise LaunchError(f"{error.filename or folder} cannot be read: {error.strerror}.") from None
 
 
-def find_running(settings: Settings, base_url: str | None = None) -> ServerInfo:
+type Say = Callable[[str], None]
+
+
+def find_running(
+    settings: Settings, base_url: str | None = None, model: str | None = None, say: Say = print
+) -> ServerInfo:
     """Return the server to use.
 
     Args:
         base_url: its address, if the user names it.
+        model: the model to use; None: the one that was used last.
+        say: is told before a model is loaded.
 
     Raises:
-        LaunchError: there is none, or it still loads its model.
+        LaunchError: there is none, it still loads its model, or it has no such model.
     """
     running = servers_of(settings)
     if base_url:
-        return find([address_at(base_url, settings, running)])
+        return find([address_at(base_url, settings, running)], model, say)
     if running and all(server.is_loading for server in running):
         raise LaunchError(
             f"The server at {running[0].url} still loads its model. Try again when it says that it is ready."
         )
-    return find(addresses(settings, [server for server in running if not server.is_loading]))
+    return find(addresses(settings, [server for server in running if not server.is_loading]), model, say)
 
 
-def find(places: Sequence[Address]) -> ServerInfo:
-    """Return the server at the first address that answers.
+def find(places: Sequence[Address], model: str | None = None, say: Say = print) -> ServerInfo:
+    """Return the server at the first address that answers. It loads the model if it has not done so.
 
     Raises:
-        LaunchError: no address answers, the key is refused, or the answer has no model with a window.
+        LaunchError: no address answers, the key is refused, there is no such model, or none with a window.
     """
     for url, key in places:
         told = _told(f"{url}/v1/models", key)
         if told is not None:
-            return _served(url, key, told)
+            return _served(Address(url, key), told, model, say)
     raise LaunchError(
         f"No server answers at {' or '.join(one.url for one in places)}. Start one "
-        "(python install_and_run.py, or start_llm serve) and wait until it says that it answers, or name its "
-        "address with --base-url."
+        "(python3 install_and_run.py, or start_llm serve) and wait until it says that it answers, or name "
+        "its address with --base-url."
     )
 
 
@@ -163,70 +175,93 @@ def _told(url: str, key: str) -> bytes | None:
     raise LaunchError(f"{url} {_REFUSALS.get(answer.status, 'refuses')} ({answer.status}).")
 
 
-class HttpAnswer(NamedTuple):
-    """What a server answers to a GET."""
-
-    status: int
-    body: bytes
-
-
-def ask(url: str, key: str, patience_s: float = _ASK_S) -> HttpAnswer | None:
-    """Return the answer at a URL, errors included; None if nothing listens there.
-
-    Raises:
-        LaunchError: the URL is invalid, or the answer is not valid HTTP.
-    """
-    try:
-        with closing(_open(url, key, patience_s)) as reply:
-            return HttpAnswer(reply.status, reply.read(_MAX_BYTES))
-    except urllib.error.HTTPError as error:
-        with error:
-            return HttpAnswer(error.code, error.read(_MAX_BYTES))
-    except urllib.error.URLError:
-        return None
-    except (OSError, http.client.HTTPException, ValueError) as error:
-        raise LaunchError(f"{url} gives no answer of a server: {error}.") from None
-
-
-def _open(url: str, key: str, patience_s: float) -> Any:
-    if urlsplit(url).scheme not in ("http", "https"):
-        raise ValueError("an address begins with http:// or https://")
-    request = urllib.request.Request(url, headers={"Authorization": f"Bearer {key}"})  # noqa: S310 - see above
-    # A proxy in the environment is for the internet; it cannot reach a server on this machine.
-    proxies = {} if urlsplit(url).hostname in LOOPBACK else None
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler(proxies))
-    return opener.open(request, timeout=patience_s)
-
-
-def _served(url: str, key: str, told: bytes) -> ServerInfo:
-    """Return the first model of the list. This server has one model, and its proxy lists that one first."""
-    try:
-        entry = json.loads(told)["data"][0]
-        model, window = _name(entry["id"]), next(_numbers(entry, _WINDOW_NAMES))
-    except (ValueError, LookupError, TypeError, AttributeError, StopIteration):
-        beginning = told[:80].decode(errors="replace")
-        raise LaunchError(
-            f"{url}/v1/models names no model with a context window, as this server does. It says: {beginning}"
-        ) from None
-    most = next(_numbers(entry, _REPLY_NAMES), window)
-    sees = any(entry.get(name) is True for name in _VISION_NAMES)
+def _served(place: Address, told: bytes, wanted: str | None, say: Say) -> ServerInfo:
+    """Return the server with the model that is wanted, else the first of its list, which was used last."""
+    entry = _entry(place, told, wanted)
+    if _window(entry) is None and "state" in entry:
+        say(f"The server loads {entry['id']} ...")
+        count_tokens(place, entry["id"], "", patience_s=_LOAD_S)
+        told = _told(f"{place.url}/v1/models", place.key) or told
+        entry = _entry(place, told, wanted)
+    window = _window(entry)
+    if window is None:
+        raise _no_model(place, told)
+    reply = reply_limit(window, next(positive_numbers(entry, _REPLY_NAMES), window))
+    others = tuple(_others(_entries(place, told), entry, window))
     return ServerInfo(
-        url=url, key=key, model=model, window=window, reply=reply_limit(window, most), sees=sees
+        url=place.url,
+        key=place.key,
+        model=entry["id"],
+        window=window,
+        reply=reply,
+        sees=_sees(entry),
+        others=others,
     )
 
 
-def _name(said: str) -> str:
-    """Refuse a name with control characters: it is printed on a terminal, in lines to paste into a shell."""
-    if not said.isprintable():
-        raise ValueError(said)
-    return said
+def _entries(place: Address, told: bytes) -> Sequence[Mapping[str, Any]]:
+    """Return the models of a list that have a name."""
+    try:
+        listed = [one for one in json.loads(told)["data"] if isinstance(one, dict) and _is_name(one["id"])]
+    except (ValueError, LookupError, TypeError):
+        listed = []
+    if not listed:
+        raise _no_model(place, told)
+    return listed
 
 
-def _numbers(entry: Mapping[str, Any], names: Sequence[str]) -> Iterator[int]:
-    for name in names:
-        value = entry.get(name)
-        if isinstance(value, int) and value > 0:
-            yield value
+def _no_model(place: Address, told: bytes) -> LaunchError:
+    beginning = told[:80].decode(errors="replace")
+    return LaunchError(
+        f"{place.url}/v1/models names no model with a context window, as this server does. "
+        f"It says: {beginning}"
+    )
+
+
+def _entry(place: Address, told: bytes, wanted: str | None) -> Mapping[str, Any]:
+    """Return the entry of a model, by its name, an alias, or what follows its owner's name."""
+    entries = _entries(place, told)
+    if wanted is None:
+        return entries[0]
+    for names in (_names, lambda entry: [entry["id"].rpartition("/")[2]]):
+        found = [entry for entry in entries if wanted in names(entry)]
+        if len(found) == 1:
+            return found[0]
+    there = ", ".join(entry["id"] for entry in entries)
+    raise LaunchError(f"The server at {place.url} has no model {wanted!r}. It has: {there}.")
+
+
+def _names(entry: Mapping[str, Any]) -> list[str]:
+    aliases = entry.get("aliases")
+    return [entry["id"], *(aliases if isinstance(aliases, list) else [])]
+
+
+def _others(
+    entries: Sequence[Mapping[str, Any]], used: Mapping[str, Any], window: int
+) -> Iterator[OfferedModel]:
+    """Yield the other models. Of one that was never loaded nobody knows the window: it gets the smallest.
+
+    With too small a window a client compacts early, with one too large it is refused.
+    """
+    smallest = min([window, *(known for one in entries if (known := _window(one)))])
+    for entry in entries:
+        if entry["id"] != used["id"]:
+            size = _window(entry) or smallest
+            reply = reply_limit(size, next(positive_numbers(entry, _REPLY_NAMES), size))
+            yield OfferedModel(name=entry["id"], window=size, reply=reply, sees=_sees(entry))
+
+
+def _window(entry: Mapping[str, Any]) -> int | None:
+    return next(positive_numbers(entry, _WINDOW_NAMES), None)
+
+
+def _sees(entry: Mapping[str, Any]) -> bool:
+    return any(entry.get(name) is True for name in _VISION_NAMES)
+
+
+def _is_name(said: Any) -> bool:
+    """Control characters make no name: it is printed on a terminal, in lines to paste into a shell."""
+    return isinstance(said, str) and said.isprintable()
 
 
 def reply_limit(window: int, most: int) -> int:

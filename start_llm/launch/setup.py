@@ -10,8 +10,9 @@ from pathlib import Path
 
 from start_llm.launch.clients import Client
 from start_llm.launch.files import Content, deep_merge, text_of
+from start_llm.launch.http_requests import LOOPBACK
 from start_llm.launch.own_settings import OwnSettings
-from start_llm.launch.server_info import LOOPBACK, ServerInfo
+from start_llm.launch.server_info import ServerInfo
 
 _END = "END_OF_FILE"
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
+from start_llm.core.columns import columns
 from start_llm.models.fit import AGENT_CONTEXT, report
 from start_llm.models.machines import Machine, gib, machine_named
 from start_llm.models.well_known import WELL_KNOWN, WellKnown
@@ -19,10 +20,36 @@ _FEWEST = 1024
 
 def as_markdown() -> str:
     """Return the tables: each model's figures, and each model on each machine."""
-    machines = [machine_named(name) for name in _MACHINES]
-    shown = ("model", "weights", "a token reads", "bytes a token", "32,768 tokens", "computing", "made for")
-    blocks = (_table(shown, map(_figures, WELL_KNOWN)), _table(("model", *_MACHINES), _verdicts(machines)))
-    return "\n".join(blocks)
+    return "\n".join(_markdown(head, rows) for head, rows in (_figure_table(), _machine_table(_MACHINES)))
+
+
+def as_text(width: int) -> str:
+    """Return the tables for a terminal of this width, the second one in as many parts as it needs."""
+    half, quarter = len(_MACHINES) // 2, len(_MACHINES) // 4
+    parts = [_figure_table()]
+    for count in (len(_MACHINES), half, quarter):
+        groups = [_MACHINES[start : start + count] for start in range(0, len(_MACHINES), count)]
+        tables = [_machine_table(group) for group in groups]
+        if count == quarter or max(map(len, map(_first_line, tables))) <= width:
+            parts += tables
+            break
+    return "\n".join("".join(f"{line}\n" for line in columns([head, *rows])) for head, rows in parts)
+
+
+type _Table = tuple[Sequence[str], Sequence[Sequence[str]]]
+
+
+def _first_line(table: _Table) -> str:
+    return next(iter(columns([table[0], *table[1]])))
+
+
+def _figure_table() -> _Table:
+    head = ("model", "weights", "a token reads", "bytes a token", "32,768 tokens", "computing", "made for")
+    return head, [_figures(known) for known in WELL_KNOWN]
+
+
+def _machine_table(names: Sequence[str]) -> _Table:
+    return ("model", *names), [*_verdicts([machine_named(name) for name in names])]
 
 
 def _figures(known: WellKnown) -> tuple[str, ...]:
@@ -56,6 +83,6 @@ def _name(known: WellKnown) -> str:
     return known.repository.partition("/")[2]
 
 
-def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
+def _markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     lines = [head, ("---",) * len(head), *rows]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)

@@ -20,6 +20,7 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from fnmatch import fnmatch
 from pathlib import Path, PurePosixPath
+from typing import NamedTuple
 
 import httpx
 from huggingface_hub import HfApi
@@ -30,7 +31,15 @@ from huggingface_hub.hf_api import RepoFile
 from huggingface_hub.utils import build_hf_headers
 
 from start_llm.core.errors import HubError, ModelError
-from start_llm.models.hub_fetch import SERVER_ERROR, FileFetch, HubFile, HubRepository, lock, partial_of
+from start_llm.models.hub_fetch import (
+    SERVER_ERROR,
+    FileFetch,
+    HubFile,
+    HubRepository,
+    hub_trouble,
+    lock,
+    partial_of,
+)
 from start_llm.models.progress import Progress
 
 REPOSITORY = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
@@ -43,6 +52,13 @@ _TIMEOUT_S = 30.0
 _TIMEOUT = httpx.Timeout(_TIMEOUT_S, connect=10.0)
 _SPARE_BYTES = 2**30
 """Disk space that a download leaves free."""
+
+
+class FoundModel(NamedTuple):
+    """A repository that a search has found."""
+
+    repo_id: str
+    downloads: int
 
 
 class Hub:
@@ -88,6 +104,22 @@ class Hub:
         found = (HubFile(one.path, one.size, digest) for one, digest in zip(files, digests, strict=True))
         numbers = dict(info.safetensors.parameters) if info.safetensors else {}
         return HubRepository(repo_id, commit, tuple(found), self._endpoint, numbers)
+
+    def search(self, words: str, limit: int) -> list[FoundModel]:
+        """Return the models on the hub that MLX can load and whose names have these words, by downloads.
+
+        Raises:
+            HubError: it cannot be reached.
+        """
+        if is_offline_mode():
+            raise HubError("HF_HUB_OFFLINE is set.")
+        api = HfApi(endpoint=self._endpoint)
+        try:
+            with _network_errors():
+                found = [*api.list_models(search=words, filter="mlx", sort="downloads", limit=limit)]
+        except HfHubHTTPError as error:
+            raise HubError(f"The hub refuses to search: {error}") from error
+        return [FoundModel(one.id, one.downloads or 0) for one in found]
 
     def read(self, repository: HubRepository, path: str) -> bytes | None:
         """Return the contents of a small file; None if the repository has none of this name.
@@ -226,9 +258,10 @@ def _is_wanted(path: str) -> bool:
 
 @contextmanager
 def _hub_errors(repo_id: str) -> Generator[None]:
-    """Translate what huggingface_hub raises."""
+    """Translate what huggingface_hub raises about a repository."""
     try:
-        yield
+        with _network_errors():
+            yield
     except GatedRepoError as error:
         raise ModelError(
             f"The model {repo_id!r} cannot be downloaded: its authors ask for consent. Accept their terms on "
@@ -240,5 +273,14 @@ def _hub_errors(repo_id: str) -> Generator[None]:
         raise ModelError(f"The model {repo_id!r} cannot be downloaded: {error}") from error
     except HFValidationError as error:
         raise ModelError(f"The model {repo_id!r} cannot be downloaded: {error}") from error
+
+
+@contextmanager
+def _network_errors() -> Generator[None]:
+    """Translate what keeps the hub from answering."""
+    try:
+        yield
+    except HfHubHTTPError:
+        raise
     except (OSError, httpx.HTTPError) as error:
-        raise HubError(f"{type(error).__name__}: {error}") from error
+        raise hub_trouble(error) from error

@@ -206,6 +206,9 @@ def _digest(path: Path, file: HubFile) -> str:
         return digest.hexdigest()
 
 
+_ERRNO = re.compile(r"\[Errno -?\d+\] ")
+
+
 def partial_of(blob: Path) -> Path:
     """Return the file into which a blob is fetched."""
     return blob.with_name(f"{blob.name}.incomplete")
@@ -220,9 +223,19 @@ def lock(file: BinaryIO) -> bool:
     return True
 
 
+def hub_trouble(error: Exception) -> HubError:
+    """Return in plain words what is wrong with the connection to the hub."""
+    if isinstance(error, httpx.TimeoutException | TimeoutError):
+        return HubError("The hub did not answer in time. Try again, or check the network.")
+    why = _ERRNO.sub("", str(error)).rstrip(".") or type(error).__name__
+    if isinstance(error, httpx.ConnectError):
+        return HubError(f"The hub cannot be reached: {why}. Check the network and the variable HTTPS_PROXY.")
+    return HubError(f"The connection to the hub failed: {why}.")
+
+
 @contextmanager
 def _transport_errors() -> Generator[None]:
     try:
         yield
     except httpx.TransportError as error:
-        raise HubError(f"{type(error).__name__}: {error}") from error
+        raise hub_trouble(error) from error

@@ -8,7 +8,7 @@ import pytest
 
 from start_llm import cli
 from start_llm.audit.calls import audit_calls
-from start_llm.audit.requests import KINDS, words_of
+from start_llm.audit.requests import KINDS, meanings, words_of
 from start_llm.audit.subject import AuditedModel
 from start_llm.audit.turns import CLIENTS, efficiency
 from start_llm.core.chat import ChatRequest, Thinking
@@ -44,6 +44,7 @@ def subject_of(trait: str) -> AuditedModel:
 def test_every_kind_of_request_says_words_that_may_not_get_lost():
     assert len(KINDS) == 25
     assert all(words_of(request) for request in KINDS.values())
+    assert all(meanings(words_of(request)) for request in KINDS.values()), "a person is told what they are"
 
 
 @pytest.mark.parametrize("on", [True, False])
@@ -107,7 +108,7 @@ def test_words_that_do_not_reach_the_model_are_told(tmp_path):
     assert not page.is_fine
     lost = told(page, "lost")
     assert lost[0] == "in 8 of 25 kinds of requests"
-    assert lost[1] == "a call: result503x"
+    assert lost[1] == "a call: the result of a call does not reach the model"
 
 
 def test_a_request_that_the_template_refuses_is_told(tmp_path):

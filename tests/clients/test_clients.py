@@ -1,6 +1,6 @@
 """Real coding agents, three turns each: every turn runs a tool, and computes what it adds and no more.
 
-CLIENTS_HOME=~/clients python install_and_run.py --test -m clients
+CLIENTS_HOME=~/clients python3 install_and_run.py --test -m clients
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The coding agent pi with the demo model: three turns, and the first of them calls a tool.
 
-CLIENTS_HOME=~/clients python install_and_run.py --test -m clients tests/clients/test_demo_model.py
+CLIENTS_HOME=~/clients python3 install_and_run.py --test -m clients tests/clients/test_demo_model.py
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Real coding agents while the server is slow, full, killed, or left in the middle of a prompt.
 
-    CLIENTS_HOME=~/clients python install_and_run.py --test -s -m clients tests/clients/test_trouble.py
+    CLIENTS_HOME=~/clients python3 install_and_run.py --test -s -m clients tests/clients/test_trouble.py
 
 Each with its own limits for silence. About twenty minutes, of which 340 s are the wait for a prompt, with all
 of them at both endpoints at once, and at a second server that gives no signs of life.

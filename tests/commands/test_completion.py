@@ -33,7 +33,7 @@ CASES = {
     "serve --no-": ["--no-cache", "--no-proxy"],
     "serve --batch 2 --hlg-w": ["--hlg-width"],
     "service install --pri": ["--print"],
-    "settings --format ": ["env", "markdown"],
+    "settings --format ": ["env", "markdown", "table"],
     "cache ": ["clear", "status", "verify"],
     "launch ": sorted(CLIENTS),
     "launch --base-url http://x c": ["claude", "codex"],

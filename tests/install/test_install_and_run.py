@@ -14,6 +14,7 @@ import pytest
 import install_and_run
 from start_llm import __version__
 from start_llm.cli import _parser
+from start_llm.core import openblas
 
 HASHED = "--require-hashes --no-deps --requirement {venv}"
 PIP = f"-m pip install --disable-pip-version-check --no-input {HASHED}"
@@ -557,30 +558,17 @@ def test_all_tests_run_in_two_processes(sandbox):
 def test_openblas_is_preloaded_or_advised(sandbox, arguments):
     sandbox.add_installed_environment()
     done = sandbox.run(*arguments)
-    library = next((place for place in install_and_run.OPENBLAS_PLACES if Path(place).is_file()), "")
+    library = next((place for place in openblas.PLACES if Path(place).is_file()), "")
     assert f"preload: {library}\n" in done.stdout
     assert ("libopenblas0-pthread " in done.stdout) == (not library)
 
 
-@pytest.mark.parametrize(
-    ("already", "expected"),
-    [(None, "{blas}"), ("/a.so /b.so", "{blas}:/a.so:/b.so"), ("/a.so:{blas}", "{blas}:/a.so")],
-)
-def test_openblas_goes_before_what_is_preloaded_already(tmp_path, already, expected):
-    blas = tmp_path / "libblas.so.3"
-    blas.touch()
-    environment = {"LD_PRELOAD": already.format(blas=blas)} if already else {}
-    install_and_run.preload_openblas(environment, ["/no/such/library", str(blas)])
-    assert environment == {"LD_PRELOAD": expected.format(blas=blas)}
-
-
-def test_without_openblas_one_note_says_what_to_install_and_why(capsys):
-    environment = {"LD_PRELOAD": "/a.so"}
-    install_and_run.preload_openblas(environment, ["/no/such/library"])
-    assert environment == {"LD_PRELOAD": "/a.so"}
-    note = capsys.readouterr().out
-    assert "apt install libopenblas0-pthread" in note
-    assert "30 times" in note
+def test_a_copy_without_the_file_that_preloads_is_told(sandbox):
+    sandbox.add_installed_environment()
+    (sandbox.root / "start_llm" / "core" / "openblas.py").unlink()
+    done = sandbox.run()
+    assert done.returncode == 1
+    assert "Is this a whole copy of start_llm?" in done.stderr
 
 
 def test_windows_is_refused(sandbox):

@@ -1,118 +1,27 @@
 """`launch` and `config` as a user calls them: real processes, a real server, a client that tells."""
 
 import json
-import os
 import shutil
 import signal
 import socket
 import subprocess
 import sys
-import threading
 from collections.abc import Generator, Mapping
-from contextlib import contextmanager
-from pathlib import Path
-from typing import Any, NamedTuple
 
 import pytest
 
-from start_llm.config.settings import all_rows
+from start_llm.commands.client_commands import unsuited_for
 from start_llm.launch.clients import CLIENTS
+from start_llm.launch.http_requests import Address
 from start_llm.launch.own_settings import OwnSettings
-from start_llm.launch.server_info import NO_KEY, Address, find
+from start_llm.launch.server_info import NO_KEY, find
 from start_llm.launch.setup import make_setup
+from tests.launch.home import ROOT, answering, page
 from tests.serving import Server, serving
 
-ROOT = Path(__file__).resolve().parents[2]
 WINDOW = 5000
 LEFT_OUT = frozenset({"_", "SHLVL", "PWD", "OLDPWD", "LINES", "COLUMNS"})
 """Variables that shells set of themselves."""
-
-# Tells what it was given, then does what its first argument says.
-FAKE = f"""#!{sys.executable}
-import json, os, signal, sys, time
-folder = os.environ["FAKE_FOLDER"]
-told = {{
-    "environment": dict(os.environ),
-    "arguments": sys.argv[1:],
-    "cwd": os.getcwd(),
-    "pid": os.getpid(),
-    "files": {{
-        os.path.join(where, name): open(os.path.join(where, name)).read()
-        for where, _, names in os.walk(folder) for name in names
-    }},
-}}
-with open(os.environ["FAKE_TOLD"] + ".part", "w") as file:
-    json.dump(told, file)
-os.rename(os.environ["FAKE_TOLD"] + ".part", os.environ["FAKE_TOLD"])
-if sys.argv[1:2] == ["exit"]:
-    sys.exit(int(sys.argv[2]))
-if sys.argv[1:2] == ["catch"]:
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda number, _: sys.exit(100 + number))
-if sys.argv[1:2] in (["wait"], ["catch"]):
-    print("waiting", flush=True)
-    time.sleep(60)
-if sys.argv[1:2] == ["echo"]:
-    sys.stdout.write(sys.stdin.read())
-"""
-
-
-class Told(NamedTuple):
-    """The arguments and environment of the fake client."""
-
-    environment: dict[str, str]
-    arguments: list[str]
-    cwd: str
-    pid: int
-    files: dict[str, str]
-
-
-class Home(NamedTuple):
-    """A place to launch from: programs, state, and where the fake client tells."""
-
-    folder: Path
-
-    @property
-    def programs(self) -> Path:
-        return self.folder / "bin"
-
-    @property
-    def state(self) -> Path:
-        return self.folder / "state"
-
-    def environment(self, name: str, **more: str) -> dict[str, str]:
-        ours = {row.name for row in all_rows()}
-        inherited = {key: value for key, value in os.environ.items() if key not in ours | {"LD_PRELOAD"}}
-        return inherited | {
-            "PATH": f"{self.programs}:{os.environ['PATH']}",
-            "HOME": str(self.folder / "home"),
-            "STATE_ROOT": str(self.state),
-            "FAKE_FOLDER": str(self.state / "clients" / name),
-            "FAKE_TOLD": str(self.folder / "told.json"),
-            **more,
-        }
-
-    def told(self) -> Told:
-        path = self.folder / "told.json"
-        told = Told(**json.loads(path.read_text()))
-        path.unlink()
-        return told
-
-    def run(self, *words: str, name: str = "pi", **more: Any) -> subprocess.CompletedProcess[str]:
-        options: dict[str, Any] = {"env": self.environment(name), "cwd": ROOT} | more
-        command = [sys.executable, "-m", "start_llm", *words]
-        return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, **options)
-
-
-@pytest.fixture
-def home(tmp_path) -> Home:
-    home = Home(tmp_path)
-    home.programs.mkdir()
-    for client in CLIENTS.values():
-        program = home.programs / client.command
-        program.write_text(FAKE)
-        program.chmod(0o755)
-    return home
 
 
 @pytest.fixture(scope="module")
@@ -143,6 +52,8 @@ def test_the_client_gets_what_its_row_says_and_nothing_else_changes(name, home, 
         OwnSettings(variables=before, work=ROOT),
     )
     said = "".join(f"{note}\n" for note in setup.notes)
+    if why := unsuited_for(setup.served).get(name):
+        said += f"{name} does not suit {setup.served.model}: {why}.\npi would: start_llm launch pi\n"
     assert (done.returncode, done.stdout, done.stderr) == (0, "", said)
     assert told.arguments == words
     assert told.cwd == str(ROOT)
@@ -321,30 +232,6 @@ def test_without_a_server_both_addresses_are_named(home):
             assert (done.returncode, done.stdout) == (2, "")
             assert f"No server answers at http://127.0.0.1:{proxy} or http://127.0.0.1:{own}." in done.stderr
     assert not home.state.exists()
-
-
-@contextmanager
-def answering(*replies: bytes) -> Generator[str]:
-    """A server that says this, one reply to each connection; gives its address."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-
-        def answer() -> None:
-            for reply in replies:
-                connection, _ = listener.accept()
-                with connection:
-                    connection.recv(65536)
-                    connection.sendall(reply)
-                    connection.shutdown(socket.SHUT_WR)
-                    connection.recv(65536)
-
-        thread = threading.Thread(target=answer)
-        thread.start()
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-        thread.join(20)
-
-
-def page(body: str, status: str = "200 OK") -> bytes:
-    return f"HTTP/1.1 {status}\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n{body}".encode()
 
 
 @pytest.mark.sample(10)

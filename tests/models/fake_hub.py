@@ -11,6 +11,7 @@ import time
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import parse_qs
 
 COMMIT = "5" * 40
 WEIGHTS = "model.safetensors"
@@ -25,7 +26,7 @@ class FakeHub(ThreadingHTTPServer):
     next time; with `stalls` nothing more comes. With `piece_s` each 64 KiB of the weights take that long.
     With `ignores_range` all of a file comes, whatever is asked for; `status` is that of every file; `etag` is
     what the hub then says of the weights. `numbers` are the weights of each type that it tells of. `sent`
-    counts the bytes of the weights.
+    counts the bytes of the weights. A search finds `found`, and its query is `asked`.
     """
 
     daemon_threads = True
@@ -43,6 +44,8 @@ class FakeHub(ThreadingHTTPServer):
         self.status: int | None = None
         self.etag: str | None = None
         self.numbers: dict[str, int] = {}
+        self.found: list[dict[str, object]] = []
+        self.asked: dict[str, list[str]] = {}
         self.sent = 0
         self.closing = threading.Event()
 
@@ -65,8 +68,12 @@ class HubHandler(BaseHTTPRequestHandler):
         self.serve()
 
     def serve(self) -> None:
-        path = self.path.partition("?")[0]
-        if not path.startswith(("/api/models/lab/tiny", "/lab/tiny/")):
+        path, _, query = self.path.partition("?")
+        if path == "/api/models":
+            self.server.asked = parse_qs(query)
+            found = {} if self.server.status else self.server.found
+            self.reply(self.server.status or 200, json.dumps(found).encode())
+        elif not path.startswith(("/api/models/lab/tiny", "/lab/tiny/")):
             self.reply(404, b"", {"X-Error-Code": "RepoNotFound"})
         elif path.startswith("/api/models/lab/tiny/tree/"):
             self.reply(

@@ -17,7 +17,8 @@ from openai import OpenAI
 
 from start_llm.core.errors import LaunchError
 from start_llm.core.loopback import IPV6_LOOPBACK, loopback_addresses
-from start_llm.launch.server_info import NO_KEY, Address, find
+from start_llm.launch.http_requests import NO_KEY, Address
+from start_llm.launch.server_info import find
 from tests.conftest import TinyModel
 from tests.proxy.conftest import KEY, PROXIED, Proxied
 from tests.sdk.endpoints import Endpoints

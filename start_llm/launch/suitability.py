@@ -1,0 +1,59 @@
+"""Say whether a client suits a model: its own prompt must be shown whole, and fit half of the window."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import cycle, islice
+
+from start_llm.launch.clients import CLIENTS, Client
+
+type CountTokens = Callable[[str, str], int | None]
+"""Returns the tokens of a prompt, given its system text and a tool's description; None if nobody knows."""
+
+_SENTENCE = (
+    "Before you edit a file, read the part that you change, and keep the style of the code around it; "
+    "when a command fails, say what it printed and what you will try next. "
+)
+_LAST_CHARACTERS = 400
+_LEAST_SHOWN = 40
+"""Tokens that the last characters of a text have at least, if the template shows them."""
+
+
+def unsuited(client: Client, window: int, count: CountTokens) -> str:
+    """Return why a client does not suit a model; empty if it does, or nobody can tell.
+
+    Args:
+        window: the model's, in tokens.
+        count: counts as the model does.
+    """
+    if _is_cut_off(client, count):
+        return "the model's template cuts the client's own prompt off"
+    return _too_long(client, window, count)
+
+
+def unsuited_clients(window: int, count: CountTokens) -> dict[str, str]:
+    """Return the clients that do not suit a model, and why."""
+    longest = max(CLIENTS.values(), key=lambda client: client.prompt.system)
+    judge = unsuited if _is_cut_off(longest, count) else _too_long
+    found = {name: judge(client, window, count) for name, client in CLIENTS.items()}
+    return {name: why for name, why in found.items() if why}
+
+
+def _too_long(client: Client, window: int, count: CountTokens) -> str:
+    if 2 * sum(client.prompt) <= window:
+        return ""  # a token of English has at least a character
+    total = count(_text(client.prompt.system), _text(client.prompt.tools))
+    if total is None or 2 * total <= window:
+        return ""
+    return f"the client's own prompt has about {total:,} tokens, and the window {window:,}"
+
+
+def _is_cut_off(client: Client, count: CountTokens) -> bool:
+    """Return True if a template shows nothing of the end of a system text as long as the client's."""
+    length = client.prompt.system
+    whole, shortened = (count(_text(one), "") for one in (length, length - _LAST_CHARACTERS))
+    return whole is not None and shortened is not None and whole - shortened < _LEAST_SHOWN
+
+
+def _text(characters: int) -> str:
+    return "".join(islice(cycle(_SENTENCE), characters))
