@@ -266,7 +266,7 @@ def test_each_finished_request_is_one_line(server):
     server.until_it_says("my-session")
     (line,) = (line for line in server.lines if "my-session" in line)
     assert re.fullmatch(
-        r"\d\d:\d\d:\d\d completions +- +my-session +complete +0 cached +1 read"
+        r"\d\d:\d\d:\d\d completions +- +\d{6} my-session +complete +0 cached +1 read"
         r" +3 written +[\d,.]+/s  first +\d+\.\d\d s\n",
         line,
     )

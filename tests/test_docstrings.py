@@ -146,7 +146,7 @@ def _names_in(path: str) -> Iterator[str]:
 
 def unknown_names(text: str) -> list[str]:
     """The names in back-ticks that nothing in the package has."""
-    found = [name for name in _NAME.findall(text) if name not in FOREIGN]
+    found = [name for name in _NAME.findall(text) if name not in FOREIGN and not (ROOT / name).exists()]
     return [name for name in found if not known_names().issuperset(name.split("."))]
 
 
@@ -174,8 +174,7 @@ def test_docstrings_name_what_exists():
 @pytest.mark.parametrize("guide", GUIDES, ids=lambda one: one.name)
 def test_a_guide_to_the_code_names_what_exists(guide: Path):
     """`tests/test_readme.py` looks up the paths of files."""
-    gone = unknown_names(guide.read_text(encoding="utf-8"))
-    assert [name for name in gone if not (ROOT / name).exists()] == []
+    assert unknown_names(guide.read_text(encoding="utf-8")) == []
 
 
 def test_what_is_gone_is_found():

@@ -178,7 +178,7 @@ def _told(url: str, key: str) -> bytes | None:
 def _served(place: Address, told: bytes, wanted: str | None, say: Say) -> ServerInfo:
     """Return the server with the model that is wanted, else the first of its list, which was used last."""
     entry = _entry(place, told, wanted)
-    if _window(entry) is None and "state" in entry:
+    if "state" in entry and (_window(entry) is None or entry["state"] == "available"):
         say(f"The server loads {entry['id']} ...")
         count_tokens(place, entry["id"], "", patience_s=_LOAD_S)
         told = _told(f"{place.url}/v1/models", place.key) or told
