@@ -96,7 +96,8 @@ def test_memory_that_few_tokens_do_not_tell_of_is_estimated_from_the_config(
     estimated = estimated_work(Settings(), model.config)
     machine = SlowMachine(model.network, 0.0, 2.0)
     assert machine.measure(layers, estimated).cost == estimated
-    taken = measure_work(model.network, layers).cost.bytes_of(512, 2048)
+    # What servers of other tests let go of meanwhile makes the peak look lower.
+    taken = max(measure_work(model.network, layers).cost.bytes_of(512, 2048) for _ in range(2))
     assert taken / 3 < estimated.bytes_of(512, 2048) < 4 * taken
 
 
