@@ -13,6 +13,8 @@ from benchmarks.agent_shapes import SHAPES, Chat, Player, Reply, Size
 from tests.serving import serving
 from tests.templates.traits import trait_folder
 
+pytestmark = pytest.mark.thorough
+
 OPENING_TOKENS = 100
 """A comparison of tokens saves at most so many of a message that begins like an earlier one: an envelope."""
 CALL = {

@@ -189,6 +189,7 @@ def odd_rows(width: int, kind: mx.Dtype) -> mx.array:
 @pytest.mark.parametrize("bits", [2, 3, 4, 5, 6])
 @pytest.mark.parametrize("kind", TYPES)
 @pytest.mark.parametrize("width", [*WIDTHS, 256, 80, 512, 7, 2])
+@pytest.mark.sample(6)
 def test_a_restored_row_is_rotated_and_quantised_to_the_same_bytes(bits, kind, width):
     codec = RotatedCodec(kind, width, 6, bits)
     packed = codec.packed(odd_rows(width, kind))
@@ -440,8 +441,8 @@ def test_what_a_hit_says_is_within_the_bound_of_its_format(family, resources, fo
     assert divergence(truth, found) <= BOUNDS[family][form.of_layer(0).name]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("form", "most"), [(EIGHT, 1.5e-4), (FOUR, 2e-1), (TURBO, 3.5e-2)])
-@pytest.mark.sample(2)
 def test_a_model_that_was_trained_is_as_sure_as_before_of_a_text(form, most):
     """The demo model, each time behind 400 tokens of the license."""
     model = load(DEMO_MODEL)

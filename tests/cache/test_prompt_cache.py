@@ -440,7 +440,7 @@ def test_with_state_a_prompt_goes_on_from_the_ends_of_its_messages(kind):
     assert desk.serve((*PROMPT[:18], 5)) == 18
 
 
-@pytest.mark.sample(2)
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", ["hybrid", "recurrent"])
 def test_after_long_rules_other_conversations_go_on_from_their_end(kind):
     """There are more strides before that than a conversation keeps checkpoints (lesson 116)."""

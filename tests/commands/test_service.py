@@ -21,6 +21,8 @@ from start_llm.core.errors import CommandError
 from start_llm.core.running_servers import RunningServer, ServerFile
 from tests.commands.conftest import ROOT, Shell
 
+pytestmark = pytest.mark.thorough
+
 UNIT = Path(".config/systemd/user/start_llm.service")
 AWKWARD = ["/a b/python", 'quo"te', "back\\slash", "100%", "$HOME", "--model", "é", ""]
 SYSTEMCTL = """\

@@ -17,6 +17,8 @@ from start_llm.commands.package_source import lines_for
 from start_llm.core.running_servers import RunningServer, ServerFile
 from tests.commands.conftest import ROOT, Shell
 
+pytestmark = pytest.mark.thorough
+
 # Plays the installer: changes the environment as pip would, then does what a file of the checkout says.
 INSTALLER = """\
 import os, subprocess, sys

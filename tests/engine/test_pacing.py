@@ -293,6 +293,7 @@ def test_a_running_reply_keeps_its_share_while_a_prompt_is_computed(resources):
     assert max(stalls[2:]) < STALL_S + 0.02
 
 
+@pytest.mark.thorough
 def test_chunks_follow_the_speed_of_the_network_that_runs(resources):
     """By the real clock: at a millisecond a token, 192 tokens are what surely fits into 0.23 seconds."""
     slow = Wrapped(resources.network, lambda shape: time.sleep(shape[1] / 1000))

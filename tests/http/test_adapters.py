@@ -114,6 +114,7 @@ def test_eight_clients_and_six_choices_get_what_each_would_get_alone(
     assert answers == [alone[key] for key in asked]
 
 
+@pytest.mark.thorough
 def test_what_was_computed_under_an_adapter_is_used_under_it_alone(folder: Path, root: Path):
     prompt = "fish sea boat cod " * 200
     with adapting(folder, root, *NAMES) as server:

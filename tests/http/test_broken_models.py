@@ -175,7 +175,7 @@ def test_a_server_does_not_start_with_a_model_that_would_hang_it(case: str, fold
     assert not trials_left()
 
 
-@pytest.mark.sample(4)
+@pytest.mark.thorough
 @pytest.mark.parametrize("failure", [KeyError, ModelError])
 @pytest.mark.parametrize("limit", [1, 2])
 def test_of_a_model_that_fails_once_it_is_in_memory_nothing_stays_there(

@@ -27,6 +27,8 @@ from tests.conftest import TinyModel
 from tests.server.client import CHAT, ask
 from tests.serving import Server, serving
 
+pytestmark = pytest.mark.thorough
+
 PATH = "/v1/embeddings"
 TEXTS = ["The keeper counts the boats.", "Wie geht\u2019s? \U0001f41f", "word " * 700]
 LAST = {"word_embedding_dimension": 128, "pooling_mode_cls_token": False, "pooling_mode_lasttoken": True}

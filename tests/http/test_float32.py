@@ -23,7 +23,10 @@ from tests.server.client import CHAT
 from tests.serving import Server, serving
 from tests.vision.seeing import folder_of
 
-pytestmark = pytest.mark.skipif(this_device().kind != "CPU", reason="weights are converted on a CPU alone")
+pytestmark = [
+    pytest.mark.thorough,
+    pytest.mark.skipif(this_device().kind != "CPU", reason="weights are converted on a CPU alone"),
+]
 
 PROMPT = "The keeper counts the boats. " * 40
 CONVERTED, KEPT = "weights were converted to float32", "The weights stay 4-bit"

@@ -62,6 +62,7 @@ def counted(server: Server, **fields: Any) -> int:
 
 
 @pytest.mark.parametrize("name", ["hermes", "mistral"])
+@pytest.mark.sample(2)
 def test_a_tool_that_the_client_runs_is_called_by_its_name_and_its_result_goes_on(name, babbling: Random):
     server = babbling(name)
     assert counted(server, tools=[BASH]) > counted(server)
@@ -120,7 +121,7 @@ TIME = {
 DEMANDED = {"tool_choice": {"type": "custom", "name": "apply_patch"}, "parallel_tool_calls": False}
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(18)
 @pytest.mark.parametrize("name", FORMS)
 def test_a_demanded_custom_call_follows_its_grammar_and_its_echo_is_bound(name, babbling: Random):
     server = babbling(name)

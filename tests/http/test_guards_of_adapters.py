@@ -76,6 +76,7 @@ def ids(reply: dict[str, Any]) -> list[int]:
     return reply["choices"][0]["token_ids"]
 
 
+@pytest.mark.thorough
 def test_who_runs_beside_others_says_what_it_says_alone(model: Path, root: Path):
     names = ("none", "a", "b")
     with serving(model, adapter_dir=str(root), prompt_cache=False, batch=6) as server:

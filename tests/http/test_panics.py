@@ -17,6 +17,8 @@ from tests.models.panicking import FATAL, with_panicking_tokenizer
 from tests.server.client import CHAT, TEXT, Client, ask, engine_is_free, wait_until
 from tests.serving import Server, serving
 
+pytestmark = pytest.mark.thorough
+
 MESSAGES, RESPONSES = "/v1/messages", "/v1/responses"
 
 

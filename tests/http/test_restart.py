@@ -23,8 +23,8 @@ from tests.server.client import wait_until
 from tests.serving import serving
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.sample(4)
 def test_ten_conversations_go_on_as_on_a_server_that_never_stopped(
     family: str, tiny_model: TinyModel, tmp_path: Path
 ):
@@ -125,6 +125,7 @@ def put_in_place(weights: Path, folder: Path) -> None:
     assert (old.stat().st_size, old.stat().st_mtime_ns) == (before.st_size, before.st_mtime_ns)
 
 
+@pytest.mark.thorough
 def test_other_weights_of_equal_size_and_time_answer_for_themselves(tiny_model: TinyModel, tmp_path: Path):
     """Their folder and its disk tier stay, and so does what the server knows of weights."""
     folder = shutil.copytree(tiny_model("qwen3"), tmp_path / "model")

@@ -460,7 +460,7 @@ def test_if_nothing_can_be_loaded_any_more_requests_say_so_and_a_good_model_come
         assert said(server, "qwen3", "Fish?") == before
 
 
-@pytest.mark.sample(1)
+@pytest.mark.thorough
 @pytest.mark.parametrize("several", [False, True])
 def test_models_that_nobody_uses_go_the_last_one_too_and_come_back(folder: Path, several: bool):
     first = hosting(folder, model_idle_s=0.3) if several else serving(folder / "qwen3", model_idle_s=0.3)
@@ -469,6 +469,7 @@ def test_models_that_nobody_uses_go_the_last_one_too_and_come_back(folder: Path,
         assert said(server, "qwen3", "Fish?")
 
 
+@pytest.mark.thorough
 def test_a_pinned_model_stays_although_nobody_uses_it(folder: Path):
     with hosting(folder, model_idle_s=0.2, pinned=("llama",)) as server:
         said(server, "llama", "Fish?")

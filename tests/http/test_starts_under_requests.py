@@ -26,6 +26,8 @@ from tests.server.client import wait_until
 from tests.serving import AS_JSON, Server, serving
 from tests.slices import rounds
 
+pytestmark = pytest.mark.thorough
+
 STARTS = rounds(50, checked=12)
 FIRST, OTHER = "qwen3", "llama"
 

@@ -18,7 +18,7 @@ from tests.server.client import ask, events_in
 from tests.serving import Server, serving
 from tests.ties import Tally, greedy_reference
 
-pytestmark = pytest.mark.sample(3)
+pytestmark = [pytest.mark.thorough, pytest.mark.sample(3)]
 
 FAMILIES = ["qwen3", "gemma3_text", "qwen3_5", "glm4_moe_lite"]
 """Plain; windows; recurrent layers; latent attention."""

@@ -114,6 +114,7 @@ def test_real_models_are_known(folder: str):
     assert tokenizer.fewest_tokens("word " * 10**6) > 10**5
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("form", _SHRINKING)
 def test_a_normal_form_shortens_no_text_by_more(form):
     """A text is `undone` times as long as its decomposition at most, and that `most` times its form."""

@@ -208,6 +208,7 @@ def streamed(tokenizer: Tokenizer, ids: list[int]) -> str:
     return "".join(map(detokenizer.feed, ids)) + detokenizer.close()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", NAMES)
 def test_every_token_spells_what_decode_writes_for_it_behind_two_others(name: str):
     tokenizer = tokenizer_of(name)

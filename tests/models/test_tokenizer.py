@@ -453,6 +453,7 @@ def test_a_small_text_does_not_wait_for_a_large_one(own):
         large.join()
 
 
+@pytest.mark.thorough
 def test_who_leaves_while_waiting_for_the_turn_of_large_texts_gives_up(own):
     large = threading.Thread(target=own.encode, args=(LINES * 4,), kwargs={"as_document": False})
     large.start()

@@ -118,6 +118,7 @@ def work(read: list[int], family: str, text: str) -> tuple[int, int]:
     return sum(read), len(read)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("family", "beginning", "end"),
     [
@@ -127,7 +128,6 @@ def work(read: list[int], family: str, text: str) -> tuple[int, int]:
         ("glm4", "nothing", ""),
     ],
 )
-@pytest.mark.sample(12)
 def test_a_text_four_times_as_long_costs_no_more_than_four_times_the_work(
     read, small_budget, family, beginning, end
 ):

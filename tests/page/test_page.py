@@ -14,6 +14,8 @@ from tests.conftest import ChainModel, TinyModel
 from tests.page.conftest import HURT, KEY, NAME, SCRIPT, refused, talk
 from tests.serving import Server, serving
 
+pytestmark = pytest.mark.thorough
+
 PANELS = {
     "headline": "is loaded",
     "saved-hour": "did not have to be read again",

@@ -21,6 +21,8 @@ from tests.proxy.conftest import SECRET, Proxied, until
 from tests.server.client import ask
 from tests.server.test_access import trap
 
+pytestmark = pytest.mark.thorough
+
 CHAT, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/messages", "/v1/responses"
 HI = [{"role": "user", "content": "Hi"}]
 ASKED: dict[str, dict[str, Any]] = {

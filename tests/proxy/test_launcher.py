@@ -274,6 +274,7 @@ def test_a_proxy_that_hangs_is_noticed_told_and_started_again(tmp_path: Path):
         assert any("ended by signal 9" in line and "Starting it again" in line for line in said)
 
 
+@pytest.mark.thorough
 def test_the_last_words_are_those_of_the_process_that_ended(tmp_path: Path):
     with standing_in(tmp_path, signal.SIGKILL) as (proxy, said):
         for _ in range(2):

@@ -19,6 +19,8 @@ from tests.proxy.conftest import PROXIED, Proxied
 from tests.sdk.endpoints import Endpoints
 from tests.serving import serving
 
+pytestmark = pytest.mark.thorough
+
 MESSAGES = [{"role": "user", "content": "Hello"}]
 ASKED: dict[str, dict[str, Any]] = {
     "/v1/completions": {"prompt": "Hello", "max_tokens": 4},

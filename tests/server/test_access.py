@@ -377,8 +377,8 @@ def deep(text: str, depth: int) -> bytes:
     return text.replace('"["', '{"a":' * depth + "1" + "}" * depth).encode()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", OVERSIZED)
-@pytest.mark.sample(4)
 def test_what_is_too_much_is_answered_and_holds_nobody_up(scripted: Server, name: str):
     text = json.dumps(OVERSIZED[name])
     body = deep(text, 900) if '"["' in text else text.replace('"[[', "[[").replace('[["', "[[").encode()

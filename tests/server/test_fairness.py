@@ -17,6 +17,8 @@ from start_llm.cli import SWITCH_S
 from tests.server.client import CHAT, TEXT, Client, Reply, ask, message, stats, wait_until
 from tests.serving import Server, serving
 
+pytestmark = pytest.mark.thorough
+
 WINDOW = 32768
 LONGEST = "<|" + "x" * 124 + "|>"
 """A token of 128 bytes, as real vocabularies have: a text of 4 MB might fit into the window."""

@@ -213,6 +213,7 @@ def test_a_call_with_half_a_surrogate_pair_is_recorded_as_a_request_is_read():
     assert written in next_read(known, reply("", ToolCall("1", "read", {"path": "x\ufffd"})))
 
 
+@pytest.mark.thorough
 def test_a_call_may_be_nested_deeper_than_any_request_may():
     """Some depths can be read, and not gone through."""
     for depth in range(800, 1000):
