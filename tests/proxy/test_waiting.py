@@ -6,7 +6,7 @@ import json
 import shutil
 import threading
 from collections.abc import Generator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -87,3 +87,17 @@ def test_a_header_says_on_this_port_too_who_has_answered(path: str, stream: bool
     answer = proxied.ask(path, ASKED[path] | {"model": "gpt-5-of-nobody", "stream": stream})
     own = proxied.server.get("/v1/models")["data"][0]["id"]
     assert (answer.status, answer.headers.get("x-start-llm-model")) == (200, own)
+
+
+@pytest.mark.parametrize("path", ASKED)
+def test_with_strict_names_this_port_says_which_models_there_are(
+    path: str, proxied: Proxied, monkeypatch: pytest.MonkeyPatch
+):
+    host = proxied.server.app._host
+    assert host
+    monkeypatch.setattr(host, "_limits", replace(host._limits, is_strict=True))
+    answer = proxied.ask(path, ASKED[path] | {"model": "gpt-5-of-nobody"})
+    own = proxied.server.get("/v1/models")["data"][0]["id"]
+    assert answer.status == 404
+    assert f"there is {own}" in answer.text
+    assert proxied.ask(path, ASKED[path] | {"model": own}).status == 200
