@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import zlib
 
+from backports import zstd
+
 from start_llm.core.errors import InvalidRequest, UnsupportedMediaType, body_too_large
 
 IDENTITY = "identity"
 _WITH_GZIP_HEADER, _WITHOUT_HEADER = 16 + zlib.MAX_WBITS, -zlib.MAX_WBITS
-_CODINGS = ("gzip", "x-gzip", "deflate")
+_CODINGS = ("gzip", "x-gzip", "deflate", "zstd")
 _ZLIB_METHOD, _ZLIB_CHECK = 8, 31
+_LARGEST_WINDOW = {zstd.DecompressionParameter.window_log_max: 23}
+"""8 MiB, as RFC 9659 says for HTTP: a decoder takes that much memory before it has anything to show."""
 
 
 def content_coding(header: str | None) -> str:
@@ -21,7 +25,7 @@ def content_coding(header: str | None) -> str:
     coding = (header or IDENTITY).strip().lower()
     if coding not in (*_CODINGS, IDENTITY):
         raise UnsupportedMediaType(
-            f"The Content-Encoding of a body must be gzip, deflate or identity, not {coding[:80]}."
+            f"The Content-Encoding of a body must be gzip, deflate, zstd or identity, not {coding[:80]}."
         )
     return coding
 
@@ -35,14 +39,18 @@ def decoded(body: bytes, coding: str, max_bytes: int) -> bytes:
     """
     if coding == IDENTITY:
         return body
-    inflating = zlib.decompressobj(_window(body, coding))
+    decompressor = (
+        zstd.ZstdDecompressor(options=_LARGEST_WINDOW)
+        if coding == "zstd"
+        else zlib.decompressobj(_window(body, coding))
+    )
     try:
-        decompressed = inflating.decompress(body, max_bytes + 1)
-    except zlib.error as error:
+        decompressed = decompressor.decompress(body, max_bytes + 1)
+    except (zlib.error, zstd.ZstdError) as error:
         raise InvalidRequest(f"The body is not what its Content-Encoding, {coding}, says.") from error
     if len(decompressed) > max_bytes:
         raise body_too_large(max_bytes)
-    if not inflating.eof or inflating.unused_data:
+    if not decompressor.eof or decompressor.unused_data:
         raise InvalidRequest(f"The body is not one whole stream of its Content-Encoding, {coding}.")
     return decompressed
 

@@ -4,6 +4,7 @@ import gzip
 import zlib
 
 import pytest
+from backports import zstd
 
 from start_llm.core.content_coding import content_coding, decoded
 from start_llm.core.errors import BodyTooLarge, InvalidRequest, UnsupportedMediaType
@@ -22,6 +23,7 @@ CODED = {
     "x-gzip": gzip.compress,
     "GZIP ": gzip.compress,
     "deflate": zlib.compress,
+    "zstd": zstd.compress,
     "identity": bytes,
     "": bytes,
 }
@@ -37,13 +39,13 @@ def test_deflate_is_known_without_its_header_too():
     assert decoded(raw_deflate(TEXT), "deflate", MOST) == TEXT
 
 
-@pytest.mark.parametrize("name", ["zstd", "br", "gzip, gzip", "gzip;q=1"])
+@pytest.mark.parametrize("name", ["br", "dcz", "gzip, gzip", "gzip;q=1"])
 def test_an_unknown_coding_is_refused_with_those_that_are_known(name: str):
-    with pytest.raises(UnsupportedMediaType, match="gzip, deflate or identity"):
+    with pytest.raises(UnsupportedMediaType, match="gzip, deflate, zstd or identity"):
         content_coding(name)
 
 
-@pytest.mark.parametrize("coding", ["gzip", "deflate"])
+@pytest.mark.parametrize("coding", ["gzip", "deflate", "zstd"])
 def test_a_body_that_inflates_beyond_the_limit_is_refused(coding: str):
     bomb = CODED[coding](b" " * 10**7)
     assert len(bomb) < MOST
@@ -52,7 +54,7 @@ def test_a_body_that_inflates_beyond_the_limit_is_refused(coding: str):
     assert len(decoded(CODED[coding](b" " * MOST), coding, MOST)) == MOST
 
 
-@pytest.mark.parametrize("coding", ["gzip", "deflate"])
+@pytest.mark.parametrize("coding", ["gzip", "deflate", "zstd"])
 @pytest.mark.parametrize(
     "damage",
     [
@@ -67,3 +69,10 @@ def test_a_body_that_inflates_beyond_the_limit_is_refused(coding: str):
 def test_a_body_that_is_not_one_whole_stream_is_refused(coding: str, damage):
     with pytest.raises(InvalidRequest, match=coding):
         decoded(damage(CODED[coding](TEXT)), coding, MOST)
+
+
+def test_a_frame_that_wants_more_memory_than_http_allows_is_refused():
+    """Its window is 128 MiB, whatever its text has."""
+    wide = zstd.ZstdCompressor(options={zstd.CompressionParameter.window_log: 27})
+    with pytest.raises(InvalidRequest, match="zstd"):
+        decoded(wide.compress(TEXT) + wide.flush(), "zstd", MOST)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from backports import zstd
 from openai import OpenAI
 
 from start_llm.core.errors import LaunchError
@@ -148,14 +149,15 @@ def in_chunks(data: bytes) -> bytes:
     [
         (IN_CHUNKS + b"\r\n" + in_chunks(SAID), b"200"),
         (IN_CHUNKS + b"Content-Encoding: gzip\r\n\r\n" + in_chunks(gzip.compress(SAID)), b"200"),
-        (IN_CHUNKS + b"Content-Encoding: zstd\r\n\r\n" + in_chunks(SAID), b"415"),
+        (IN_CHUNKS + b"Content-Encoding: zstd\r\n\r\n" + in_chunks(zstd.compress(SAID)), b"200"),
+        (IN_CHUNKS + b"Content-Encoding: br\r\n\r\n" + in_chunks(SAID), b"415"),
         (IN_CHUNKS + b"\r\nno size\r\n", b"400"),
         (
             IN_CHUNKS.replace(b"POST /v1/chat/completions", b"GET /v1/models") + b"\r\n" + in_chunks(SAID),
             b"411",
         ),
     ],
-    ids=["chunks", "compressed", "zstd", "no size", "GET"],
+    ids=["chunks", "gzip", "zstd", "br", "no size", "GET"],
 )
 def test_a_body_in_chunks_is_read_as_the_server_reads_it(proxied: Proxied, sent: bytes, status: bytes):
     assert first_line(proxied, sent).split()[1] == status

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
+from collections.abc import Callable
 from typing import Any
 
 import pytest
+from backports import zstd
 
 from start_llm.core.chat import Json
 from start_llm.proxy.own_bodies import OwnBodies
@@ -122,9 +124,10 @@ def test_a_history_goes_on_mended_and_the_terminal_is_told():
     assert ["messages[0]" in told[0], "messages[1]" in told[1], len(told)] == [True, True, 2]
 
 
-def test_a_compressed_body_goes_on_as_it_was_before():
-    raw = gzip.compress(b'{"model": "m", "n": 1}')
-    written, headers, *_ = passed(CHAT, raw, coding=b"gzip")
+@pytest.mark.parametrize(("coding", "compress"), [(b"gzip", gzip.compress), (b"zstd", zstd.compress)])
+def test_a_compressed_body_goes_on_as_it_was_before(coding: bytes, compress: Callable[[bytes], bytes]):
+    raw = compress(b'{"model": "m", "n": 1}')
+    written, headers, *_ = passed(CHAT, raw, coding=coding)
     assert written == b'{"model":"m","n":1}'
     assert b"content-encoding" not in headers
     assert headers[b"content-length"] == b"%d" % len(written)
@@ -133,7 +136,9 @@ def test_a_compressed_body_goes_on_as_it_was_before():
 @pytest.mark.parametrize(
     ("raw", "coding", "status"),
     [
-        (b"{}", b"zstd", 415),
+        (b"{}", b"br", 415),
+        (b"{}", b"zstd", 400),
+        (zstd.compress(b" " * (MOST + 1)), b"zstd", 413),
         (b"{}", b"gzip", 400),
         (gzip.compress(b" " * (MOST + 1)), b"gzip", 413),
         (b" " * (MOST + 1), b"identity", 413),

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from backports import zstd
 
 from tests.conftest import ChainModel
 from tests.server.client import CHAT, TEXT, Client, ask, message
@@ -583,18 +584,28 @@ def test_a_target_in_absolute_form_is_served_for_its_own_host_alone(scripted: Se
     assert ask(scripted.port, "GET", "http://evil.example/health").status == 400
 
 
-def test_a_compressed_body_is_read_also_in_chunks(scripted: Server):
-    data = gzip.compress(json.dumps(GOOD[TEXT]).encode())
-    coded = {"Content-Encoding": "gzip"}
+@pytest.mark.parametrize(("coding", "compress"), [("gzip", gzip.compress), ("zstd", zstd.compress)])
+def test_a_compressed_body_is_read_also_in_chunks(
+    scripted: Server, coding: str, compress: Callable[[bytes], bytes]
+):
+    data = compress(json.dumps(GOOD[TEXT]).encode())
+    coded = {"Content-Encoding": coding}
     with Client(scripted.port) as client:
         client.send(message("POST", TEXT, data, coded))
-        client.send(CHUNKED[:-2] + b"Content-Encoding: gzip\r\n\r\n" + CHUNKS["one"](data))
+        header = f"Content-Encoding: {coding}\r\n\r\n".encode()
+        client.send(CHUNKED[:-2] + header + CHUNKS["one"](data))
         assert [client.reply().status, client.reply().status] == [200, 200]
 
 
 @pytest.mark.parametrize(
     ("coding", "data", "status"),
-    [("zstd", b"{}", 415), ("gzip", b"{}", 400), ("gzip", gzip.compress(b" " * (2**20 + 1)), 413)],
+    [
+        ("br", b"{}", 415),
+        ("gzip", b"{}", 400),
+        ("zstd", b"{}", 400),
+        ("gzip", gzip.compress(b" " * (2**20 + 1)), 413),
+        ("zstd", zstd.compress(b" " * (2**20 + 1)), 413),
+    ],
 )
 def test_a_compressed_body_that_cannot_be_read_is_refused(
     scripted: Server, coding: str, data: bytes, status: int
