@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from collections.abc import Mapping
 
 from backports import zstd
 
@@ -12,7 +13,7 @@ IDENTITY = "identity"
 _WITH_GZIP_HEADER, _WITHOUT_HEADER = 16 + zlib.MAX_WBITS, -zlib.MAX_WBITS
 _CODINGS = ("gzip", "x-gzip", "deflate", "zstd")
 _ZLIB_METHOD, _ZLIB_CHECK = 8, 31
-_LARGEST_WINDOW = {zstd.DecompressionParameter.window_log_max: 23}
+_LARGEST_WINDOW: Mapping[int, int] = {zstd.DecompressionParameter.window_log_max: 23}
 """8 MiB, as RFC 9659 says for HTTP: a decoder takes that much memory before it has anything to show."""
 
 
