@@ -1,4 +1,4 @@
-"""Mutants: edits of named functions, independent of lines and format, so that they outlive moves and rewrites.
+"""Mutants: edits of named functions, independent of lines and format, so that moves and rewrites spare them.
 
 A mutant is a file of text:
 

@@ -38,7 +38,7 @@ SOURCES = {
 }
 PACKAGES = {"start_llm", "start_llm.engine", "tests.corpus"}
 MUTANTS = {
-    "01_stale.mutant": "bug: b\ntest: tests/test_errors.py::test_x\n\nin: start_llm/cli.py::main\nold:\n    x\n"
+    "01_stale.mutant": "bug: b\ntest: tests/test_errors.py::test_x\n\nin: start_llm/cli.py::main\nold:\n"
 }
 EVERY = sorted(
     f"{name.replace('.', '/')}.py"
