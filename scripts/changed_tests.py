@@ -34,17 +34,17 @@ type Graph = Mapping[str, set[str]]
 
 
 class Repository(NamedTuple):
-    """The sources, paths and patches of the repository, so that nothing below reads a file.
+    """The sources, paths and mutants of the repository, so that nothing below reads a file.
 
     Attributes:
         sources: by dotted name.
         paths: of each of them, below the root.
-        patches: of mutants, by the name of the file.
+        mutants: texts of their files, by name.
     """
 
     sources: Sources
     paths: Mapping[str, str]
-    patches: Mapping[str, str]
+    mutants: Mapping[str, str]
 
 
 # ------------------------------------------------------------------------------------------------- selection
@@ -57,7 +57,7 @@ def selected(repository: Repository, changed: Iterable[str]) -> list[str]:
     modules = {module for path in changed for module in changed_modules(path, repository)}
     found = dependents(graph, modules)
     tests = sorted(repository.paths[module] for module in found if is_test(module, repository.sources))
-    return tests + [f"{MUTANT_TEST}[{name}]" for name in mutants(repository.patches, changed)]
+    return tests + [f"{MUTANT_TEST}[{name}]" for name in mutants(repository.mutants, changed)]
 
 
 def is_test(module: str, sources: Sources) -> bool:
@@ -109,17 +109,17 @@ def _beside(path: str, paths: Mapping[str, str]) -> list[str]:
     return []
 
 
-def mutants(patches: Mapping[str, str], changed: set[str]) -> list[str]:
-    """Those whose patch, patched file or test changed."""
+def mutants(texts_of_mutants: Mapping[str, str], changed: set[str]) -> list[str]:
+    """Those whose own file, edited file or test changed."""
     return [
         PurePath(name).stem
-        for name, text in sorted(patches.items())
+        for name, text in sorted(texts_of_mutants.items())
         if not changed.isdisjoint({f"{MUTANTS}/{name}", *_touched(text)})
     ]
 
 
-def _touched(patch: str) -> list[str]:
-    return re.findall(r"^(?:test: |\+\+\+ b/)([^\s:]+)", patch, re.MULTILINE)
+def _touched(mutant: str) -> list[str]:
+    return re.findall(r"^(?:test|in): ([^\s:]+)", mutant, re.MULTILINE)
 
 
 # ----------------------------------------------------------------------------------------------------- graph
@@ -196,8 +196,8 @@ def read_repository(root: Path) -> Repository:
         for path in ((root / place).rglob("*.py") if (root / place).is_dir() else [root / place])
     )
     paths = {module_name(path.relative_to(root)): str(path.relative_to(root)) for path in files}
-    patches = {path.name: path.read_text(encoding="utf-8") for path in (root / MUTANTS).glob("*.patch")}
-    return Repository(read_sources(root, files), paths, patches)
+    found = {path.name: path.read_text(encoding="utf-8") for path in (root / MUTANTS).glob("*.mutant")}
+    return Repository(read_sources(root, files), paths, found)
 
 
 def changed_files(root: Path, base: str | None) -> list[str]:

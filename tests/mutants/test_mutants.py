@@ -1,15 +1,8 @@
-"""Every guard of the cache has a mutant: a patch that plants a bug, and a test that it turns red.
+"""Every guard of the cache has a mutant: an edit that plants a bug, and a test that it turns red.
 
-A patch begins with two lines, and a blank one:
-
-    bug: what it plants
-    test: tests/cache/test_x.py::test_y
-
-It is a diff against the root of the repository. One that no longer applies is made again: change the code by
-hand, `git diff -U2 > FILE`, put the two lines in front, and take the change back.
-
-By default every patch is tried for whether it applies. `scripts/check --all` runs all mutants, and
-`scripts/check --changed` those that a change concerns.
+`tests/mutants/edits.py` says what the file of a mutant looks like. By default it is tried whether each finds
+its place in the sources. `scripts/check --all` runs all mutants, and `scripts/check --changed` those that a
+change concerns.
 
 A named test runs without plugins and without `tests/conftest.py`, which take longer than the test itself. So
 it may only use fixtures of its own file.
@@ -17,6 +10,7 @@ it may only use fixtures of its own file.
 
 from __future__ import annotations
 
+import ast
 import compileall
 import json
 import os
@@ -30,19 +24,21 @@ from collections.abc import Generator, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import pytest
 
+from tests.mutants import edits
+from tests.mutants.edits import Mutant
+
 ROOT = Path(__file__).resolve().parents[2]
 COPIED = ("start_llm", "tests", "scripts", "pyproject.toml")
-PATCHES = sorted(Path(__file__).parent.glob("*.patch"))
 WORKER = Path(__file__).with_name("worker.py")
 OPTIONS = (
     *("-m", ""),
     *"-x --noconftest --tb=short --assert=plain -o timeout=60 -p no:cacheprovider -p pytest_timeout".split(),
 )
-HEADER = re.compile(r"bug: (?P<bug>.+)\ntest: (?P<test>tests/\S+\.py::.+)\n\n--- a/start_llm/")
 AT_ONCE = 2
 FEW = 8
 """So many mutants run sooner in one copy that is not compiled beforehand."""
@@ -63,32 +59,21 @@ BUGS = {
     14: "offset off by one",
     15: "array cap ignored",
 }
-"""By the number that the names of their patches begin with. Higher numbers are further guards."""
+"""By the number that the names of their mutants begin with. Higher numbers are further guards."""
 
 
 type Benches = queue.SimpleQueue[Bench]
 
 
-@dataclass(frozen=True)
-class Mutant:
-    """A patch, and the test that finds what it plants."""
-
-    patch: Path
-    test: str
+MUTANTS = {path.stem: edits.read(path) for path in sorted(Path(__file__).parent.glob("*.mutant"))}
 
 
-def mutant(patch: Path) -> Mutant:
-    header = HEADER.match(patch.read_text())
-    assert header, f"{patch.name} does not begin with `bug: ...`, `test: ...`, a blank line and a diff"
-    return Mutant(patch, header["test"])
+def file_of(mutant: Mutant) -> str:
+    """Of the test that finds what a mutant plants."""
+    return mutant.test.partition("::")[0]
 
 
-def file_of(patch: Path) -> str:
-    """Of the test that finds what `patch` plants."""
-    return mutant(patch).test.partition("::")[0]
-
-
-FILES = sorted({file_of(patch) for patch in PATCHES})
+FILES = sorted({file_of(mutant) for mutant in MUTANTS.values()})
 
 
 # --------------------------------------------------------------------------------------------------- planting
@@ -143,37 +128,26 @@ class Bench:
 
 
 @contextmanager
-def planted(tree: Path, patch: Path) -> Generator[None]:
-    apply(tree, patch)
+def planted(tree: Path, mutant: Mutant) -> Generator[None]:
+    before = {tree / edit.path: (tree / edit.path).read_text(encoding="utf-8") for edit in mutant.edits}
     try:
+        for edit in mutant.edits:
+            file = tree / edit.path
+            file.write_text(edits.edited(file.read_text(encoding="utf-8"), edit), encoding="utf-8")
         yield
     finally:
-        apply(tree, patch, "--reverse")
+        for file, source in before.items():
+            file.write_text(source, encoding="utf-8")
 
 
-def apply(tree: Path, patch: Path, *options: str) -> None:
-    # As if there were no repository: inside of one, `git apply` passes over what lies elsewhere.
-    settings = {"GIT_DIR": os.devnull, "GIT_CEILING_DIRECTORIES": str(tree.parent)}
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
-    done = subprocess.run(
-        ["git", "apply", *options, str(patch)],
-        cwd=tree,
-        env=environment | settings,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, f"{patch.name} does not fit the code any more; make it again:\n{done.stderr}"
-
-
-def outcome_of(one: Mutant, benches: Benches) -> Outcome:
-    with lent(benches) as bench, planted(bench.tree, one.patch):
-        return bench.run(one.test)
+def outcome_of(mutant: Mutant, benches: Benches) -> Outcome:
+    with lent(benches) as bench, planted(bench.tree, mutant):
+        return bench.run(mutant.test)
 
 
 def outcome_unpatched(file: str, benches: Benches) -> Outcome:
     with lent(benches) as bench:
-        return bench.run(*sorted({mutant(patch).test for patch in PATCHES if file_of(patch) == file}))
+        return bench.run(*sorted({mutant.test for mutant in MUTANTS.values() if file_of(mutant) == file}))
 
 
 @contextmanager
@@ -190,13 +164,13 @@ def lent(benches: Benches) -> Generator[Bench]:
 def outcomes(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Mapping[str, Future[Outcome]]]:
-    """By name of the patch or of the file of tests, for those that this run asks for.
+    """By name of the mutant or of the file of tests, for those that this run asks for.
 
     They start together, and few run at once.
     """
     benches: Benches = queue.SimpleQueue()
     names = [item.name for item in request.session.items]
-    wanted = [patch for patch in PATCHES if any(f"[{patch.stem}]" in name for name in names)]
+    wanted = [name for name in MUTANTS if any(f"[{name}]" in item for item in names)]
     are_few = len(wanted) <= FEW
     made = [
         Bench(tmp_path_factory.mktemp("mutants"), compiled=not are_few)
@@ -209,8 +183,8 @@ def outcomes(
         for file in FILES:
             if any(f"[{file}]" in name for name in names):
                 started[file] = pool.submit(outcome_unpatched, file, benches)
-        for patch in wanted:
-            started[patch.stem] = pool.submit(outcome_of, mutant(patch), benches)
+        for name in wanted:
+            started[name] = pool.submit(outcome_of, MUTANTS[name], benches)
         yield started
         pool.shutdown(wait=False, cancel_futures=True)
         for bench in made:
@@ -227,39 +201,32 @@ def test_the_tests_that_find_mutants_pass_without_them(outcomes, file):
     assert outcome.status == 0, outcome.output
 
 
-def hunks(patch: Path) -> Iterator[tuple[str, str]]:
-    """The file that each hunk of a patch changes, and the lines that it expects there."""
-    for name, changes in re.findall(
-        r"^\+\+\+ b/(\S+)\n((?:[-+ @\\].*\n|\n)+?)(?=--- a/|\Z)", patch.read_text(), re.M
-    ):
-        for hunk in re.split(r"^@@ .*\n", changes, flags=re.M)[1:]:
-            yield (
-                name,
-                "".join(line[1:] or "\n" for line in hunk.splitlines(keepends=True) if line[0] not in "+\\"),
-            )
-
-
-def test_every_patch_finds_its_lines():
-    """The runs of all mutants apply them."""
-    found = {patch: list(hunks(patch)) for patch in PATCHES}
-    assert all(len(each) == patch.read_text().count("\n@@ ") for patch, each in found.items())
-    sources = {name: (ROOT / name).read_text() for each in found.values() for name, _ in each}
-    assert [
-        patch.name for patch, each in found.items() if any(lines not in sources[name] for name, lines in each)
-    ] == []
+def test_every_mutant_finds_its_place():
+    """One that does not has to be made again: its symbol or its fragment is another now, or has moved
+    (`python -m tests.mutants.edits`).
+    """
+    parse = cache(lambda path: ast.parse((ROOT / path).read_text(encoding="utf-8")))
+    wrong: list[str] = []
+    for mutant in MUTANTS.values():
+        for edit in mutant.edits:
+            try:
+                edits.place_of(parse(edit.path), edit, edits.fragments(edit)[0])
+            except (edits.NotThere, FileNotFoundError) as error:
+                wrong.append(f"{mutant.name}: {error}")
+    assert wrong == []
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("patch", PATCHES, ids=lambda patch: patch.stem)
-def test_a_mutant_turns_its_test_red(outcomes, patch):
-    outcome = outcomes[patch.stem].result()
-    failed = f"FAILED {mutant(patch).test.partition('[')[0]}"
+@pytest.mark.parametrize("name", MUTANTS)
+def test_a_mutant_turns_its_test_red(outcomes, name):
+    outcome = outcomes[name].result()
+    failed = f"FAILED {MUTANTS[name].test.partition('[')[0]}"
     assert outcome.status == 1 and failed in outcome.output, f"not found by its test:\n{outcome.output}"
     assert not re.search(r"^ERROR |^E +(\w+\.)*(SyntaxError|ImportError|NameError)", outcome.output, re.M), (
-        f"the patch breaks more than it should:\n{outcome.output}"
+        f"the edit breaks more than it should:\n{outcome.output}"
     )
 
 
 def test_every_bug_that_is_known_has_a_mutant():
-    planted_bugs = {int(patch.name[:2]) for patch in PATCHES}
+    planted_bugs = {int(name.partition("_")[0]) for name in MUTANTS}
     assert {number: bug for number, bug in BUGS.items() if number not in planted_bugs} == {}

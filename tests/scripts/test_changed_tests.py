@@ -37,9 +37,8 @@ SOURCES = {
     "tests.test_weights": "import pytest\nimport start_llm.engine.loop\npytestmark = [pytest.mark.real]",
 }
 PACKAGES = {"start_llm", "start_llm.engine", "tests.corpus"}
-PATCHES = {
-    "01_stale.patch": "bug: b\ntest: tests/test_errors.py::test_x\n\n--- a/start_llm/cli.py\n"
-    "+++ b/start_llm/cli.py\n"
+MUTANTS = {
+    "01_stale.mutant": "bug: b\ntest: tests/test_errors.py::test_x\n\nin: start_llm/cli.py::main\nold:\n"
 }
 EVERY = sorted(
     f"{name.replace('.', '/')}.py"
@@ -53,7 +52,7 @@ def path_of(module: str) -> str:
     return module.replace(".", "/") + ("/__init__.py" if module in PACKAGES else ".py")
 
 
-REPOSITORY = Repository(SOURCES, {module: path_of(module) for module in SOURCES}, PATCHES)
+REPOSITORY = Repository(SOURCES, {module: path_of(module) for module in SOURCES}, MUTANTS)
 
 
 @pytest.mark.parametrize(
@@ -88,9 +87,9 @@ def test_what_all_tests_share_concerns_all_of_them(changed):
 
 
 @pytest.mark.parametrize(
-    "changed", ["start_llm/cli.py", "tests/test_errors.py", "tests/mutants/01_stale.patch"]
+    "changed", ["start_llm/cli.py", "tests/test_errors.py", "tests/mutants/01_stale.mutant"]
 )
-def test_a_mutant_runs_when_its_patch_its_target_or_its_test_changes(changed):
+def test_a_mutant_runs_when_its_file_its_target_or_its_test_changes(changed):
     assert selected(REPOSITORY, [changed])[-1] == f"{MUTANT_TEST}[01_stale]"
 
 
