@@ -21,6 +21,6 @@ CASES = (
     _FORM.case("line breaks around the calls", f"<function_calls>\n{GOOD}\n{GOOD}\n</function_calls>", A, A),
     _FORM.case("two blocks", f"{_FORM.of(GOOD)}\n{_FORM.of(GOOD)}", A, A),
     _FORM.case("text around the calls", f"I look.\n{_FORM.of(GOOD)}Done.", A, content="I look.Done."),
-    _FORM.plain("an object for a call", _FORM.of('{"name": "read", "arguments": {}}')),
+    _FORM.case("an object for a call", _FORM.of('{"name": "read", "arguments": {}}'), Call("read", {})),
     _FORM.plain("markup in prose", "Put calls between <function_calls> and </function_calls>."),
 )
