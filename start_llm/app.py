@@ -168,6 +168,7 @@ class App:
             self._open(self._host, self._shelf, adapters)
             self._introduce(introduction)
             self._start_proxy(card)
+            self._host.begin_unloading_idle()
         except BaseException:
             self.close()
             raise

@@ -346,7 +346,6 @@ class ModelHost:
         with self._changed, self._change(name):
             self._look_over(self._folders[name])
             self._load(name)
-        self._reap_later()
 
     def _load(self, name: str) -> None:
         others = [resident.runtime.needs for resident in self._residents.values()]
@@ -441,6 +440,10 @@ class ModelHost:
             one.share_memory(one.needs.window_bytes + spare // len(runtimes))
 
     # -------------------------------------------------------------------------------------------- idle models
+
+    def begin_unloading_idle(self) -> None:
+        """From now on models go that nobody uses, if there is a limit. Until then the first one stays."""
+        self._reap_later()
 
     def _reap_later(self) -> None:
         if self._limits.idle_s:

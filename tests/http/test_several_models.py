@@ -19,6 +19,7 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
+from start_llm.app import App
 from start_llm.core.errors import ModelError, SettingsError
 from start_llm.engine.work import PrefillMemoryCost, measure_work
 from start_llm.model_runtime import MemoryNeeds, start_model, together
@@ -396,6 +397,19 @@ def test_a_load_that_breaks_for_an_unknown_reason_is_told_and_not_tried_for_ever
             said(server, "llama", "Fish?")
         assert "cannot be loaded. ZeroDivisionError: by zero" in refused.value.read().decode()
         assert tried == [1]
+
+
+def test_the_first_model_stays_until_the_server_has_started(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    """A machine may take longer to open its port than a model may be idle."""
+    opened = App._open
+
+    def slowly(*arguments: Any) -> None:
+        time.sleep(0.3)
+        opened(*arguments)
+
+    monkeypatch.setattr(App, "_open", slowly)
+    with hosting(folder, model_idle_s=0.1) as server:
+        wait_until(lambda: not loaded(server), within_s=10)
 
 
 @pytest.mark.thorough
