@@ -1,8 +1,8 @@
 """Every guard of the cache has a mutant: an edit that plants a bug, and a test that it turns red.
 
 `tests/mutants/edits.py` says what the file of a mutant looks like. By default it is tried whether each finds
-its place in the sources. `scripts/check --all` runs all mutants, and `scripts/check --changed` those that a
-change concerns.
+its place in the sources. `scripts/check --all` and CI run a third of them, `scripts/check --changed` those
+that a change concerns, and `install_and_run.py --test tests/mutants -m ""` all.
 
 A named test runs without plugins and without `tests/conftest.py`, which take longer than the test itself. So
 it may only use fixtures of its own file.
@@ -216,8 +216,15 @@ def test_every_mutant_finds_its_place():
     assert wrong == []
 
 
+def _each() -> Iterator[object]:
+    """All of them; those that are not `long` are a third, and another one once there is a mutant more."""
+    for number, name in enumerate(MUTANTS):
+        is_long = number % 3 != len(MUTANTS) % 3
+        yield pytest.param(name, marks=[pytest.mark.long] if is_long else [])
+
+
 @pytest.mark.thorough
-@pytest.mark.parametrize("name", MUTANTS)
+@pytest.mark.parametrize("name", _each())
 def test_a_mutant_turns_its_test_red(outcomes, name):
     outcome = outcomes[name].result()
     failed = f"FAILED {MUTANTS[name].test.partition('[')[0]}"
