@@ -224,7 +224,7 @@ def _each() -> Iterator[object]:
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("name", _each())
+@pytest.mark.parametrize("name", list(_each()))
 def test_a_mutant_turns_its_test_red(outcomes, name):
     outcome = outcomes[name].result()
     failed = f"FAILED {MUTANTS[name].test.partition('[')[0]}"
