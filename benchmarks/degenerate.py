@@ -37,7 +37,7 @@ import regex
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from tests.output.corpus.case import Call, Case, Outcome, outcome_of, split  # noqa: E402
+from tests.output.corpus.case import Call, Case, Outcome, leaves, outcome_of, split  # noqa: E402
 from tests.output.corpus.writers import WRITERS, Writer  # noqa: E402
 
 WRITE = Call("write", {"path": "/a.txt", "text": "one\ntwo"})
@@ -189,14 +189,6 @@ def outputs(writer: Writer, most: int = 0) -> Mapping[str, bool]:
             found[text] = found.get(text, False) or name not in MANY
     chosen = random.Random(7).sample(sorted(found), most) if most and len(found) > most else found
     return {text: found[text] for text in chosen}
-
-
-def leaves(value: object) -> Iterator[object]:
-    if isinstance(value, dict | list):
-        for inner in value.values() if isinstance(value, dict) else value:
-            yield from leaves(inner)
-    else:
-        yield value
 
 
 def is_right(value: object, text: str) -> bool:

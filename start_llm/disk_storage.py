@@ -79,8 +79,8 @@ class DiskStorage:
         """Where it is, and how large it may become, in one line."""
         if self._tier is None:
             return "off"
-        told = f"{self._tier.folder}, up to {self._tier.limit() / 10**9:,.1f} GB"
-        return told if self._settings.ssd_folder else f"{told}; SSD_CACHE_DIR=off turns it off"
+        text = f"{self._tier.folder}, up to {self._tier.limit() / 10**9:,.1f} GB"
+        return text if self._settings.ssd_folder else f"{text}; SSD_CACHE_DIR=off turns it off"
 
     def _open_tier(self) -> DiskTier | None:
         settings = self._settings

@@ -35,7 +35,7 @@ class DiskWait:
     """Something that a prompt waits for.
 
     Attributes:
-        is_over: set on the disk thread.
+        is_over: set on the disk thread, or by the engine where that thread takes no more jobs.
         is_late: the prompt did not wait any longer.
         saves: tokens that it is to give beyond what memory has, if that is known.
     """

@@ -7,9 +7,10 @@ from collections import deque
 _LEAST_BYTES = 2**24
 """Less says more of waiting than of reading."""
 _REMEMBERED = 8
-_WORTH = 1.5
+_MOST_TIMES_AS_LONG = 1.5
+"""As computing a restore may take: it leaves the device to other prompts."""
 _UNNOTICED_S = 0.25
-"""A restore may take so much longer than computing: it leaves the device to other prompts."""
+"""Nobody notices so much more, and nothing is computed twice."""
 
 
 class RestorePace:
@@ -29,4 +30,6 @@ class RestorePace:
         It goes by the fastest of the last restores: the others may have waited for a busy disk. As long as
         none is known, restoring is better.
         """
-        return bool(self._rates) and nbytes / max(self._rates) > _WORTH * computing_s + _UNNOTICED_S
+        return (
+            bool(self._rates) and nbytes / max(self._rates) > _MOST_TIMES_AS_LONG * computing_s + _UNNOTICED_S
+        )

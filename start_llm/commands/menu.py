@@ -105,7 +105,7 @@ class Menu:
             return False
 
     def _tell_state(self) -> None:
-        settings, told = self._world.settings, io.StringIO()
+        settings, output = self._world.settings, io.StringIO()
         key = next(iter(settings.keys), NO_KEY)
         self._say(f"start_llm {__version__}\n")
         tell_status(
@@ -113,9 +113,9 @@ class Menu:
             own_url(settings.mlx_host, settings.mlx_port),
             key,
             as_json=False,
-            stream=told,
+            stream=output,
         )
-        self._say(f"{told.getvalue()}")
+        self._say(f"{output.getvalue()}")
 
     def _choices(self) -> list[Choice]:
         if servers_of(self._world.settings):

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests.output.corpus.case import Call, Case, outcome_of, split
+from tests.output.corpus.case import Call, Case, leaves, outcome_of, split
 from tests.output.corpus.writers import WRITERS
 
 WRITE = Call("write", {"path": "/a.txt", "text": "one\ntwo"})
@@ -38,14 +38,6 @@ def marks(text: str) -> list[str]:
     """Everything between angles, and every bracket."""
     found = [part.split(">", 1)[0] for part in text.split("<")[1:] if ">" in part]
     return [*dict.fromkeys(f"<{one}>" for one in found), *(one for one in "{}[]" if one in text)]
-
-
-def leaves(value: object) -> Iterator[object]:
-    if isinstance(value, dict | list):
-        for inner in value.values() if isinstance(value, dict) else value:
-            yield from leaves(inner)
-    else:
-        yield value
 
 
 def is_right(value: object, text: str) -> bool:

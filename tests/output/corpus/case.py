@@ -1,6 +1,6 @@
 """The contents of a case of the corpus, and the tools that are offered in all of them."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -152,3 +152,12 @@ def outcome_of(events: Sequence[Output]) -> Outcome:
                 assert index == len(outcome.calls) - 1 == outcome.ended
                 outcome.ended += 1
     return outcome
+
+
+def leaves(value: object) -> Iterator[object]:
+    """The texts, numbers and literals in the arguments of a call, however deep."""
+    if isinstance(value, dict | list):
+        for inner in value.values() if isinstance(value, dict) else value:
+            yield from leaves(inner)
+    else:
+        yield value
