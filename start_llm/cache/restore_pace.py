@@ -30,6 +30,5 @@ class RestorePace:
         It goes by the fastest of the last restores: the others may have waited for a busy disk. As long as
         none is known, restoring is better.
         """
-        return (
-            bool(self._rates) and nbytes / max(self._rates) > _MOST_TIMES_AS_LONG * computing_s + _UNNOTICED_S
-        )
+        acceptable_s = _MOST_TIMES_AS_LONG * computing_s + _UNNOTICED_S
+        return bool(self._rates) and nbytes / max(self._rates) > acceptable_s

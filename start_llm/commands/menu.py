@@ -115,7 +115,7 @@ class Menu:
             as_json=False,
             stream=output,
         )
-        self._say(f"{output.getvalue()}")
+        self._say(output.getvalue())
 
     def _choices(self) -> list[Choice]:
         if servers_of(self._world.settings):
