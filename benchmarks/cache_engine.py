@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -173,10 +172,3 @@ class Conversation:
 
     def ask(self, new: Sequence[int]) -> int:
         return self.finish(self.submit(new))
-
-
-def active_bytes() -> int:
-    """Bytes that MLX's arrays hold, once nothing waits to be collected."""
-    gc.collect()
-    mx.clear_cache()
-    return mx.get_active_memory()

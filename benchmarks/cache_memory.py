@@ -21,7 +21,6 @@ from benchmarks.cache_engine import (
     Model,
     Row,
     Size,
-    active_bytes,
     prompt,
 )
 from start_llm.engine.admission import Admission
@@ -29,6 +28,7 @@ from start_llm.engine.cost import measure_sequence
 from start_llm.engine.work import measure_work
 from tests.cache.conversations import Talkers, talk
 from tests.engine.harness import Watched, Wrapped, engine_request
+from tests.mlx_memory import active_bytes
 
 _HEADS = {"num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 64}
 DEEP = {"qwen3": Size(128, 8, _HEADS)}

@@ -192,11 +192,20 @@ def measure_tower(vision: Vision) -> TowerMemoryCost:
 def _looked(vision: Vision, side: int) -> tuple[int, int]:
     """Look at a square image, and return the number of its tokens and the bytes that this took."""
     done = vision.processor.preprocess(blank((side, side)))
-    mx.clear_cache()
-    active = mx.get_active_memory()
-    mx.reset_peak_memory()
+    active = _active_bytes()
     vision.look(done.inputs, done.network_ids)
     return len(done.network_ids), max(mx.get_peak_memory() - active, 0)
+
+
+def _active_bytes() -> int:
+    """Return MLX's memory in use, and measure its peak from now on.
+
+    A CUDA device frees what a step took only when all of it has run, which is after its results are there.
+    """
+    mx.synchronize()
+    mx.clear_cache()
+    mx.reset_peak_memory()
+    return mx.get_active_memory()
 
 
 def _seconds_of_a_long_one(short: Chunk, longer: Chunk) -> float:
@@ -225,9 +234,7 @@ class _Probe:
         self.held = held
 
     def compute(self, tokens: int) -> _Tried:
-        mx.clear_cache()
-        active = mx.get_active_memory()
-        mx.reset_peak_memory()
+        active = _active_bytes()
         began = self._clock()
         self._network(mx.zeros((1, tokens), dtype=mx.uint32), cache=self.caches)
         mx.eval([leaf.state for leaf in leaves(self.caches)])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import threading
 from collections.abc import Callable
 from typing import Any, cast
@@ -13,6 +12,7 @@ import pytest
 from mlx_lm.models.cache import ArraysCache, KVCache, RotatingKVCache
 
 from start_llm.cache.layers import Layers, materialize
+from tests.mlx_memory import active_bytes
 
 LENGTH = 40
 SLACK = 20_000
@@ -106,12 +106,6 @@ def test_settled_caches_are_computed_where_it_was_done():
 
 
 # ----------------------------------------------------------------------------------------------------- memory
-
-
-def active_bytes() -> int:
-    gc.collect()
-    mx.clear_cache()
-    return mx.get_active_memory()
 
 
 def test_caches_that_came_out_of_a_batch_keep_nothing_of_it():

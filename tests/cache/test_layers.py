@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import importlib
 import itertools
 from collections.abc import Callable, Iterator
@@ -27,6 +26,7 @@ from mlx_lm.models.cache import (
 from start_llm.cache import arrays as kept_arrays
 from start_llm.cache.arrays import KVSlice, TokenRange, joined
 from start_llm.cache.layers import Layers, materialize
+from tests.mlx_memory import active_bytes, rounded_up_bytes
 
 WINDOW = 24
 SIDES = (3, 4, 7)
@@ -276,20 +276,6 @@ def test_a_copy_of_a_view_does_not_change_when_its_source_goes_on(kind):
 
 
 # ----------------------------------------------------------------------------------------------------- memory
-
-
-def active_bytes() -> int:
-    gc.collect()
-    mx.clear_cache()
-    return mx.get_active_memory()
-
-
-def rounded_up_bytes() -> int:
-    """What the allocator adds to an array, at most: CUDA's gives whole blocks of 16 KiB."""
-    before, size = active_bytes(), 20_001
-    array = mx.zeros(size, mx.uint8)
-    mx.eval(array)
-    return mx.get_active_memory() - before - size
 
 
 SLACK = 2_000 + rounded_up_bytes()

@@ -6,7 +6,6 @@ is kept can be compared with the tokens that it is kept for.
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,6 +21,7 @@ from start_llm.engine.batch import BatchGroup
 from start_llm.engine.resources import EngineResources
 from tests.cache.conversations import Cached
 from tests.engine.harness import Breakdown, FailsOnce, Watched, Wrapped, engine_request
+from tests.mlx_memory import active_bytes
 
 VOCABULARY = 400
 PROMPTS = [tuple(range(75)), tuple(range(100, 140)), tuple(range(200, 290))]
@@ -259,12 +259,6 @@ def test_the_cache_knows_what_a_batch_holds():
     engine.finish(*sequences)
     engine.say((1, 2, 3))
     assert engine.cached.live_bytes == 0
-
-
-def active_bytes() -> int:
-    gc.collect()
-    mx.clear_cache()
-    return mx.get_active_memory()
 
 
 def test_when_a_long_sequence_leaves_a_batch_the_padding_of_the_others_leaves_memory():

@@ -1,6 +1,5 @@
 """The loop serves fairly, drops what nobody wants, and survives what a network throws at it."""
 
-import gc
 from typing import Any, cast
 
 import mlx.core as mx
@@ -13,6 +12,7 @@ from start_llm.engine.batch import BatchGroup
 from start_llm.engine.inbox import StopRequest
 from start_llm.engine.loop import STOPPING
 from tests.engine.harness import Breakdown, FailsOnce, Stepper, Watched, Wrapped, engine_request
+from tests.mlx_memory import active_bytes
 from tests.ties import Reference, Tally, greedy_reference
 
 LONG = tuple(int(n) for n in np.random.default_rng(1).integers(0, 1500, 900))
@@ -248,12 +248,6 @@ def test_the_next_in_line_starts_in_the_step_that_drops_a_sequence(resources):
     sequence.generation.cancel()
     stepper.step()
     assert heir.progress
-
-
-def active_bytes() -> int:
-    gc.collect()
-    mx.clear_cache()
-    return mx.get_active_memory()
 
 
 def test_what_was_dropped_leaves_no_memory_after(resources):
