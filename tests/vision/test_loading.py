@@ -6,9 +6,10 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
 
 import mlx.core as mx
 import pytest
@@ -25,6 +26,9 @@ from start_llm.models.loader import LoadedModel, load
 from start_llm.models.vision_families import VISION_FAMILIES
 from tests.engine.harness import Stepper
 from tests.vision.seeing import FAMILIES, eyes, folder_of, model_of, picture, prompt, resources_of, words
+
+if TYPE_CHECKING:
+    from start_llm.models.vision import Vision
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 MARKS = {
@@ -299,6 +303,24 @@ def test_the_towers_memory_is_measured():
     assert 10**4 < cost.bytes_of(50) < 10**8
     assert cost.longest(cost.bytes_of(40)) <= 41
     assert cost.longest(0) == 16
+
+
+@pytest.mark.parametrize(
+    ("seconds", "tokens"), [(0.0, [16, 49, 81]), (0.5, [16, 49, 49]), (2.0, [16, 16]), (60.0, [16, 16])]
+)
+def test_a_slow_tower_is_tried_on_small_images_and_counted_rather_too_high(seconds: float, tokens: list[int]):
+    """From half a second on an image is looked at twice, because the first time may be that of compiling."""
+    vision, seen, now = eyes(model_of("qwen3_vl")), list[int](), [0.0]
+
+    def look(inputs: Any, ids: Sequence[int]) -> Any:
+        seen.append(len(ids))
+        now[0] += seconds * len(ids) / 16
+        return vision.look(inputs, ids)
+
+    watched = cast("Vision", SimpleNamespace(processor=vision.processor, look=look))
+    cost = measure_tower(watched, lambda: now[0])
+    assert seen == tokens
+    assert cost.bytes_of(196) > 0.5 * measure_tower(vision).bytes_of(196)
 
 
 @pytest.mark.parametrize("family", [family for family in FAMILIES if "moe" not in family])
