@@ -43,8 +43,9 @@ from mlx_lm.generate import generation_stream  # noqa: E402
 from benchmarks import servers  # noqa: E402
 from scripts import tiny_models  # noqa: E402
 from start_llm.cache.buffers import KVShape  # noqa: E402
+from start_llm.cache.disk_folder import DiskLimits  # noqa: E402
 from start_llm.cache.disk_index import DiskIndex, scan  # noqa: E402
-from start_llm.cache.disk_tier import DiskAccess, DiskLimits, DiskTier  # noqa: E402
+from start_llm.cache.disk_tier import DiskAccess, DiskTier  # noqa: E402
 from start_llm.cache.eviction import EvictionLimits  # noqa: E402
 from start_llm.cache.layers import Layers  # noqa: E402
 from start_llm.cache.prompt_cache import PromptCache  # noqa: E402
@@ -264,7 +265,7 @@ def measure_beside(model: LoadedModel, shape: KVShape, folder: Path, tokens: int
         def notify() -> None:
             stepper.inbox.put(DiskNews())
 
-        one.tier.notify = notify
+        one.tier.traffic.notify = notify
         for number in range(ROUNDS):
             one.cache.flush_to_disk(600)
             alone.append(reply_s(stepper, number))

@@ -73,13 +73,13 @@ class DiskStorage:
 
     @property
     def folder(self) -> Path | None:
-        return self._tier.folder if self._tier else None
+        return self._tier.folder.path if self._tier else None
 
     def __str__(self) -> str:
         """Where it is, and how large it may become, in one line."""
         if self._tier is None:
             return "off"
-        text = f"{self._tier.folder}, up to {self._tier.limit() / 10**9:,.1f} GB"
+        text = f"{self._tier.folder.path}, up to {self._tier.folder.limit() / 10**9:,.1f} GB"
         return text if self._settings.ssd_folder else f"{text}; SSD_CACHE_DIR=off turns it off"
 
     def _open_tier(self) -> DiskTier | None:
@@ -91,7 +91,7 @@ class DiskStorage:
         if not tier.start():
             return None
         tell_of_older_pages(folder, self._say)
-        tier.notify = self._notify
+        tier.traffic.notify = self._notify
         self._thread.start()
         self._database_thread.start()
         return tier
@@ -107,12 +107,12 @@ class DiskStorage:
         if self._tier is None:
             return None
         self._names.add(name)
-        self._tier.database_names = tuple(self._names)
-        return self._database(self._tier.folder, name)
+        self._tier.folder.database_names = tuple(self._names)
+        return self._database(self._tier.folder.path, name)
 
     def responses(self) -> Database | None:
         """Open the file with the kept responses of all models; None without a disk tier."""
-        return self._database(self._tier.folder, _RESPONSES) if self._tier else None
+        return self._database(self._tier.folder.path, _RESPONSES) if self._tier else None
 
     def _database(self, folder: Path, name: str) -> Database:
         return Database(folder / TRANSCRIPTS / f"{name}.db", self._database_thread, self._say)

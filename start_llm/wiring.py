@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from start_llm.cache.disk_tier import DiskLimits
+from start_llm.cache.disk_folder import DiskLimits
 from start_llm.cache.eviction import EvictionLimits
 from start_llm.config.paths import DEMO_MODEL, from_root
 from start_llm.config.settings import Settings

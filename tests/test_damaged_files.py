@@ -17,8 +17,9 @@ from pathlib import Path
 
 import pytest
 
+from start_llm.cache.disk_folder import DiskLimits
 from start_llm.cache.disk_index import WRITTEN
-from start_llm.cache.disk_tier import DiskLimits, DiskTier
+from start_llm.cache.disk_tier import DiskTier
 from start_llm.cache.page_file import FileHeader, TensorLayout, write_file
 from start_llm.config import settings as settings_table
 from start_llm.config.env_file import read_env_file
@@ -164,7 +165,7 @@ def test_a_damaged_count_of_what_was_written_counts_as_nothing(tmp_path: Path):
         path.write_bytes(content)
         told: Told = []
         tier = opened_tier(tmp_path, told)
-        assert tier._written_today.today_bytes >= 0, what
+        assert tier._worker._written_today.today_bytes >= 0, what
         assert len(told) <= 1, (what, told)
         opened_tier(tmp_path, again := [])
         assert not again, what

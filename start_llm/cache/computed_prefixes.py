@@ -10,6 +10,7 @@ from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 
 from start_llm.cache.pages import Page, common_length, page_key
+from start_llm.core.thread_owners import ENGINE, owned_by
 
 _MAX_BYTES = 16 * 2**20
 """With pages of 256 tokens, this is three and a half million tokens."""
@@ -18,6 +19,7 @@ _OVERHEAD_BYTES = 200
 _TOKEN_BYTES = 4
 
 
+@owned_by(ENGINE)
 class ComputedPrefixIndex:
     """The tokens that were computed after each page, as blocks of at most a page.
 

@@ -20,6 +20,7 @@ from start_llm.cache.disk_tier import DiskAccess
 from start_llm.cache.page_file import TensorLayout
 from start_llm.cache.pages import Page, SequenceCache
 from start_llm.cache.restore_pace import RestorePace
+from start_llm.core.thread_owners import ENGINE, owned_by
 
 if TYPE_CHECKING:
     from start_llm.cache.buffers import Targets
@@ -72,6 +73,7 @@ class DiskRestore:
         self.read.is_given_up = True
 
 
+@owned_by(ENGINE)
 class DiskRestorer:
     """Begins restores, and completes them when their files are read.
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from start_llm.cache.pages import Checkpoint, Page, SequenceCache
 from start_llm.cache.store import MemoryUsage, PageStore
+from start_llm.core.thread_owners import ENGINE, owned_by
 
 if TYPE_CHECKING:
     from start_llm.cache.write_back import WriteBack
@@ -53,6 +54,7 @@ class EvictionLimits:
         return _CHECKPOINTS_SHARE * self.budget_bytes
 
 
+@owned_by(ENGINE)
 class Evictor:
     """Keeps a store within its limits. Whatever a running sequence needs stays.
 

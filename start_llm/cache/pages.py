@@ -19,6 +19,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
+from start_llm.core.thread_owners import ENGINE, owned_by
+
 
 class TensorBlock(Protocol):
     """Arrays that are stored together."""
@@ -200,6 +202,7 @@ class _Counted(NamedTuple):
     unused_run_bytes: int = 0
 
 
+@owned_by(ENGINE)
 class PageTree:
     """Roots by salt, each with a tree of pages of `page_size` tokens.
 

@@ -41,6 +41,7 @@ from start_llm.cache.restore import Restorer
 from start_llm.cache.store import PageStore
 from start_llm.cache.write_back import WriteBack
 from start_llm.core.events import Miss, Restored
+from start_llm.core.thread_owners import ENGINE, owned_by
 from start_llm.telemetry.metrics import CacheMetrics
 
 
@@ -73,6 +74,7 @@ class _Match(NamedTuple):
     restored: Restored
 
 
+@owned_by(ENGINE)
 class PromptCache:
     """The KV and state of one network that outlive their requests.
 

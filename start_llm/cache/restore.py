@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, cast
 from start_llm.cache.arrays import KVSlice, StateSnapshot, TokenRange
 from start_llm.cache.pages import Checkpoint, Page, PageRun, SequenceCache
 from start_llm.cache.plan import RestorePlan
+from start_llm.core.thread_owners import ENGINE, owned_by
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from start_llm.cache.store import PageStore
 
 
+@owned_by(ENGINE)
 class Restorer:
     """Makes the caches of sequences.
 

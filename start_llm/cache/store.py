@@ -18,6 +18,7 @@ from start_llm.cache.pages import (
     SequenceCache,
     TensorBlock,
 )
+from start_llm.core.thread_owners import ENGINE, owned_by
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -40,6 +41,7 @@ class MemoryUsage:
         return MemoryUsage(self.nbytes - other.nbytes, self.arrays - other.arrays)
 
 
+@owned_by(ENGINE)
 class PageStore:
     """Pages, sequence caches, runs and checkpoints of one network.
 

@@ -20,11 +20,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 from start_llm.cache.buffers import Outgoing, outgoing
 from start_llm.cache.page_file import FileHeader
 from start_llm.cache.pages import Checkpoint, Page, PageRun, SequenceCache, page_key
+from start_llm.core.thread_owners import ENGINE, owned_by
 
 if TYPE_CHECKING:
     from start_llm.cache.arrays import KVSlice, StateSnapshot
     from start_llm.cache.disk_index import CachedFile, DiskIndex, FileName
-    from start_llm.cache.disk_tier import DiskAccess, Reader
+    from start_llm.cache.disk_tier import DiskAccess
+    from start_llm.cache.disk_worker import Reader
     from start_llm.cache.layers import Layers
     from start_llm.cache.store import PageStore
 
@@ -60,6 +62,7 @@ class _Candidate(NamedTuple):
     item: Writable
 
 
+@owned_by(ENGINE)
 class WriteBack:
     """Hands pages and states of a store to the disk tier, one at a time.
 

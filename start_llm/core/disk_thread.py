@@ -12,6 +12,8 @@ import threading
 import time
 from collections.abc import Callable
 
+from start_llm.core.thread_owners import DISK, take_role
+
 type Job = Callable[[], None]
 
 _URGENT, _USUAL = 0, 1
@@ -74,6 +76,7 @@ class DiskThread:
         return not self._thread.is_alive()
 
     def _run(self) -> None:
+        take_role(DISK)
         while (job := self._next()) is not None:
             try:
                 job()

@@ -14,6 +14,7 @@ import mlx.core as mx
 from mlx_lm.models.cache import TokenBuffer
 
 from start_llm.core.adapters import AdapterStack
+from start_llm.core.thread_owners import ENGINE, owned_by
 from start_llm.engine import merging
 from start_llm.engine.admission import planned_tokens
 from start_llm.engine.sampling import BatchSampler
@@ -47,6 +48,7 @@ class _Launched(NamedTuple):
     scores: list[Scores | None]
 
 
+@owned_by(ENGINE)
 class BatchGroup:
     """Sequences that decode in one forward pass.
 
@@ -293,6 +295,7 @@ def padding(lengths: Sequence[int]) -> int:
     return len(lengths) * max(lengths) - sum(lengths)
 
 
+@owned_by(ENGINE)
 class Decoder:
     """All decoding sequences, each alone or in a group with others of similar length.
 

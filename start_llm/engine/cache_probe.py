@@ -6,6 +6,7 @@ import queue
 
 from start_llm.core.engine_request import EngineRequest
 from start_llm.core.events import Restored
+from start_llm.core.thread_owners import ENGINE, REQUEST, owned_by
 
 
 class CacheProbe:
@@ -15,10 +16,12 @@ class CacheProbe:
         self.request = request
         self._answer: queue.SimpleQueue[Restored | None] = queue.SimpleQueue()
 
+    @owned_by(ENGINE)
     def answer(self, restored: Restored | None) -> None:
         """Set the answer. None: the lookup failed."""
         self._answer.put(restored)
 
+    @owned_by(REQUEST)
     def wait(self, timeout_s: float) -> Restored | None:
         """Return the answer; None if the lookup failed.
 

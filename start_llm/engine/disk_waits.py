@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from start_llm.cache.disk_restore import DiskRestore
+from start_llm.core.thread_owners import ENGINE, owned_by
 from start_llm.engine.admission import planned_tokens
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ _LAST_FILE_S = 1.0
 """For the file that is being read when the patience ends, so that those before it are used."""
 
 
+@owned_by(ENGINE)
 class DiskWaits:
     """Begins, follows and ends the waits of requests for the disk.
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from start_llm.core.errors import InternalError, RequestError
+from start_llm.core.thread_owners import ENGINE, REQUEST, owned_by
 
 
 class EngineTask:
@@ -21,6 +22,7 @@ class EngineTask:
         self._work = work
         self._outcome: queue.SimpleQueue[tuple[Any, RequestError | None]] = queue.SimpleQueue()
 
+    @owned_by(ENGINE)
     def run(self) -> None:
         """Do the work. Nothing is raised here: requests that run have no part in it."""
         try:
@@ -31,6 +33,7 @@ class EngineTask:
             traceback.print_exc()
             self._outcome.put((None, InternalError(f"{type(error).__name__}: {error}")))
 
+    @owned_by(REQUEST)
     def wait(self, timeout_s: float) -> Any:
         """Return what the work returned.
 

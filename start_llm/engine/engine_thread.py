@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import mlx.core as mx
 from mlx_lm.generate import generation_stream
 
+from start_llm.core.thread_owners import ENGINE, take_role
 from start_llm.engine.loop import EngineLoop
 
 type Job = Callable[[], None]
@@ -116,6 +117,7 @@ class EngineThread:
         return not self.is_alive()
 
     def _run(self) -> None:
+        take_role(ENGINE)
         try:
             # One stream for prefill and decode: mlx_lm's batches run on this one.
             with mx.stream(generation_stream):

@@ -8,12 +8,14 @@ from contextlib import suppress
 
 from start_llm.core.engine_request import EngineRequest
 from start_llm.core.events import Event, Idle
+from start_llm.core.thread_owners import REQUEST, owned_by
 
 
 class Generation:
     """A queue of events from the engine thread to one HTTP thread, and a flag to cancel.
 
-    The engine thread calls `emit` and reads `cancelled`; the HTTP thread calls `take` and `cancel`.
+    The engine thread reads `cancelled`; the HTTP thread calls `take` and `cancel`; both call `emit`, the
+    latter where the engine takes no more requests.
     """
 
     def __init__(self, request: EngineRequest) -> None:
@@ -43,6 +45,7 @@ class Generation:
     def emit(self, event: Event) -> None:
         self._events.put(event)
 
+    @owned_by(REQUEST)
     def take(self, timeout_s: float) -> list[Event]:
         """Return the events that are ready. Never empty: `[Idle()]` if none comes in `timeout_s` seconds."""
         try:

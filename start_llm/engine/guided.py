@@ -8,10 +8,12 @@ import mlx.core as mx
 
 from start_llm.core.engine_request import Guide
 from start_llm.core.errors import ConstraintViolated
+from start_llm.core.thread_owners import ENGINE, owned_by
 
 _MASKED = float("-inf")
 
 
+@owned_by(ENGINE)
 class GuidedLogits:
     """A logits processor that keeps the tokens that a guide allows. It must be the last one of its sequence.
 

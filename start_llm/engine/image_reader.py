@@ -9,6 +9,7 @@ import mlx.core as mx
 
 from start_llm.core.images import ImageRun
 from start_llm.core.recently_used import RecentlyUsed
+from start_llm.core.thread_owners import ENGINE, owned_by
 from start_llm.models.vision import ImageFeatures, Vision
 from start_llm.telemetry.metrics import EngineMetrics
 
@@ -16,6 +17,7 @@ _NAMING_TOKENS = 4
 """Tokens that are enough to name an image: 124 bits of its digest."""
 
 
+@owned_by(ENGINE)
 class ImageReader:
     """Runs the vision tower, and keeps what it has seen within a limit. Owned by the engine thread.
 

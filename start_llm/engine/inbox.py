@@ -7,6 +7,7 @@ import threading
 from contextlib import suppress
 from dataclasses import dataclass
 
+from start_llm.core.thread_owners import ENGINE, owned_by
 from start_llm.engine.cache_probe import CacheProbe
 from start_llm.engine.engine_task import EngineTask
 from start_llm.engine.generation import Generation
@@ -69,9 +70,11 @@ class Inbox:
         return not self._is_closed
 
     @property
+    @owned_by(ENGINE)
     def is_empty(self) -> bool:
         return self._queue.empty()
 
+    @owned_by(ENGINE)
     def take_all(self) -> list[InboxItem]:
         """Return all items that are available, without waiting."""
         taken: list[InboxItem] = []
@@ -89,6 +92,7 @@ class Inbox:
             with self._lock:
                 self.requests += change
 
+    @owned_by(ENGINE)
     def close(self) -> None:
         """Make `put` return False from now on. Items that are already queued must still be taken."""
         self._is_closed = True

@@ -17,6 +17,7 @@ from start_llm.cache.layers import Layers
 from start_llm.cache.no_reuse import NoReuse
 from start_llm.cache.pages import SequenceCache
 from start_llm.core.events import Failed
+from start_llm.core.thread_owners import ENGINE, owned_by
 from start_llm.engine.admission import planned_tokens
 from start_llm.engine.batch import BatchGroup, Decoder
 from start_llm.engine.cache_probe import CacheProbe
@@ -41,6 +42,7 @@ _CACHE_TIDY_S = 0.01
 """Most seconds of a step for trimming the arrays that the prompt cache keeps."""
 
 
+@owned_by(ENGINE)
 class EngineLoop:
     """Schedules requests, prefills prompts and decodes replies.
 

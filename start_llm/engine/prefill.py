@@ -10,12 +10,14 @@ import mlx.core as mx
 from start_llm.core.adapters import AdapterStack
 from start_llm.core.events import Prefilling
 from start_llm.core.images import ImageSpan
+from start_llm.core.thread_owners import ENGINE, owned_by
 from start_llm.engine.image_reader import ImageReader
 from start_llm.engine.sequence import EngineSequence
 from start_llm.engine.shifted_cache import shifted
 from start_llm.models.vision import ImageChunk, ImageFeatures
 
 
+@owned_by(ENGINE)
 class Prefill:
     """Computes a sequence's prompt into its caches, all but the last token.
 

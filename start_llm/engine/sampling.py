@@ -19,6 +19,7 @@ from typing import NamedTuple
 import mlx.core as mx
 
 from start_llm.core.sampling import Sampling
+from start_llm.core.thread_owners import ENGINE, owned_by
 
 type LogitsProcessor = Callable[[mx.array, mx.array], mx.array]
 """Maps all tokens so far [n] and logits [1, vocabulary] to logits [1, vocabulary]."""
@@ -46,6 +47,7 @@ class Drawn(NamedTuple):
     chances: mx.array
 
 
+@owned_by(ENGINE)
 class Chooser:
     """One request's sampling parameters and random numbers."""
 
@@ -67,6 +69,7 @@ class Chooser:
         return -math.log2(chance) if self.sampling.seed is None and chance > 0 else 0.0
 
 
+@owned_by(ENGINE)
 class BatchSampler:
     """Draws one token for each sequence, in a few operations for all of them.
 

@@ -14,6 +14,7 @@ from typing import Protocol
 from start_llm.cache.disk_reads import DiskWait
 from start_llm.cache.disk_restore import DiskRestore, FromDisk
 from start_llm.core.engine_request import EngineRequest
+from start_llm.core.thread_owners import ENGINE, owned_by
 from start_llm.engine.generation import Generation
 from start_llm.engine.sequence import EngineSequence
 
@@ -70,6 +71,7 @@ class QueuedRequest:
         return self.wait is not None and not self.wait.is_over
 
 
+@owned_by(ENGINE)
 class Schedule:
     """All waiting requests.
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 
+from start_llm.core.thread_owners import ENGINE, owned_by
 from start_llm.engine.pacing import DECODE_SHARE, Chunk, ChunkPacer
 from start_llm.engine.prefill import Prefill
 from start_llm.engine.resources import EngineResources
 from start_llm.telemetry.metrics import EngineMetrics
 
 
+@owned_by(ENGINE)
 class EngineTime:
     """Measures prefill and decode steps, and decides from that when to prefill and how much.
 
@@ -105,6 +107,7 @@ class EngineTime:
         return prefill is None or (left_s > 0 and self._pacer.fits(prefill.remaining, prefill.done, left_s))
 
 
+@owned_by(ENGINE)
 class TimeShare:
     """Divides the engine's time between prefill and decode while replies are running.
 

@@ -18,6 +18,7 @@ from typing import Any, Final
 from start_llm.core.access_policy import AccessPolicy
 from start_llm.core.errors import ClientGone, PortError
 from start_llm.core.loopback import IPV4_LOOPBACK, IPV6_LOOPBACK, loopback_addresses
+from start_llm.core.thread_owners import REQUEST, take_role
 from start_llm.protocols.notices import Notices
 from start_llm.protocols.responses.store import ResponseStore
 from start_llm.protocols.seal import Seal
@@ -312,6 +313,10 @@ class Listener(ThreadingHTTPServer):
             request.setblocking(False)
             request.send(_NO_ROOM % (len(_NO_ROOM_BODY), _NO_ROOM_BODY))
         return False
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        take_role(REQUEST)
+        super().process_request_thread(request, client_address)
 
     def shutdown_request(self, request: Any) -> None:
         self.connections.forget(request)

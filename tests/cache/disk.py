@@ -12,8 +12,9 @@ import mlx.core as mx
 from mlx_lm.generate import generation_stream
 
 from start_llm.cache.buffers import KVShape
+from start_llm.cache.disk_folder import DiskLimits
 from start_llm.cache.disk_restore import DiskRestorer
-from start_llm.cache.disk_tier import DiskAccess, DiskLimits, DiskTier
+from start_llm.cache.disk_tier import DiskAccess, DiskTier
 from start_llm.core.disk_thread import DiskThread
 from start_llm.engine.inbox import DiskNews
 from start_llm.engine.resources import EngineResources
@@ -72,7 +73,7 @@ class OnDisk(Cached):
         self.thread = DiskThread(self.errors.append)
         self.tier = DiskTier(folder, limits, self.thread, self.disk, self.said.append)
         super().__init__(resources, budget, **changes)
-        self.tier.notify = self.note_disk
+        self.tier.traffic.notify = self.note_disk
         shape = KVShape.of(self.layers, filled(self.layers, resources.network))
         self.cache.attach_disk(DiskAccess(self.tier, shape, is_in_place, idle_s))
         self.thread.start()

@@ -17,10 +17,11 @@ import mlx.core as mx
 import pytest
 from mlx_lm.generate import generation_stream
 
+from start_llm.cache.disk_folder import DiskLimits
 from start_llm.cache.disk_index import LOCK, WRITTEN, CachedFile
 from start_llm.cache.disk_maintenance import clear, report
 from start_llm.cache.disk_reads import DiskRead, FilePart
-from start_llm.cache.disk_tier import MOST_IN_FLIGHT, DiskLimits
+from start_llm.cache.disk_traffic import MOST_IN_FLIGHT
 from start_llm.core.events import Failed, Finished, Restored
 from start_llm.core.private_files import Lock
 from start_llm.engine.inbox import StopRequest
@@ -396,7 +397,7 @@ def test_reads_end_however_many_there_are_at_once(plain: EngineResources, tmp_pa
         for read in reads:
             engine.tier.read(read)
         settled(lambda: all(read.is_over for read in reads))
-        assert not engine.tier._being_read
+        assert not engine.tier.traffic.being_read
 
 
 @pytest.mark.sample(2)
@@ -547,7 +548,7 @@ def test_what_finds_no_room_is_told_once(plain: EngineResources, tmp_path: Path,
 
     def make_room() -> None:
         monkeypatch.setattr(os, "statvfs", real)
-        engine.tier._limits = DiskLimits(max_size=10**9, pause_s=0.2)
+        engine.tier.folder.limits = DiskLimits(max_size=10**9, pause_s=0.2)
 
     check_that_a_full_disk_is_told_once(engine, make_room)
     engine.stop()

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
+from start_llm.cache.disk_folder import DiskLimits
 from start_llm.cache.disk_index import DiskIndex, scan
-from start_llm.cache.disk_tier import DiskLimits
 from start_llm.cache.page_file import FileHeader, opened_file, write_file
 from start_llm.engine.resources import EngineResources
 from tests.cache.conversations import PAGE
