@@ -74,6 +74,7 @@ class BatchGroup:
         self._mount = mount
         self.adapters = sequence.adapters
         self._sequences = [sequence]
+        self._held = [len(sequence.tokens) - 1]
         self._caches: list[Any] = sequence.layer_caches
         self._contexts: dict[int, TokenBuffer] = {}
         self._sampler: BatchSampler | None = None
@@ -84,6 +85,11 @@ class BatchGroup:
     @property
     def sequences(self) -> list[EngineSequence]:
         return list(self._sequences)
+
+    @property
+    def held(self) -> list[int]:
+        """For each sequence the tokens that its caches hold, with those of the launched step."""
+        return list(self._held)
 
     @property
     def nbytes(self) -> int:
@@ -120,6 +126,7 @@ class BatchGroup:
         else:
             merging.extend(self._caches, sequence.layer_caches, sequence.images.shift)
         self._sequences.append(sequence)
+        self._held.append(len(sequence.tokens) - 1)
         self._lend(sequence)
         self._plan_growth()
         self._sampler = None
@@ -160,7 +167,7 @@ class BatchGroup:
     def remove(self, sequence: EngineSequence) -> ReleasedCaches:
         """Remove a sequence. Its caches hold all of its tokens, or all but the last if it has just joined."""
         place = self._place(sequence)
-        is_fed = self._next is not None and place < len(self._next.scores)
+        held = self._held.pop(place)
         caches = self._take_out(place) if len(self._sequences) > 1 else self._caches
         del self._sequences[place]
         self._contexts.pop(id(sequence), None)
@@ -170,7 +177,7 @@ class BatchGroup:
         if len(self._sequences) == 1:
             self._give_back(self._sequences[0])
         self._plan_growth()
-        return ReleasedCaches(caches, len(sequence.tokens) if is_fed else len(sequence.tokens) - 1)
+        return ReleasedCaches(caches, held)
 
     def _take_out(self, place: int) -> list[Any]:
         return merging.take_out(self._caches, place, len(self._sequences))
@@ -210,7 +217,8 @@ class BatchGroup:
         logits = self._processed(tokens, self._network(tokens[:, None], cache=self._positioned)[:, -1, :])
         if self._sampler is None:
             self._sampler = BatchSampler([sequence.chooser for sequence in self._sequences], logits.shape[-1])
-        sampled, chances = self._sampler(logits)
+        self._held = [tokens + 1 for tokens in self._held]
+        sampled, chances = self._sampler(logits, self._held)
         scores = [self._scores(place, logits, sampled) for place in range(len(self._sequences))]
         mx.async_eval(sampled, chances, [one.arrays for one in scores if one])
         return _Launched(sampled, chances, scores)

@@ -3,15 +3,16 @@
 This replaces mlx_lm's sampling. Its filters are compiled against the global random state, so one exception
 inside them leaves that state unusable for the whole process (lesson 1), and its seeds are global to a thread.
 
-Here each request has its own random numbers, one for each token, so its choices do not depend on the other
-sequences of the batch. They come from the host: a few floats cost less than keys that are split on the
-device.
+Here each request has its own random numbers. Each is a function of its seed and of the position of the token
+that it chooses, so a choice depends neither on the other sequences of the batch nor on what was computed
+before: a step that failed, or a sequence that was preempted, goes on to the same reply. They come from the
+host: a few floats cost less than keys that are split on the device.
 """
 
 from __future__ import annotations
 
+import hashlib
 import math
-import random
 import secrets
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -53,13 +54,13 @@ class Chooser:
 
     def __init__(self, sampling: Sampling) -> None:
         self.sampling = sampling
-        self._random = random.Random(
-            secrets.randbits(_SEED_BITS) if sampling.seed is None else sampling.seed % 2**_SEED_BITS
-        )
+        seed = secrets.randbits(_SEED_BITS) if sampling.seed is None else sampling.seed % 2**_SEED_BITS
+        self._seed = seed.to_bytes(_SEED_BITS // 8, "little")
 
-    def uniform(self) -> float:
-        """Return the next random number in [0, 1)."""
-        return self._random.getrandbits(_UNIFORM_BITS) / 2**_UNIFORM_BITS
+    def uniform(self, position: int) -> float:
+        """Return the random number in [0, 1) for the token at a position of prompt and reply."""
+        digest = hashlib.blake2b(position.to_bytes(8, "little"), digest_size=4, key=self._seed).digest()
+        return (int.from_bytes(digest, "little") >> 32 - _UNIFORM_BITS) / 2**_UNIFORM_BITS
 
     def surprisal(self, chance: float) -> float:
         """Return the information content of a choice in bits.
@@ -85,11 +86,15 @@ class BatchSampler:
         places = [place for group in self._groups for place in group.places]
         self._back = mx.array(sorted(range(len(places)), key=places.__getitem__))
 
-    def __call__(self, logits: mx.array) -> Drawn:
-        """Draw one token for each sequence of logits [sequences, vocabulary]."""
+    def __call__(self, logits: mx.array, positions: Sequence[int]) -> Drawn:
+        """Draw one token for each sequence of logits [sequences, vocabulary].
+
+        Args:
+            positions: of the tokens, in their sequences.
+        """
         if len(self._groups) == 1:
-            return self._groups[0].draw(logits)
-        drawn = [group.draw(logits[mx.array(group.places)]) for group in self._groups]
+            return self._groups[0].draw(logits, positions)
+        drawn = [group.draw(logits[mx.array(group.places)], positions) for group in self._groups]
         ids, chances = (mx.concatenate(list(column)) for column in zip(*drawn, strict=True))
         return Drawn(ids[self._back], chances[self._back])
 
@@ -135,10 +140,11 @@ class _Group:
             uniform=_column([0.0]),
         )
 
-    def draw(self, logits: mx.array) -> Drawn:
+    def draw(self, logits: mx.array, positions: Sequence[int]) -> Drawn:
         if self._draw is _max_likely:
             return _max_likely(logits, self._columns)
-        numbers = _column([chooser.uniform() for chooser in self._choosers])
+        own = [positions[place] for place in self.places]
+        numbers = _column([chooser.uniform(at) for chooser, at in zip(self._choosers, own, strict=True)])
         return self._draw(logits.astype(mx.float32), self._columns._replace(uniform=numbers))
 
 

@@ -14,9 +14,11 @@ from mlx_lm.models.cache import make_prompt_cache
 
 from start_llm.core.events import TokenLogprobs
 from start_llm.core.sampling import RANGES, Sampling, SamplingChoice, first_set
+from start_llm.engine.resources import TimeLimits
 from start_llm.engine.sampling import BatchSampler, Chooser, make_processors
 from start_llm.engine.scores import Scores
-from tests.engine.harness import Stepper, engine_request
+from tests.engine.harness import FailsOnce, Stepper, Wrapped, engine_request
+from tests.engine.test_turns import Clock, cached
 
 VOCABULARY = 50
 DRAWS = 20_000
@@ -38,7 +40,7 @@ def logprobs() -> np.ndarray:
 def draw(chosen: Sampling, logprobs: np.ndarray, draws: int = DRAWS) -> np.ndarray:
     """`draws` tokens, as the sequences of one batch."""
     sampler = BatchSampler([Chooser(chosen)] * draws, len(logprobs))
-    return np.array(sampler(mx.array(np.tile(logprobs, (draws, 1)))).ids)
+    return np.array(sampler(mx.array(np.tile(logprobs, (draws, 1))), range(draws)).ids)
 
 
 def distribution(chosen: Sampling, logprobs: np.ndarray) -> np.ndarray:
@@ -131,14 +133,16 @@ def test_masked_tokens_are_never_drawn(logprobs):
 def test_the_chance_of_a_token_is_that_of_what_it_was_drawn_from(logprobs, values):
     chosen = sampling(**values)
     sequences = mx.array(np.tile(logprobs, (200, 1)))
-    ids, chances = map(np.array, BatchSampler([Chooser(chosen)] * 200, VOCABULARY)(sequences))
+    ids, chances = map(np.array, BatchSampler([Chooser(chosen)] * 200, VOCABULARY)(sequences, range(200)))
     assert chances == pytest.approx(distribution(chosen, logprobs)[ids], rel=1e-3)
 
 
 def test_sequences_that_are_sampled_differently_have_the_chances_of_their_own(logprobs):
     wanted = [sampling(temperature=0.5), Sampling(temperature=0), sampling(top_k=3)]
     sequences = mx.array(np.tile(logprobs, (3, 1)))
-    ids, chances = map(np.array, BatchSampler([Chooser(one) for one in wanted], VOCABULARY)(sequences))
+    ids, chances = map(
+        np.array, BatchSampler([Chooser(one) for one in wanted], VOCABULARY)(sequences, [0, 0, 0])
+    )
     first, _, last = (distribution(one, logprobs) for one in (wanted[0], wanted[0], wanted[2]))
     assert chances == pytest.approx([first[ids[0]], 1.0, last[ids[2]]], rel=1e-3)
 
@@ -157,7 +161,7 @@ def test_a_choice_that_the_client_can_make_again_says_nothing():
 def sequence(seed: int | None, logprobs: np.ndarray) -> list[int]:
     """Twenty draws, one after the other."""
     sampler = BatchSampler([Chooser(sampling(seed=seed))], len(logprobs))
-    return [int(np.array(sampler(mx.array(logprobs[None])).ids)[0]) for _ in range(20)]
+    return [int(np.array(sampler(mx.array(logprobs[None]), [at]).ids)[0]) for at in range(20)]
 
 
 @pytest.mark.parametrize("seed", [0, 1, -1, 2**63 - 1, -(2**63)])
@@ -185,6 +189,60 @@ def test_the_global_random_state_is_neither_used_nor_changed(logprobs):
     assert mx.random.uniform().item() == after
     mx.random.seed(6)
     assert sequence(1, logprobs) == first
+
+
+SEEDED = [
+    engine_request(PROMPT, 40, Sampling(temperature=1.0, top_k=40, top_p=0.95, seed=11)),
+    engine_request((*PROMPT, 7), 30, Sampling(temperature=1.5, seed=12)),
+    engine_request((9, *PROMPT), 50, Sampling(temperature=1.0, min_p=0.01, seed=11)),
+]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(resources) -> list[list[int]]:
+    """The replies to `SEEDED`, each on an engine of its own."""
+    replies: list[list[int]] = []
+    for request in SEEDED:
+        stepper = Stepper(resources)
+        watched = stepper.submit(request)
+        stepper.finish(watched)
+        replies.append(watched.tokens)
+    return replies
+
+
+@pytest.mark.parametrize("nth", [1, 2, 5, 17])
+def test_seeded_replies_are_the_same_after_a_step_of_the_batch_has_failed(resources, undisturbed, nth):
+    """The step's tokens were chosen and are lost; they are chosen again where they stand."""
+    breaks = FailsOnce(lambda shape: shape[0] > 1 and shape[1] == 1, nth)
+    stepper = Stepper(resources, network=Wrapped(resources.network, breaks))
+    replies = [stepper.submit(request) for request in SEEDED]
+    stepper.finish(*replies)
+    assert stepper.metrics.failures == 1
+    assert [reply.tokens for reply in replies] == undisturbed
+
+
+@pytest.mark.parametrize("max_sequences", [1, 2])
+def test_seeded_replies_are_the_same_after_pauses(resources, undisturbed, max_sequences):
+    stepper = cached(
+        resources,
+        clock=Clock(0.1),
+        max_sequences=max_sequences,
+        time_limits=TimeLimits(preempt_after_s=1),
+    )
+    replies = [stepper.submit(request) for request in SEEDED]
+    stepper.finish(*replies)
+    assert stepper.metrics.preemptions
+    assert [reply.tokens for reply in replies] == undisturbed
+
+
+def test_a_number_depends_on_the_seed_and_the_position_alone():
+    first, second = Chooser(sampling(seed=3)), Chooser(sampling(seed=3))
+    numbers = [first.uniform(at) for at in range(1000)]
+    assert [second.uniform(at) for at in reversed(range(1000))] == numbers[::-1]
+    assert len(set(numbers)) > 990
+    assert 0 <= min(numbers) < 0.01
+    assert 0.99 < max(numbers) < 1
+    assert abs(sum(numbers) / 1000 - 0.5) < 0.03
 
 
 def test_seeded_choices_are_the_same_alone_and_in_a_batch(resources):
@@ -409,7 +467,7 @@ logprobs = mx.log(mx.array([[0.1, 0.2, 0.3, 0.4]]))
 
 def ours(sampling):
     sampler = BatchSampler([Chooser(sampling)], 4)
-    return lambda logprobs: sampler(logprobs).ids
+    return lambda logprobs: sampler(logprobs, [0]).ids
 
 def attempt(sampler):
     try:

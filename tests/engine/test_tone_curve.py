@@ -50,7 +50,7 @@ def reference(chosen: Sampling, logits: np.ndarray) -> np.ndarray:
 def chances(chosen: Sampling, logits: np.ndarray, draws: int = 2000) -> dict[int, float]:
     """The chance that each drawn token is said to have had."""
     rows = mx.array(np.tile(logits, (draws, 1)))
-    drawn = BatchSampler([Chooser(chosen)] * draws, len(logits))(rows)
+    drawn = BatchSampler([Chooser(chosen)] * draws, len(logits))(rows, range(draws))
     return dict(zip(np.array(drawn.ids).tolist(), np.array(drawn.chances).tolist(), strict=True))
 
 
@@ -80,18 +80,19 @@ def test_an_infinite_width_is_temperature_alone_to_the_bit(logits, temperature, 
     rows = mx.array(np.tile(logits, (500, 1))).astype(kind)
     rows[:, 3] = -math.inf
 
+    def told_by(chosen: Sampling) -> list[Any]:
+        sampler = BatchSampler([Chooser(chosen)] * 500, VOCABULARY)
+        return [np.array(one).tolist() for one in sampler(rows, range(500))]
+
     def drawn(**values: Any) -> list[Any]:
         chosen: dict[str, Any] = {**OFF, "temperature": temperature, "seed": 5, **values}
-        wide = Sampling(**chosen)
-        return [np.array(one).tolist() for one in BatchSampler([Chooser(wide)] * 500, VOCABULARY)(rows)]
+        return told_by(Sampling(**chosen))
 
     plain = drawn()
     assert drawn(hlg=True, hlg_width=10**6) == plain
     infinite = sampling(hlg=True, temperature=temperature, seed=5)
     object.__setattr__(infinite, "hlg_width", math.inf)
-    assert [
-        np.array(one).tolist() for one in BatchSampler([Chooser(infinite)] * 500, VOCABULARY)(rows)
-    ] == plain
+    assert told_by(infinite) == plain
 
 
 @pytest.mark.sample(2)
@@ -114,7 +115,7 @@ def test_a_masked_token_stays_masked(logits, values):
 
 
 def test_at_temperature_0_the_best_token_is_taken_for_certain(logits):
-    drawn = BatchSampler([Chooser(curved(temperature=0))], VOCABULARY)(mx.array(logits[None]))
+    drawn = BatchSampler([Chooser(curved(temperature=0))], VOCABULARY)(mx.array(logits[None]), [0])
     assert (drawn.ids.item(), drawn.chances.item()) == (logits.argmax(), 1)
 
 
@@ -126,7 +127,9 @@ def test_the_curve_takes_the_place_of_top_k_top_p_and_min_p(logits):
 def test_each_sequence_of_a_batch_has_the_curve_of_its_own(logits):
     wanted = [curved(**values) for values in CURVES] + [sampling(), sampling(top_k=3)]
     rows = mx.array(np.tile(logits, (len(wanted), 1)))
-    ids, told = map(np.array, BatchSampler([Chooser(one) for one in wanted], VOCABULARY)(rows))
+    ids, told = map(
+        np.array, BatchSampler([Chooser(one) for one in wanted], VOCABULARY)(rows, range(len(wanted)))
+    )
     for place, chosen in enumerate(wanted[: len(CURVES)]):
         assert told[place] == pytest.approx(reference(chosen, logits)[ids[place]], rel=1e-3)
 
