@@ -14,11 +14,9 @@ from mlx_lm.models.cache import make_prompt_cache
 
 from start_llm.core.events import TokenLogprobs
 from start_llm.core.sampling import RANGES, Sampling, SamplingChoice, first_set
-from start_llm.engine.resources import TimeLimits
 from start_llm.engine.sampling import BatchSampler, Chooser, make_processors
 from start_llm.engine.scores import Scores
-from tests.engine.harness import FailsOnce, Stepper, Wrapped, engine_request
-from tests.engine.test_turns import Clock, cached
+from tests.engine.harness import Stepper, engine_request
 
 VOCABULARY = 50
 DRAWS = 20_000
@@ -189,50 +187,6 @@ def test_the_global_random_state_is_neither_used_nor_changed(logprobs):
     assert mx.random.uniform().item() == after
     mx.random.seed(6)
     assert sequence(1, logprobs) == first
-
-
-SEEDED = [
-    engine_request(PROMPT, 40, Sampling(temperature=1.0, top_k=40, top_p=0.95, seed=11)),
-    engine_request((*PROMPT, 7), 30, Sampling(temperature=1.5, seed=12)),
-    engine_request((9, *PROMPT), 50, Sampling(temperature=1.0, min_p=0.01, seed=11)),
-]
-
-
-@pytest.fixture(scope="module")
-def undisturbed(resources) -> list[list[int]]:
-    """The replies to `SEEDED`, each on an engine of its own."""
-    replies: list[list[int]] = []
-    for request in SEEDED:
-        stepper = Stepper(resources)
-        watched = stepper.submit(request)
-        stepper.finish(watched)
-        replies.append(watched.tokens)
-    return replies
-
-
-@pytest.mark.parametrize("nth", [1, 2, 5, 17])
-def test_seeded_replies_are_the_same_after_a_step_of_the_batch_has_failed(resources, undisturbed, nth):
-    """The step's tokens were chosen and are lost; they are chosen again where they stand."""
-    breaks = FailsOnce(lambda shape: shape[0] > 1 and shape[1] == 1, nth)
-    stepper = Stepper(resources, network=Wrapped(resources.network, breaks))
-    replies = [stepper.submit(request) for request in SEEDED]
-    stepper.finish(*replies)
-    assert stepper.metrics.failures == 1
-    assert [reply.tokens for reply in replies] == undisturbed
-
-
-@pytest.mark.parametrize("max_sequences", [1, 2])
-def test_seeded_replies_are_the_same_after_pauses(resources, undisturbed, max_sequences):
-    stepper = cached(
-        resources,
-        clock=Clock(0.1),
-        max_sequences=max_sequences,
-        time_limits=TimeLimits(preempt_after_s=1),
-    )
-    replies = [stepper.submit(request) for request in SEEDED]
-    stepper.finish(*replies)
-    assert stepper.metrics.preemptions
-    assert [reply.tokens for reply in replies] == undisturbed
 
 
 def test_a_number_depends_on_the_seed_and_the_position_alone():
