@@ -167,6 +167,11 @@ class RouteTable:
         return f" Did you mean {meant[0]}?" if meant else _WHERE_THEY_ARE
 
 
+def shown(template: str) -> str:
+    """Return a template as documents and metrics write it."""
+    return template.replace(":path", "")
+
+
 def _without_slash(path: str) -> str:
     return path.rstrip("/") or "/"
 

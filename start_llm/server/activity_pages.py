@@ -12,15 +12,9 @@ from start_llm.core.chat import Json
 from start_llm.core.errors import NotFound
 from start_llm.server.pages import Page, PageRequest
 from start_llm.server.served_models import ListedModel, ServedModels
-from start_llm.telemetry.activity import (
-    Activity,
-    ConversationTurn,
-    FinishedRequest,
-    Refusal,
-    RequestFacts,
-    RunningRequest,
-)
+from start_llm.telemetry.activity import Activity, ConversationTurn, Refusal
 from start_llm.telemetry.metrics import DiskMetrics
+from start_llm.telemetry.request_record import RequestFacts, RequestRecord
 from start_llm.telemetry.savings import Saving
 
 _MAX_SHOWN = 50
@@ -151,7 +145,7 @@ def _who(facts: RequestFacts, tenant: bytes) -> dict[str, Json]:
     return {"id": facts.id if facts.tenant == tenant else digest, **_session(facts, tenant)}
 
 
-def _running(one: RunningRequest, tenant: bytes, now: float) -> Json:
+def _running(one: RequestRecord, tenant: bytes, now: float) -> Json:
     return {
         **_who(one.facts, tenant),
         "endpoint": one.facts.endpoint,
@@ -165,7 +159,7 @@ def _running(one: RunningRequest, tenant: bytes, now: float) -> Json:
     }
 
 
-def _finished(one: FinishedRequest, tenant: bytes) -> Json:
+def _finished(one: RequestRecord, tenant: bytes) -> Json:
     return {
         **_who(one.facts, tenant),
         "endpoint": one.facts.endpoint,

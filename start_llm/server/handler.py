@@ -26,7 +26,7 @@ from start_llm.core.request_target import origin_form
 from start_llm.protocols.base import ParsedRequest, Parser, Reply, RequestContext
 from start_llm.protocols.fields import Fields
 from start_llm.protocols.history import told_paths, with_mended_history
-from start_llm.protocols.routes import READING, ROUTES, Route, RouteMatch, RouteTable
+from start_llm.protocols.routes import READING, ROUTES, Route, RouteMatch, RouteTable, shown
 from start_llm.protocols.sessions import background
 from start_llm.server.dialects import dialect
 from start_llm.server.endpoints import (
@@ -307,7 +307,7 @@ class Handler(HttpConnection):
             return
         method = self.command if self.command in _METHODS else "other"
         template = _TABLE.template(self._path) if self.path else None
-        self.server.context.prometheus.note_response(template or "other", method, status)
+        self.server.context.prometheus.note_response(shown(template or "other"), method, status)
 
     def _send_error_body(self, error: RequestError) -> None:
         if self._stream_begun:

@@ -9,7 +9,7 @@ import pytest
 
 from start_llm.core.errors import MethodNotAllowed, NotFound
 from start_llm.protocols.known_fields import KNOWN_FIELDS
-from start_llm.protocols.routes import ROUTES, RouteTable
+from start_llm.protocols.routes import ROUTES, RouteTable, shown
 from start_llm.proxy.open_routes import OPEN_ROUTES
 from start_llm.server.endpoints import ENDPOINTS, GenerateEndpoint, PageEndpoint, QueryEndpoint
 
@@ -24,7 +24,7 @@ def documented() -> dict[str, bool]:
 
 
 def test_the_documents_list_every_endpoint_with_its_ports():
-    assert documented() == {route.name.replace(":path", ""): bool(route.proxy) for route in ROUTES}
+    assert documented() == {shown(route.name): bool(route.proxy) for route in ROUTES}
 
 
 def test_the_documents_name_every_path_without_v1():
