@@ -32,7 +32,7 @@ from benchmarks import servers  # noqa: E402 - found through the line above
 from scripts import tiny_vision_models  # noqa: E402
 from tests.fuzz.bodies import SCRIPTS, STARTS, TRAIT  # noqa: E402
 from tests.fuzz.play import PATIENCE_S, Failure, Fuzz, asked_for, shrunk  # noqa: E402
-from tests.fuzz.requests import Request, check_paths, request, request_with_images  # noqa: E402
+from tests.fuzz.requests import Request, request, request_with_images  # noqa: E402
 from tests.http.scripts import write_model  # noqa: E402
 
 _CACHE_BYTES = 24 * 2**20
@@ -195,7 +195,6 @@ def main() -> int:
     parser.add_argument("--connections", type=int, default=8)
     parser.add_argument("--images", action="store_true")
     options = parser.parse_args()
-    check_paths()
     with tempfile.TemporaryDirectory() as root:
         # The server of this process alone, and nothing of it in the checkout.
         # Nor does it ask the hub.

@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from start_llm import __version__
 from start_llm.cache.disk_maintenance import clear, report
 from start_llm.commands import command_table
-from start_llm.commands.command_tree import command_tree
-from start_llm.commands.completion import SHELLS
+from start_llm.commands.completion import SHELLS, completion_script
 from start_llm.commands.menu import ListedOnDisk, Menu, MenuWorld, compute
 from start_llm.commands.parser import SuggestingParser
 from start_llm.config import documents
@@ -136,7 +135,7 @@ def _about_servers(options: argparse.Namespace) -> int:
 
 
 def _completion(options: argparse.Namespace) -> int:
-    sys.stdout.write(SHELLS[options.shell](command_tree(_parser())))
+    sys.stdout.write(completion_script(_parser(), options.shell))
     return 0
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from start_llm.cache.buffers import KVShape
 from start_llm.cache.kinds import label_of
-from start_llm.cache.layers import KVAtRest, Layers
+from start_llm.cache.layers import Layers
 from start_llm.cache.no_reuse import NoReuse
 from start_llm.cache.prompt_cache import PromptCache
 from start_llm.config.paths import kernels_folder
@@ -48,11 +48,11 @@ from start_llm.protocols.base import ModelFacts
 from start_llm.protocols.responses.store import ResponseStore
 from start_llm.server.drain import RequestDrain
 from start_llm.server.served_models import ServedModel
-from start_llm.server.status import HealthLimits, KVStorage, ModelCard, Status
+from start_llm.server.status import HealthLimits, ModelCard, Status
 from start_llm.service import ModelTraits, Service
 from start_llm.telemetry.account import Reports
 from start_llm.telemetry.activity import Activity
-from start_llm.telemetry.metrics import CacheMetrics, EngineMetrics, ModelMetrics, RequestMetrics
+from start_llm.telemetry.metrics import CacheMetrics, EngineMetrics, KVAtRest, ModelMetrics, RequestMetrics
 from start_llm.telemetry.prometheus import ServerMetrics
 from start_llm.telemetry.slow_steps import announced_if_slow
 from start_llm.telemetry.terminal import Terminal
@@ -514,7 +514,7 @@ def _status(shared: SharedParts, card: ModelCard, loaded: LoadedEngine, metrics:
         database=metrics.database,
         transcripts=metrics.transcripts,
         responses=shared.responses,
-        kv=KVStorage(mode=ready.kv.mode, layers=ready.kv.layers, attention=ready.kv.attention),
+        kv=ready.kv,
         limits=HealthLimits(chunk_s=settings.chunk_s, stall_s=settings.stall_s),
         engine_is_alive=loaded.engine.is_alive,
         image_input_bytes=lambda: vision.processor.input_bytes if vision else 0,

@@ -35,8 +35,8 @@ from start_llm.output.tool_aliases import ToolAliases
 from start_llm.prompt.prepare import Preparer
 from start_llm.request_preparation import PreparedRequest, RequestPreparer, RequestTokenizer
 from start_llm.telemetry.account import Reports, RequestAccount
-from start_llm.telemetry.terminal import RequestLine
-from start_llm.telemetry.trace import TracedRequest, session_digest
+from start_llm.telemetry.request_record import RequestFacts, RequestRecord, session_name
+from start_llm.telemetry.trace import session_digest
 from start_llm.transcripts.turn import Transcripts, Turn
 
 _POLL_TIMEOUT_S = 0.05
@@ -152,7 +152,7 @@ class Service:
             RequestError: The request cannot be served. Transcripts and cache are unchanged.
             ClientGone: The client has left. The same holds.
         """
-        began = time.perf_counter()
+        arrived = time.perf_counter()
         if isinstance(request, TextRequest) and isinstance(request.prompt, tuple):
             self._demand_room(len(request.prompt), "prompt")  # before anything is done with so many tokens
         prepared = self._requests.prepare(request)
@@ -162,19 +162,9 @@ class Service:
         output = OutputStream(prepared.splitter, max_calls=prepared.max_calls, stops=request.options.stop)
         spans = _image_spans(engine_request)
         self._decode_images(spans, engine_request)
-        line = RequestLine(
-            session=request.session_id,
-            prompt_tokens=len(turn.tokens),
-            began=began,
-            client=origin.client,
-            unknown_model=origin.unknown_model,
-            adapter=adapter_label(request.options.adapter),
-            tenant=request.tenant,
-            beginning=turn.tokens.ids[:_SHOWN_TOKENS],
-            images=spans,
-        )
-        traced = _traced(prepared, origin, turn, images=len(spans))
-        account = RequestAccount(self._reports, line, traced, turn.explain)
+        record = RequestRecord(_facts(prepared, origin, turn, images=len(spans)), arrived)
+        shown = turn.tokens.ids[:_SHOWN_TOKENS]
+        account = RequestAccount(self._reports, record, turn.explain, images=spans, beginning=shown)
         check_client()  # the last moment at which nothing has been done for it
         generation = self._engine.submit(engine_request)
         turn.record_submitted(name_in(origin.id))
@@ -303,15 +293,19 @@ def _image_spans(request: EngineRequest) -> Sequence[ImageSpan]:
     return image_spans(request.prompt.ids, runs) if runs else ()
 
 
-def _traced(prepared: PreparedRequest, origin: RequestOrigin, turn: Turn, *, images: int) -> TracedRequest:
-    """Return what the trace records of a request. The names of its session become digests."""
+def _facts(prepared: PreparedRequest, origin: RequestOrigin, turn: Turn, *, images: int) -> RequestFacts:
+    """Return what is reported of a request. The names of its session become digests."""
     request, conversation, prefix_match = prepared.request, prepared.prompt.conversation, turn.prefix_match
 
     def digest(name: str | None) -> str | None:
         return None if name is None else session_digest(request.tenant, name)
 
-    return TracedRequest(
-        request_id=origin.id,
+    return RequestFacts(
+        id=origin.id,
+        tenant=request.tenant,
+        client=origin.client,
+        unknown_model=origin.unknown_model,
+        name=session_name(request.session_id),
         session=session_digest(request.tenant, prepared.session),
         session_source="client" if request.session_id else "conversation" if conversation else "none",
         parent_session=digest(request.lineage.parent),
@@ -370,7 +364,7 @@ class Answer:
         try:
             self._turn.note_delivered()
         finally:
-            self._account.end(self._turn.reply_length, self._turn.texts)
+            self._account.end(self._turn.texts)
 
     @property
     def prompt_tokens(self) -> int:

@@ -9,7 +9,6 @@ from collections.abc import Collection, Iterator
 
 from start_llm.audit.calls import unread_call
 from start_llm.audit.subject import AuditedModel
-from start_llm.cache.layers import KVAtRest
 from start_llm.config.paths import DEMO_MODEL, program
 from start_llm.core.chat import ChatRequest, Json, Message
 from start_llm.core.errors import RequestError
@@ -25,7 +24,7 @@ from start_llm.prompt.adapt import needed
 from start_llm.prompt.audit import described
 from start_llm.prompt.prepare import Preparer
 from start_llm.server.status import ModelCard
-from start_llm.telemetry.metrics import CacheMetrics
+from start_llm.telemetry.metrics import CacheMetrics, KVAtRest
 
 type Row = tuple[str, str]
 """A title and its text."""

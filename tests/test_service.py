@@ -41,6 +41,7 @@ from start_llm.core.events import (
     TokenLogprobs,
     Usage,
 )
+from start_llm.core.explanation import Explanation
 from start_llm.core.family import Family, ReasoningMarks
 from start_llm.core.images import ImageRun, image_tokens
 from start_llm.core.prompt import ModelTokens
@@ -51,8 +52,9 @@ from start_llm.protocols.anthropic.errors import anthropic_refusal
 from start_llm.service import Answer, MemoryWindow, ModelTraits, Service, _image_spans
 from start_llm.telemetry.account import Reports
 from start_llm.telemetry.metrics import RequestMetrics
+from start_llm.telemetry.request_record import RequestRecord
 from start_llm.telemetry.terminal import Terminal
-from start_llm.telemetry.trace import Texts, Trace, TracedReply, TracedRequest, session_digest
+from start_llm.telemetry.trace import Texts, Trace, fields_of, session_digest
 from tests.transcripts.fakes import transcripts
 
 WINDOW = 20
@@ -165,10 +167,10 @@ class Traced(Trace):
     """Keeps what it would write."""
 
     def __init__(self) -> None:
-        self.written: list[tuple[TracedRequest, TracedReply, tuple[str, str]]] = []
+        self.written: list[tuple[dict[str, Any], tuple[str, str]]] = []
 
-    def write(self, asked: TracedRequest, ended: TracedReply, texts: Texts) -> None:
-        self.written.append((asked, ended, texts()))
+    def write(self, record: RequestRecord, explanation: Explanation, texts: Texts) -> None:
+        self.written.append((fields_of(record, explanation), texts()))
 
 
 class Desk:
@@ -631,19 +633,19 @@ def test_speeds_are_those_of_the_engine_although_its_tokens_are_read_all_at_once
 # ------------------------------------------------------------------------------------------------ the trace
 
 
-def traced(desk: Desk, request: ChatRequest | TextRequest | None = None) -> tuple[TracedRequest, TracedReply]:
+def traced(desk: Desk, request: ChatRequest | TextRequest | None = None) -> dict[str, Any]:
     heard(desk, request)
-    ((asked, ended, _),) = desk.trace.written
-    return asked, ended
+    ((line, _),) = desk.trace.written
+    return line
 
 
 def test_what_the_cache_had_is_no_event_of_the_answer_and_stands_in_the_trace():
     desk = Desk([Restored(2, "no_state", 1)], [Prefilling(4, 5), Text("a", (1,)), DONE])
     assert heard(desk) == [Idle(), Prefilling(4, 5), Content("a", tokens=(1,)), DONE]
-    ((_, ended, _),) = desk.trace.written
-    assert (ended.cached_tokens, ended.computed_tokens, ended.completion_tokens) == (2, 3, 3)
-    assert (ended.cache_hit, ended.miss_reason, ended.ending) == (True, "no_state", "stop")
-    assert dict(ended.cache_metrics_bumped_this_request) == {
+    ((line, _),) = desk.trace.written
+    assert (line["cached_tokens"], line["computed_tokens"], line["completion_tokens"]) == (2, 3, 3)
+    assert (line["cache_hit"], line["miss_reason"], line["ending"]) == (True, "no_state", "stop")
+    assert line["cache_metrics_bumped_this_request"] == {
         "vlm_retreat": 0,
         "hybrid_trim_miss": 1,
         "exact_key_rejected_by_model_lcp": 1,
@@ -671,16 +673,20 @@ def test_of_a_request_that_was_given_up_what_had_been_done_is_traced(story, comp
     desk = Desk(story)
     with desk.answer() as answer:
         next(answer.events())
-    ((_, ended, _),) = desk.trace.written
-    assert (ended.ending, ended.computed_tokens, ended.completion_tokens) == ("cancelled", computed, replied)
-    assert ended.cache_hit is hit
-    assert (ended.ttft_seconds is None) == (replied == 0)
+    ((line, _),) = desk.trace.written
+    assert (line["ending"], line["computed_tokens"], line["completion_tokens"]) == (
+        "cancelled",
+        computed,
+        replied,
+    )
+    assert line["cache_hit"] is hit
+    assert (line["ttft_seconds"] is None) == (replied == 0)
 
 
 def test_a_failure_is_traced():
     desk = Desk([Restored(0, "new"), Failed("no")])
-    _, ended = traced(desk)
-    assert (ended.ending, ended.computed_tokens, ended.completion_tokens) == ("failed", 0, 0)
+    line = traced(desk)
+    assert (line["ending"], line["computed_tokens"], line["completion_tokens"]) == ("failed", 0, 0)
 
 
 def test_a_request_that_was_refused_is_not_traced():
@@ -692,23 +698,23 @@ def test_a_request_that_was_refused_is_not_traced():
 
 def test_the_trace_has_the_request_and_nothing_that_a_client_chose():
     request = replace(chat("Hey", session="mine"), lineage=Lineage("parent", None), tenant=b"t")
-    asked, _ = traced(Desk([DONE]), request)
-    assert (asked.request_id, asked.endpoint, asked.model) == (ORIGIN.id, ORIGIN.endpoint, ORIGIN.model)
-    assert (asked.session, asked.session_source) == (session_digest(b"t", "mine"), "client")
-    assert (asked.parent_session, asked.branch) == (session_digest(b"t", "parent"), None)
-    assert (asked.messages, asked.prompt_tokens) == (1, 3)
-    assert "mine" not in repr(asked)
+    line = traced(Desk([DONE]), request)
+    assert (line["request_id"], line["endpoint"], line["model"]) == (ORIGIN.id, ORIGIN.endpoint, ORIGIN.model)
+    assert (line["session"], line["session_source"]) == (session_digest(b"t", "mine"), "client")
+    assert (line["parent_session"], line["branch"]) == (session_digest(b"t", "parent"), None)
+    assert (line["messages"], line["prompt_tokens"]) == (1, 3)
+    assert "mine" not in repr(line)
 
 
 def test_without_a_name_a_conversation_is_called_after_its_beginning_and_a_text_not_at_all():
-    first, _ = traced(Desk([DONE]), chat("Hey"))
-    second, _ = traced(Desk([DONE]), chat("Hey"))
-    other, _ = traced(Desk([DONE]), chat("Ho"))
-    assert first.session == second.session != other.session
-    assert first.session_source == "conversation"
-    nameless, _ = traced(Desk([DONE]), text("Hey"))
-    assert (nameless.session, nameless.session_source) == (session_digest(b"", ""), "none")
-    assert nameless.messages == 0
+    first = traced(Desk([DONE]), chat("Hey"))
+    second = traced(Desk([DONE]), chat("Hey"))
+    other = traced(Desk([DONE]), chat("Ho"))
+    assert first["session"] == second["session"] != other["session"]
+    assert first["session_source"] == "conversation"
+    nameless = traced(Desk([DONE]), text("Hey"))
+    assert (nameless["session"], nameless["session_source"]) == (session_digest(b"", ""), "none")
+    assert nameless["messages"] == 0
 
 
 def test_the_trace_has_how_much_was_known_and_how_much_of_it_was_bound():
@@ -716,17 +722,21 @@ def test_the_trace_has_how_much_was_known_and_how_much_of_it_was_bound():
     heard(desk)
     again = [Message(role="user", content="Hello"), Message(role="assistant", content="Yes \n")]
     heard(desk, ChatRequest(messages=(*again, Message(role="user", content="Why?"))))
-    first, second = (asked for asked, _, _ in desk.trace.written)
-    assert (first.stable_prefix_msg_count, first.bound_messages, first.cache_key_delta_chars) == (0, 0, 0)
-    assert (second.stable_prefix_msg_count, second.cache_key_delta_chars) == (2, 2)
-    assert first.session == second.session
-    assert second.binding_refusal is None
+    first, second = (line for line, _ in desk.trace.written)
+    assert (first["stable_prefix_msg_count"], first["bound_messages"], first["cache_key_delta_chars"]) == (
+        0,
+        0,
+        0,
+    )
+    assert (second["stable_prefix_msg_count"], second["cache_key_delta_chars"]) == (2, 2)
+    assert first["session"] == second["session"]
+    assert second["binding_refusal"] is None
 
 
 def test_the_texts_of_the_trace_are_what_the_model_read_and_wrote():
     desk = Desk([Text("<think>", (60,)), Text("Yes", tuple(b"Yes")), DONE], tokenizer=Letters(tail="|"))
     heard(desk)
-    ((_, _, texts),) = desk.trace.written
+    ((_, texts),) = desk.trace.written
     assert texts == ("Hello|", "<Yes")
 
 

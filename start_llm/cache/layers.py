@@ -11,8 +11,7 @@ from __future__ import annotations
 
 import ctypes
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, cast
 
 import mlx.core as mx
@@ -32,6 +31,7 @@ from start_llm.cache.kinds import NonTrimmableLeaf, TrimmableLeaf, attention_of,
 from start_llm.cache.kv_format import PageFormat
 from start_llm.cache.pages import EarlierState
 from start_llm.cache.quantize.quantizer import KVQuantizer
+from start_llm.telemetry.metrics import KVAtRest
 
 _malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
 """Returns freed memory to the system (lesson 14).
@@ -43,24 +43,6 @@ _SPARE_SHARE = 16
 """A leaf may keep 1/16 of its tokens as unused room, and grows by as much."""
 _SMALL_BYTES = 2**20
 """Bytes of an array beside which the 16 KiB that `mx.contiguous` may leave do not matter."""
-
-
-@dataclass(frozen=True, slots=True)
-class KVAtRest:
-    """How the KV of pages is kept, for `/stats`.
-
-    Attributes:
-        mode: uniform-kv8, turboquant-kv4 and so on, mixed (kv_config.json), or the type that most layers
-            have.
-        layers: number of layers for each type of their KV or state.
-        attention: number of layers for each kind of attention.
-        is_quantized: pages are quantised.
-    """
-
-    mode: str
-    layers: Mapping[str, int]
-    attention: Mapping[str, int]
-    is_quantized: bool = False
 
 
 class Layers:

@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 
 from start_llm.core.errors import LaunchError
 from start_llm.core.private_files import private_folder
-from start_llm.launch.toml import as_toml
 
 type Content = Mapping[str, Any] | str
 """Values, or the text of a program."""
@@ -36,9 +35,15 @@ def _as_json(content: Mapping[str, Any]) -> str:
     return json.dumps(content, indent=2, ensure_ascii=False) + "\n"
 
 
+def _as_toml(content: Mapping[str, Any]) -> str:
+    import tomlkit  # noqa: PLC0415 - takes longer to import than all else that a client's start needs
+
+    return tomlkit.dumps(content)
+
+
 _FORMATS: Mapping[str, _Format] = {
     ".json": _Format(json.loads, _as_json),
-    ".toml": _Format(tomllib.loads, as_toml),
+    ".toml": _Format(tomllib.loads, _as_toml),
     ".js": _Format(str, str),
     ".rules": _Format(str, str),
 }

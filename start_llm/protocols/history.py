@@ -17,6 +17,7 @@ from start_llm.protocols.fields import Fields
 from start_llm.protocols.mending import Item, told
 from start_llm.protocols.openai import history as openai
 from start_llm.protocols.responses import history as responses
+from start_llm.protocols.routes import BodyKind
 
 _ASSISTANT, _USER = "assistant", "user"
 _MOST_TOLD = 20
@@ -37,27 +38,20 @@ class _Form:
     mended: Callable[[Item, str], Item]
 
 
-_CHAT = _Form("messages", openai.role_of, openai.mended_message)
-_MESSAGES = _Form("messages", anthropic.role_of, anthropic.mended_message)
-_RESPONSES = _Form("input", responses.role_of, responses.mended_item)
-_FORMS: Mapping[str, _Form] = {
-    "/v1/chat/completions": _CHAT,
-    "/tokenize": _CHAT,
-    "/v1/messages": _MESSAGES,
-    "/v1/messages/count_tokens": _MESSAGES,
-    "/v1/responses": _RESPONSES,
-    "/v1/responses/input_tokens": _RESPONSES,
+_FORMS: Mapping[BodyKind, _Form] = {
+    "chat": _Form("messages", openai.role_of, openai.mended_message),
+    "messages": _Form("messages", anthropic.role_of, anthropic.mended_message),
+    "responses": _Form("input", responses.role_of, responses.mended_item),
 }
-"""By path."""
 
 
-def with_mended_history(path: str, body: Fields) -> Fields:
-    """Return the body of a request, with its history mended. Other paths have none.
+def with_mended_history(kind: BodyKind | None, body: Fields) -> Fields:
+    """Return the body of a request, with its history mended. Other kinds of bodies have none.
 
     Raises:
         InvalidRequest: a damaged value is nested too deeply to be told as text.
     """
-    form = _FORMS.get(path)
+    form = _FORMS.get(kind) if kind else None
     items = body.value(form.array) if form else None
     if form is None or not isinstance(items, list):
         return Fields(body.data)

@@ -1,4 +1,4 @@
-"""Names every field that a request of each path may have.
+"""Names every field that each kind of body may have.
 
 The proxy passes on these and no others. `tests/protocols/test_known_fields.py` compares the table with what
 the parsers look at.
@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from start_llm.protocols.routes import BodyKind
 from start_llm.protocols.sessions import BODY_KEYS, BRANCH_KEYS, PARENT_KEYS
 
 _SESSION = frozenset((*BODY_KEYS, *PARENT_KEYS, *BRANCH_KEYS))
@@ -40,7 +41,7 @@ IN_METADATA = IN_EXTRA_BODY | {"user_id"}
 
 @dataclass(frozen=True, slots=True)
 class KnownFields:
-    """The fields of a path's requests.
+    """The fields of a kind of body.
 
     Attributes:
         names: those at the top level.
@@ -87,13 +88,11 @@ _RESPONSES = KnownFields(
 )
 _EMBEDDINGS = KnownFields(frozenset("adapter dimensions encoding_format input model user".split()))
 
-KNOWN_FIELDS: Mapping[str, KnownFields] = {
-    "/v1/chat/completions": _CHAT,
-    "/v1/completions": _TEXT,
-    "/v1/embeddings": _EMBEDDINGS,
-    "/v1/messages": _MESSAGES,
-    "/v1/messages/count_tokens": _MESSAGES,
-    "/v1/responses": _RESPONSES,
-    "/v1/responses/input_tokens": _RESPONSES,
+KNOWN_FIELDS: Mapping[BodyKind, KnownFields] = {
+    "chat": _CHAT,
+    "text": _TEXT,
+    "embeddings": _EMBEDDINGS,
+    "messages": _MESSAGES,
+    "responses": _RESPONSES,
 }
-"""By path."""
+"""The kinds that the proxy takes."""

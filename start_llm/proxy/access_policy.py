@@ -1,55 +1,32 @@
 """Check every request before LiteLLM sees it: caller, route, headers, body type and body size.
 
 LiteLLM has about a thousand routes. A tenth of them need no authentication (logins, `/health/drain`, MCP,
-whole pages). Some of the others reveal the configuration, or send completions of their own (`/health`). So a
-table lists the routes that clients need, and every other path returns 404. LiteLLM also acts on headers, and
+whole pages). Some of the others reveal the configuration, or send completions of their own (`/health`). So
+only `OPEN_ROUTES` can be reached, and every other path returns 404. LiteLLM also acts on headers, and
 passes on most that begin with `x-`. So it gets only those that the server reads.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from start_llm.core.access_policy import AccessPolicy, body_length, demand_json, is_chunked
 from start_llm.core.backend_secret import WARM_UP_HEADER, BackendSecret, Caller
 from start_llm.core.client_name import client_name
-from start_llm.core.errors import (
-    InvalidRequest,
-    LengthRequired,
-    MethodNotAllowed,
-    NotFound,
-    RequestError,
-)
-from start_llm.core.request_target import hint_about, origin_form
+from start_llm.core.errors import InvalidRequest, LengthRequired, RequestError
+from start_llm.core.request_target import origin_form
 from start_llm.core.tenants import key_of, tenant_of_key
 from start_llm.protocols.sessions import READ_HEADERS
 from start_llm.proxy.control_fields import is_litellms_own
 from start_llm.proxy.error_text import Application, Receive, Send
-from start_llm.proxy.own_bodies import served_path
+from start_llm.proxy.open_routes import OPEN_ROUTES
 from start_llm.proxy.refusing import encoded, refuse, respond
 
-_MESSAGES = "/v1/messages"
-_NAME = r"[A-Za-z0-9_+=.-]{1,2000}"
-_ROUTES: tuple[tuple[re.Pattern[str], tuple[str, ...]], ...] = tuple(
-    (re.compile(path), tuple(methods.split()))
-    for path, methods in (
-        (r"(/v1)?/chat/completions|(/v1)?/completions|(/v1)?/embeddings", "POST"),
-        (rf"{_MESSAGES}(/count_tokens)?", "POST"),
-        (r"(/v1)?/responses(/input_tokens)?", "POST"),
-        (rf"(/v1)?/responses/(?!\.){_NAME}", "GET DELETE"),
-        (rf"(/v1)?/responses/(?!\.){_NAME}/input_items", "GET"),
-        (rf"(/v1)?/models(/(?!\.){_NAME}){{0,2}}", "GET HEAD"),
-        (r"/api/hello|/", "GET HEAD"),
-        (r"/health|/stats|/metrics|/health/live(li)?ness", "GET HEAD"),
-    )
-)
 _PASSED = frozenset({"host", "accept", "content-type", "content-length", "content-encoding", *READ_HEADERS})
 """Headers that are passed on. Besides these, the proxy adds its own."""
 _ABOUT_THE_FORM = frozenset({"anthropic-version"})
 """Headers by which the server chooses the form of a list."""
-_OPEN = re.compile(r"/|/api/hello|/health(/live(li)?ness)?")
 
 
 class ProxyAccessPolicy:
@@ -80,7 +57,6 @@ class ProxyAccessPolicy:
 
     async def _answer(self, scope: Any, receive: Receive, send: Send) -> None:
         scope = _in_origin_form(scope)
-        path = scope["path"].rstrip("/") or "/"
         headers = [
             (name.decode("latin-1").lower(), value.decode("latin-1")) for name, value in scope["headers"]
         ]
@@ -91,18 +67,20 @@ class ProxyAccessPolicy:
                 self._access_policy.admit(headers, scope["server"][0], asks_key=False)
                 await respond(send, 204, self._access_policy.origins.preflight(said), b"")
                 return
-            self._admit(scope, path, headers)
+            served_path = self._admit(scope, headers)
         except RequestError as error:
             await refuse(scope, send, error)
             return
-        inner = scope | {"headers": self._passed_on(headers, scope["method"], served_path(path))}
+        inner = scope | {"headers": self._passed_on(headers, scope["method"], served_path)}
         if scope["method"] == "POST":
             inner["query_string"] = b""  # LiteLLM looks at it, and the server does not
         await self._inside(inner, receive, send)
 
-    def _admit(self, scope: Any, path: str, headers: Sequence[tuple[str, str]]) -> None:
-        self._access_policy.admit(headers, scope["server"][0], asks_key=not _OPEN.fullmatch(path))
-        _find(scope["method"], path)
+    def _admit(self, scope: Any, headers: Sequence[tuple[str, str]]) -> str:
+        """Check a request. Return the path under which LiteLLM asks the server for what it asks for."""
+        asks_key = OPEN_ROUTES.asks_key(scope["path"])
+        self._access_policy.admit(headers, scope["server"][0], asks_key=asks_key)
+        route = OPEN_ROUTES.find(scope["method"], scope["path"]).route
         said = dict(headers)
         if scope["method"] == "POST":
             demand_json(said.get("content-type"))
@@ -110,6 +88,7 @@ class ProxyAccessPolicy:
             raise LengthRequired("The body of another method than POST needs Content-Length.")
         _refuse_control_headers(said)
         body_length(said, self._max_body_bytes)  # here, as all of the body is read into memory first
+        return route.path
 
     def _passed_on(
         self, headers: Sequence[tuple[str, str]], method: str, path: str
@@ -132,16 +111,6 @@ def _in_origin_form(scope: Any) -> Any:
     headers = [*scope["headers"], (b"host", host.encode("latin-1", "replace"))]
     raw_path, _ = origin_form(scope["raw_path"].decode("latin-1"))
     return scope | {"path": path, "raw_path": raw_path.encode("latin-1"), "headers": headers}
-
-
-def _find(method: str, path: str) -> None:
-    methods = next((methods for pattern, methods in _ROUTES if pattern.fullmatch(path)), None)
-    if methods is None or hint_about(path):
-        raise NotFound(f"There is nothing at {path[:200]}.{hint_about(path)}")
-    if method not in methods:
-        raise MethodNotAllowed(
-            f"{path[:200]} answers {' and '.join(methods)}, not {method}.", allowed=methods
-        )
 
 
 def _refuse_control_headers(said: Mapping[str, str]) -> None:

@@ -20,34 +20,25 @@ import httpx
 from starlette.requests import ClientDisconnect, Request
 
 from start_llm.core.answering_model import ANSWERING_MODEL
+from start_llm.protocols.routes import RouteMatch
 from start_llm.proxy.backend import Backend
 from start_llm.proxy.error_text import Application, Receive, Send, error_body
+from start_llm.proxy.open_routes import OPEN_ROUTES
 
-_PATHS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
-    (methods, re.compile(path))
-    for methods, path in (
-        ("POST", r"(?:/v1)?/completions|(?:/v1)?/embeddings"),
-        ("POST", r"/v1/messages/count_tokens|(?:/v1)?/responses/input_tokens"),
-        ("GET DELETE", r"(?:/v1)?/responses/(?P<name>[^/]+)"),
-        ("GET", r"(?:/v1)?/responses/(?P<name>[^/]+)/input_items"),
-        ("GET HEAD", r"(?:/v1)?/models(?:/[^/]+){0,2}"),
-        ("GET HEAD", r"/|/api/hello|/health|/stats|/metrics"),
-    )
-)
 _PACKED = re.compile(r"litellm:.*;response_id:([A-Za-z0-9_]+)")
 _PASSED_BACK = ("content-type", "allow", "retry-after", "request-id", "x-request-id", ANSWERING_MODEL)
 
 
 class Direct:
-    """ASGI middleware that forwards the requests in `_PATHS` to the server, and all others to LiteLLM."""
+    """ASGI middleware that forwards requests that the server answers itself, and passes others to LiteLLM."""
 
     def __init__(self, litellm: Application, backend: Backend) -> None:
         self._litellm = litellm
         self._backend = backend
 
     async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
-        found = _found(scope)
-        if found is None:
+        match = OPEN_ROUTES.find(scope["method"], scope["path"]) if scope["type"] == "http" else None
+        if match is None or match.route.proxy != "server":
             await self._litellm(scope, receive, send)
             return
         try:
@@ -56,23 +47,23 @@ class Direct:
             return
         async with anyio.create_task_group() as group:
             group.start_soon(_leave_with_client, receive, group.cancel_scope)
-            await self._answer(scope, body, found, send)
+            await self._answer(scope, body, match, send)
             group.cancel_scope.cancel()
 
-    async def _answer(self, scope: Any, body: bytes, found: re.Match[str], send: Send) -> None:
+    async def _answer(self, scope: Any, body: bytes, match: RouteMatch, send: Send) -> None:
         """Send the server's answer. In it, a stored response keeps the id that the client knows."""
-        name = found.groupdict().get("name") or ""
-        own_name = _own_name(name)
-        path = found.string.replace(name, quote(own_name, safe="")) if name else found.string
+        name, own_name = match.name, _own_name(match.name)
+        path = match.path(quote(own_name))
         url = httpx.URL(path, query=scope["query_string"])
         try:
             answer = await self._backend.ask(scope["method"], url, scope["headers"], body)
         except httpx.TransportError as error:
-            await _refuse(send, found.string, error)
+            await _refuse(send, path, error)
             return
         try:
-            await send(_start(answer, keeps_length=not name))
-            async for piece in _renamed(answer, own_name, name) if name else answer.aiter_raw():
+            await send(_start(answer, keeps_length=name == own_name))
+            pieces = answer.aiter_raw() if name == own_name else _renamed(answer, own_name, name)
+            async for piece in pieces:
                 await send({"type": "http.response.body", "body": piece, "more_body": True})
             await send({"type": "http.response.body"})
         finally:
@@ -95,14 +86,6 @@ def _start(answer: httpx.Response, *, keeps_length: bool) -> dict[str, Any]:
         (key.encode(), answer.headers[key].encode("latin-1")) for key in passed if key in answer.headers
     ]
     return {"type": "http.response.start", "status": answer.status_code, "headers": headers}
-
-
-def _found(scope: Any) -> re.Match[str] | None:
-    if scope["type"] != "http":
-        return None
-    path = scope["path"].rstrip("/") or "/"
-    matches = (pattern.fullmatch(path) for methods, pattern in _PATHS if scope["method"] in methods.split())
-    return next((match for match in matches if match), None)
 
 
 def _own_name(name: str) -> str:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 from collections.abc import Awaitable, Callable, Mapping
 from collections.abc import Set as AbstractSet
 from typing import Any
@@ -22,11 +21,12 @@ from start_llm.core.errors import InvalidRequest, RequestError, body_too_large
 from start_llm.protocols.fields import Fields, parse_body
 from start_llm.protocols.history import told_paths, with_mended_history
 from start_llm.protocols.known_fields import IN_EXTRA_BODY, IN_METADATA, KNOWN_FIELDS, KnownFields
+from start_llm.protocols.routes import Route
 from start_llm.proxy.control_fields import is_litellms_own
 from start_llm.proxy.error_text import Application, Receive, Send
+from start_llm.proxy.open_routes import OPEN_ROUTES
 from start_llm.proxy.refusing import refuse
 
-_GENERATING = re.compile(r"/v1/chat/completions|/v1/messages|/v1/responses")
 _OF_THE_BYTES = (b"content-length", b"content-encoding")
 """Headers about the bytes of a body, which are other ones once it is written anew."""
 _LONG_BYTES = 100_000
@@ -68,7 +68,7 @@ class OwnBodies:
             return
         try:
             raw = await self._received(Request(scope, receive))
-            body = await self._own(served_path(scope["path"]), raw)
+            body = await self._own(OPEN_ROUTES.find("POST", scope["path"]).route, raw)
         except ClientDisconnect:
             return
         except RequestError as error:
@@ -94,26 +94,27 @@ class OwnBodies:
             return bytes(raw)
         return await asyncio.to_thread(decoded, bytes(raw), coding, self._max_body_bytes)
 
-    async def _own(self, path: str, raw: bytes) -> bytes:
+    async def _own(self, route: Route, raw: bytes) -> bytes:
         asked = await asyncio.to_thread(parse_body, raw) if len(raw) > _LONG_BYTES else parse_body(raw)
-        asked = with_mended_history(path, asked)
+        asked = with_mended_history(route.body, asked)
         for place in told_paths(asked.mended):
-            self._tell(f"{path}: something in '{place}' was mended, because its client cannot take it back.")
-        kept = self._kept(path, asked)
-        if _GENERATING.fullmatch(path) and not kept.get("model") and (name := await self._default_name()):
+            told = f"something in '{place}' was mended, because its client cannot take it back."
+            self._tell(f"{route.path}: {told}")
+        kept = self._kept(route, asked)
+        if route.proxy == "litellm" and not kept.get("model") and (name := await self._default_name()):
             kept["model"] = name
         return await asyncio.to_thread(_written, kept) if len(raw) > _LONG_BYTES else _written(kept)
 
-    def _kept(self, path: str, body: Fields) -> dict[str, Json]:
+    def _kept(self, route: Route, body: Fields) -> dict[str, Json]:
         """Return the fields that the server knows.
 
         Raises:
             InvalidRequest: names a field that steers LiteLLM, or one of a wrong type.
         """
-        known = KNOWN_FIELDS[path]
-        kept = self._members(path, body, known.names)
+        known = KNOWN_FIELDS[route.body] if route.body else KnownFields(frozenset())
+        kept = self._members(route.path, body, known.names)
         for name, members in (
-            ("extra_body", self._extra(path, body)),
+            ("extra_body", self._extra(route.path, body)),
             ("metadata", self._metadata(known, body)),
         ):
             kept.pop(name, None)
@@ -145,12 +146,6 @@ class OwnBodies:
             return _without(given.data, self._control) if given else {}
         free = body.value("metadata")
         return {name: free[name] for name in free if name in IN_METADATA} if isinstance(free, dict) else {}
-
-
-def served_path(path: str) -> str:
-    """Return the path under which the server has what this path of the proxy stands for."""
-    path = path.rstrip("/") or "/"
-    return path if path.startswith("/v1/") else f"/v1{path}"
 
 
 def _without(members: Mapping[str, Json], control: AbstractSet[str]) -> dict[str, Json]:

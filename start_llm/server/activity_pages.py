@@ -10,20 +10,12 @@ from itertools import takewhile
 
 from start_llm.core.chat import Json
 from start_llm.core.errors import NotFound
-from start_llm.protocols.fields import Fields
+from start_llm.server.pages import Page, PageRequest
 from start_llm.server.served_models import ListedModel, ServedModels
-from start_llm.telemetry.activity import (
-    Activity,
-    ConversationTurn,
-    FinishedRequest,
-    Refusal,
-    RequestFacts,
-    RunningRequest,
-)
+from start_llm.telemetry.activity import Activity, ConversationTurn, Refusal
 from start_llm.telemetry.metrics import DiskMetrics
+from start_llm.telemetry.request_record import RequestFacts, RequestRecord
 from start_llm.telemetry.savings import Saving
-
-type Page = tuple[int, Mapping[str, Json]]
 
 _MAX_SHOWN = 50
 _NOTHING_NEWER: Mapping[str, Json] = {"recent": [], "conversations": [], "refused": []}
@@ -55,19 +47,20 @@ class ActivityPages:
     machine: ServingMachine
     asks_key: bool
 
-    def overview(self, tenant: bytes, asked: Fields) -> Page:
+    def overview(self, request: PageRequest) -> Page:
         """Return what happens now, and the records of what has happened.
 
         If `since` is the `version` of an earlier answer, only records that are newer are among them, so that
         a page that asks every two seconds costs little.
         """
         version = self.activity.version  # before the records: those that come meanwhile are told twice
-        last = self.activity.last_number_in(asked.text("since"))
+        since = request.fields.text("since")
+        last = self.activity.last_number_in(since)
         return 200, {
             "version": version,
-            **self._present(tenant),
+            **self._present(request.tenant),
             "is_whole": last is None,
-            **(_NOTHING_NEWER if asked.text("since") == version else self._records(tenant, last or 0)),
+            **(_NOTHING_NEWER if since == version else self._records(request.tenant, last or 0)),
         }
 
     def _records(self, tenant: bytes, last: int) -> Mapping[str, Json]:
@@ -95,16 +88,16 @@ class ActivityPages:
             "models": [_model(one) for one in listed],
         }
 
-    def difference(self, tenant: bytes, request_id: str) -> Page:
+    def difference(self, request: PageRequest) -> Page:
         """Return the words that differ, if this is why a request of this tenant was read again.
 
         Raises:
             NotFound: there is no such request, it is of another tenant, or no words differ.
         """
         for one in self.activity.finished():
-            if one.facts.id == request_id and one.facts.tenant == tenant and one.has_difference:
+            if (one.facts.id, one.facts.tenant) == (request.name, request.tenant) and one.has_difference:
                 return 200, {
-                    "id": request_id,
+                    "id": request.name,
                     "reason": one.reason,
                     "computed": one.computed_text,
                     "asked": one.asked_text,
@@ -152,7 +145,7 @@ def _who(facts: RequestFacts, tenant: bytes) -> dict[str, Json]:
     return {"id": facts.id if facts.tenant == tenant else digest, **_session(facts, tenant)}
 
 
-def _running(one: RunningRequest, tenant: bytes, now: float) -> Json:
+def _running(one: RequestRecord, tenant: bytes, now: float) -> Json:
     return {
         **_who(one.facts, tenant),
         "endpoint": one.facts.endpoint,
@@ -166,7 +159,7 @@ def _running(one: RunningRequest, tenant: bytes, now: float) -> Json:
     }
 
 
-def _finished(one: FinishedRequest, tenant: bytes) -> Json:
+def _finished(one: RequestRecord, tenant: bytes) -> Json:
     return {
         **_who(one.facts, tenant),
         "endpoint": one.facts.endpoint,

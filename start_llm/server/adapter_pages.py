@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from start_llm.core.adapters import MountedAdapter, adapter_names
 from start_llm.core.chat import Json
 from start_llm.core.errors import InvalidRequest
-from start_llm.protocols.fields import Fields
+from start_llm.server.pages import Page, PageRequest
 from start_llm.server.served_models import ServedModels
-
-type Page = tuple[int, Mapping[str, Json]]
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,63}")
 
@@ -31,18 +28,19 @@ class AdapterPages:
     models: ServedModels
     root: Path | None = None
 
-    def listed(self, asked: Fields) -> Page:
+    def listed(self, request: PageRequest) -> Page:
         """List the adapters of a model. One that is not loaded has none, and is not loaded for it."""
-        model = self.models.peek(asked.text("model"))
+        model = self.models.peek(request.fields.text("model"))
         return 200, {"adapters": [_entry(one) for one in model.adapters.listed()] if model else []}
 
-    def mount(self, asked: Fields) -> Page:
+    def mount(self, request: PageRequest) -> Page:
         """Mount an adapter, between two steps of the replies that run.
 
         Raises:
             InvalidRequest: it has no proper name, is not below the folder, is not for this model, or does not
                 fit into memory.
         """
+        asked = request.fields
         name = asked.required_text("id")
         if not _NAME.fullmatch(name) or not adapter_names(name):
             raise asked.fail(
@@ -55,16 +53,16 @@ class AdapterPages:
             self.models.divide_memory()
         return 200, _entry(mounted)
 
-    def unmount(self, asked: Fields, name: str) -> Page:
+    def unmount(self, request: PageRequest) -> Page:
         """Unmount an adapter. The requests that use it are finished with it.
 
         Raises:
             NotFound: it is not mounted.
         """
-        with self.models.lease(asked.text("model")) as model:
-            model.adapters.unmount(name)
+        with self.models.lease(request.fields.text("model")) as model:
+            model.adapters.unmount(request.name)
             self.models.divide_memory()
-        return 200, {"id": name, "deleted": True}
+        return 200, {"id": request.name, "deleted": True}
 
     def _folder(self, path: str) -> Path:
         if self.root is None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
 from start_llm.core.chat import Json
@@ -15,22 +14,12 @@ from start_llm.core.library import (
     MachineFacts,
     ModelLibrary,
 )
-from start_llm.protocols.fields import Fields
+from start_llm.server.pages import Page, PageRequest
 from start_llm.server.served_models import ServedModels
 from start_llm.telemetry.metrics import EngineMetrics
 
-type Page = tuple[int, Mapping[str, Json]]
-
 _FEWEST_STEPS = 32
 """Steps of replies from which a decode speed is measured."""
-
-
-@dataclass(frozen=True, slots=True)
-class LibraryRequest:
-    """A request about the library: who asks, and the fields of its query or body."""
-
-    tenant: bytes
-    fields: Fields
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,15 +29,15 @@ class LibraryPages:
     library: ModelLibrary
     served: ServedModels
 
-    def models(self, _request: LibraryRequest) -> Page:
+    def models(self, _request: PageRequest) -> Page:
         return 200, {"models": [_entry(one) for one in self.library.entries()]}
 
-    def fit(self, request: LibraryRequest) -> Page:
+    def fit(self, request: PageRequest) -> Page:
         """Judge a model by what is on this machine."""
         asked = request.fields
         return self._fit(self.library.fit(asked.text("model"), asked.text("repo")), asked.text("repo"))
 
-    def fit_on_hub(self, request: LibraryRequest) -> Page:
+    def fit_on_hub(self, request: PageRequest) -> Page:
         """Judge a repository by what the hub tells about it."""
         repo = request.fields.required_text("repo")
         return self._fit(self.library.fit_on_hub(repo), repo)
@@ -60,21 +49,21 @@ class LibraryPages:
         context = status.card.context_window if is_loaded else found.report.context_tokens
         return 200, _fit(found, context, measured, int(status.engine.stepped_at * 1000))
 
-    def downloads(self, request: LibraryRequest) -> Page:
+    def downloads(self, request: PageRequest) -> Page:
         return 200, {"downloads": [_download(one) for one in self.library.downloads(request.tenant)]}
 
-    def start(self, request: LibraryRequest) -> Page:
+    def start(self, request: PageRequest) -> Page:
         repo_id = request.fields.required_text("repo_id")
         return 202, _download(self.library.start(request.tenant, repo_id))
 
-    def pause(self, request: LibraryRequest, name: str) -> Page:
-        return 200, _download(self.library.pause(request.tenant, name))
+    def pause(self, request: PageRequest) -> Page:
+        return 200, _download(self.library.pause(request.tenant, request.name))
 
-    def resume(self, request: LibraryRequest, name: str) -> Page:
-        return 202, _download(self.library.resume(request.tenant, name))
+    def resume(self, request: PageRequest) -> Page:
+        return 202, _download(self.library.resume(request.tenant, request.name))
 
-    def remove(self, request: LibraryRequest, name: str) -> Page:
-        return 200, _download(self.library.remove(request.tenant, name)) | {"deleted": True}
+    def remove(self, request: PageRequest) -> Page:
+        return 200, _download(self.library.remove(request.tenant, request.name)) | {"deleted": True}
 
 
 def _measured_tps(engine: EngineMetrics) -> float | None:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from datetime import UTC, datetime
 
 from start_llm.core.chat import Json
 from start_llm.core.errors import NotFound
+from start_llm.server.pages import Page, PageRequest
 from start_llm.server.served_models import ListedModel, ServedModels
-
-type Page = tuple[int, Mapping[str, Json]]
 
 
 def greeting(models: ServedModels) -> Page:
@@ -46,12 +44,14 @@ def stats(models: ServedModels) -> Page:
     return status, {**body, "adapters": in_all, "models": told}
 
 
-def model_list(models: ServedModels) -> Page:
+def model_list(models: ServedModels, request: PageRequest) -> Page:
+    if _is_anthropics(request):
+        return _anthropic_list(models)
     listed: list[Json] = [_entry(one, models.started_at) for one in models.listed()]
     return 200, {"object": "list", "data": listed}
 
 
-def anthropic_model_list(models: ServedModels) -> Page:
+def _anthropic_list(models: ServedModels) -> Page:
     """Return the models in the form of Anthropic's protocol, all on one page."""
     listed: list[Json] = [_anthropic_entry(one, models.started_at) for one in models.listed()]
     ids: list[Json] = [one.id for one in models.listed()]
@@ -59,12 +59,14 @@ def anthropic_model_list(models: ServedModels) -> Page:
     return 200, {"data": listed, "has_more": False, **ends}
 
 
-def one_model(models: ServedModels, name: str) -> Page:
-    return 200, _entry(_found(models, name), models.started_at)
+def one_model(models: ServedModels, request: PageRequest) -> Page:
+    entry = _anthropic_entry if _is_anthropics(request) else _entry
+    return 200, entry(_found(models, request.name), models.started_at)
 
 
-def anthropic_model(models: ServedModels, name: str) -> Page:
-    return 200, _anthropic_entry(_found(models, name), models.started_at)
+def _is_anthropics(request: PageRequest) -> bool:
+    """Return whether the client speaks Anthropic's protocol, which has a form of its own for models."""
+    return "anthropic-version" in request.headers
 
 
 def _found(models: ServedModels, name: str) -> ListedModel:
@@ -78,14 +80,18 @@ def _found(models: ServedModels, name: str) -> ListedModel:
     return found
 
 
-def load_model(models: ServedModels, name: str) -> Page:
-    models.load(name)
-    return one_model(models, name)
+def load_model(models: ServedModels, request: PageRequest) -> Page:
+    models.load(request.name)
+    return _changed(models, request)
 
 
-def unload_model(models: ServedModels, name: str) -> Page:
-    models.unload(name)
-    return one_model(models, name)
+def unload_model(models: ServedModels, request: PageRequest) -> Page:
+    models.unload(request.name)
+    return _changed(models, request)
+
+
+def _changed(models: ServedModels, request: PageRequest) -> Page:
+    return 200, _entry(_found(models, request.name), models.started_at)
 
 
 def _anthropic_entry(model: ListedModel, started_at: int) -> dict[str, Json]:

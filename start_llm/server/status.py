@@ -14,6 +14,7 @@ from start_llm.telemetry.metrics import (
     CacheMetrics,
     DiskMetrics,
     EngineMetrics,
+    KVAtRest,
     RequestMetrics,
     TranscriptMetrics,
 )
@@ -38,20 +39,6 @@ class ModelCard:
     budget_bytes: int
     usable_bytes: int
     model_type: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KVStorage:
-    """How the prompt cache keeps KV.
-
-    Attributes:
-        mode: uniform-kv8, uniform-kv4, or the type that most layers have.
-        layers, attention: number of layers for each type of KV, and for each kind of attention.
-    """
-
-    mode: str
-    layers: Mapping[str, int]
-    attention: Mapping[str, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +76,7 @@ class Status:
     database: DatabaseMetrics
     transcripts: TranscriptMetrics
     responses: ResponseStore
-    kv: KVStorage
+    kv: KVAtRest
     limits: HealthLimits
     engine_is_alive: Callable[[], bool]
     image_input_bytes: Callable[[], int] = lambda: 0

@@ -5,9 +5,10 @@ from __future__ import annotations
 import base64
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+
+from start_llm.server.pages import Document
 
 _FOLDER = Path(__file__).with_name("page")
 _STYLE, _SCRIPT = "/* page.css */", "/* page.js */"
@@ -15,16 +16,8 @@ _KEY_IS_ASKED = 'data-asks-key=""'
 """Places in `page.html`."""
 
 
-@dataclass(frozen=True, slots=True)
-class HtmlPage:
-    """A document and its headers."""
-
-    body: bytes
-    headers: Mapping[str, str]
-
-
 @cache
-def status_page(*, asks_key: bool) -> HtmlPage:
+def status_page(*, asks_key: bool) -> Document:
     """Return the page. It holds no data: its script asks `/activity` for everything.
 
     Args:
@@ -35,7 +28,7 @@ def status_page(*, asks_key: bool) -> HtmlPage:
     )
     html = html.replace(_KEY_IS_ASKED, f'data-asks-key="{str(asks_key).lower()}"')
     body = html.replace(_STYLE, style).replace(_SCRIPT, script)
-    return HtmlPage(body.encode(), _headers(style, script))
+    return Document(body.encode(), _headers(style, script))
 
 
 def _headers(style: str, script: str) -> Mapping[str, str]:

@@ -13,188 +13,17 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
 
-from start_llm.core.events import Usage
 from start_llm.core.explanation import Difference, Explanation
-from start_llm.telemetry.savings import LEAST_TIMED_TOKENS, PromptReading, Saving, Savings
-
-type Phase = Literal["waiting", "reading", "writing"]
+from start_llm.telemetry.request_record import RequestFacts, RequestRecord
+from start_llm.telemetry.savings import PromptReading, Saving, Savings
 
 _MAX_FINISHED = 100
 _MAX_REFUSED = 50
 _MAX_CONVERSATIONS = 20
 _MAX_TURNS = 24
 _MAX_DIGITS = 18
-_LABEL_DIGITS = 6
 _MAX_NAME, _MAX_PATH, _MAX_REASON, _MAX_TEXT = 100, 120, 240, 400
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RequestFacts:
-    """What is known of a request before it runs.
-
-    Attributes:
-        tenant: whose request it is.
-        client: the program that sent it; empty if it does not say.
-        unknown_model: the name of a model that it asks for and nobody has; else empty.
-        session: a digest that names its session and reveals nothing.
-        name: the end of the session id that the client sent; empty if it sent none.
-        has_turns: it is a turn of a conversation.
-        adapter: the adapters of the request; None for the base model.
-    """
-
-    id: str
-    tenant: bytes
-    endpoint: str
-    model: str
-    session: str
-    name: str
-    has_turns: bool
-    prompt_tokens: int
-    client: str = ""
-    unknown_model: str = ""
-    adapter: str | None = None
-
-
-def endpoint_name(facts: RequestFacts) -> str:
-    """Return the endpoint in one word, such as `chat` or `messages`."""
-    return facts.endpoint.removeprefix("/v1/").partition("/")[0]
-
-
-def session_label(facts: RequestFacts) -> str:
-    """Return what terminal and status page call a session: six digits, and its name if it has one.
-
-    The page shows names to the key alone that sent them, and the digits to everybody.
-    """
-    return f"{facts.session[:_LABEL_DIGITS]} {facts.name}".rstrip()
-
-
-@dataclass(eq=False, slots=True)
-class RunningRequest:
-    """A request that is not finished. Written by its HTTP thread only; readers may see it slightly late.
-
-    Attributes:
-        began: seconds since 1970.
-        cached: prompt tokens that the cache had.
-        done: prompt tokens that are read, the cached ones included.
-        written: tokens of the reply.
-        reading_since, writing_since, told_at: on the clock of `time.perf_counter`; the last is when a line of
-            the terminal told of it.
-    """
-
-    facts: RequestFacts
-    began: float
-    phase: Phase = "waiting"
-    cached: int = 0
-    done: int = 0
-    written: int = 0
-    reading_since: float = 0.0
-    writing_since: float = 0.0
-    told_at: float = 0.0
-
-    def note_restored(self, tokens: int, at: float) -> None:
-        self.phase, self.cached, self.done = "reading", tokens, tokens
-        self.reading_since = at
-
-    def note_text(self, tokens: int, at: float) -> None:
-        if self.phase != "writing":
-            self.writing_since = at
-        self.phase, self.done = "writing", self.facts.prompt_tokens
-        self.written += tokens
-
-    @property
-    def tokens_per_s(self) -> float | None:
-        """Speed of this phase: computed prompt tokens, or those of the reply; None if there is none yet."""
-        tokens = self.written - 1 if self.phase == "writing" else self.done - self.cached
-        seconds = time.perf_counter() - self.phase_since
-        return tokens / seconds if tokens > 0 and seconds > 0 else None
-
-    @property
-    def phase_since(self) -> float:
-        """When reading or writing began, on the clock of `time.perf_counter`."""
-        return self.writing_since if self.phase == "writing" else self.reading_since
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RequestOutcome:
-    """How a request has ended.
-
-    Attributes:
-        ending: a finish reason, `deadline`, `repetition`, `failed` or `cancelled`.
-        written: tokens of the reply.
-        ttft_s: seconds to the first token; None if there was none.
-        prefill_s: the part of them from the start of the prefill.
-        decoded, decode_s: tokens after those that came first, and the seconds from these to the last ones,
-            on the engine's clock.
-        explanation: of the cache's part; None if the prefill never began.
-    """
-
-    ending: str
-    cached: int
-    computed: int
-    written: int
-    seconds: float
-    ttft_s: float | None
-    prefill_s: float | None
-    explanation: Explanation | None
-    decoded: int = 0
-    decode_s: float = 0.0
-
-    @property
-    def usage(self) -> Usage:
-        """What was read and written, also of a request that did not come to its end."""
-        return Usage(prompt=self.cached + self.computed, cached=self.cached, completion=self.written)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FinishedRequest:
-    """A request that has ended.
-
-    Attributes:
-        number: of this record; later ones have higher numbers.
-        ended: seconds since 1970.
-        prefill_s, decoded, decode_s: see `RequestOutcome`.
-        again: computed prompt tokens that had been computed before.
-        reason: why, in plain words; None if there are none.
-        continues: it is known to continue a conversation.
-        computed_text, asked_text: the words around the first difference, as they were computed last and as
-            the request has them; empty if no difference of words is the reason.
-    """
-
-    number: int
-    facts: RequestFacts
-    ended: float
-    ending: str
-    cached: int
-    computed: int
-    written: int
-    seconds: float
-    ttft_s: float | None
-    prefill_s: float | None = None
-    decoded: int = 0
-    decode_s: float = 0.0
-    again: int = 0
-    reason: str | None = None
-    continues: bool = False
-    computed_text: str = ""
-    asked_text: str = ""
-
-    @property
-    def read_per_s(self) -> float | None:
-        """Computed prompt tokens per second; None if there were too few to tell."""
-        if not self.prefill_s or self.computed < LEAST_TIMED_TOKENS:
-            return None
-        return self.computed / self.prefill_s
-
-    @property
-    def written_per_s(self) -> float | None:
-        """Tokens of the reply per second, from its first one on; None if there was no second one."""
-        return self.decoded / self.decode_s if self.decoded and self.decode_s > 0 else None
-
-    @property
-    def has_difference(self) -> bool:
-        return bool(self.computed_text or self.asked_text)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -247,8 +76,8 @@ class Activity:
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
         self._clock = clock
-        self._running: dict[int, RunningRequest] = {}
-        self._finished: deque[FinishedRequest] = deque(maxlen=_MAX_FINISHED)
+        self._running: dict[int, RequestRecord] = {}
+        self._finished: deque[RequestRecord] = deque(maxlen=_MAX_FINISHED)
         self._refused: deque[Refusal] = deque(maxlen=_MAX_REFUSED)
         self._conversations: OrderedDict[tuple[bytes, str], ConversationHistory] = OrderedDict()
         self._savings = Savings(clock)
@@ -270,9 +99,11 @@ class Activity:
         is_own = name == self._name and number.isascii() and number.isdigit() and len(number) < _MAX_DIGITS
         return int(number) if is_own else None
 
-    def begin(self, facts: RequestFacts) -> RunningRequest:
-        """Add a request. `end` removes it."""
-        clipped = replace(
+    def begin(self, record: RequestRecord) -> None:
+        """Add a request, and cut what clients choose of its facts to a bounded length. `end` removes it."""
+        facts = record.facts
+        record.began = self._clock()
+        record.facts = replace(
             facts,
             id=facts.id[:_MAX_NAME],
             model=facts.model[:_MAX_NAME],
@@ -280,43 +111,42 @@ class Activity:
             client=facts.client[:_MAX_NAME],
             unknown_model=facts.unknown_model[:_MAX_NAME],
         )
-        running = RunningRequest(clipped, self._clock())
         with self._lock:
-            self._running[id(running)] = running
-        return running
+            self._running[id(record)] = record
 
-    def end(self, running: RunningRequest, outcome: RequestOutcome) -> FinishedRequest:
-        """Remove a request, and return the record of it."""
-        if explanation := outcome.explanation:
+    def end(self, record: RequestRecord) -> None:
+        """Let a request be among those that have ended, with what is shown of its explanation."""
+        explanation, record.explanation = record.explanation, None
+        if explanation:
+            _keep_reason(record, explanation)
             self._savings.add(
                 PromptReading.of_request(
-                    cached=outcome.cached,
-                    computed=outcome.computed,
-                    prefill_s=outcome.prefill_s,
+                    cached=record.cached,
+                    computed=record.computed,
+                    prefill_s=record.prefill_s,
                     disk_s=explanation.restored.disk_s,
                 )
             )
         with self._lock:
             self._last_number += 1
-            self._running.pop(id(running), None)
-            finished = _finished(self._last_number, running.facts, outcome, self._clock())
-            self._finished.append(finished)
-            if outcome.explanation and running.facts.has_turns:
-                self._add_turn(finished)
-        return finished
+            self._running.pop(id(record), None)
+            record.number, record.ended = self._last_number, self._clock()
+            self._finished.append(record)
+            if explanation and record.facts.has_turns:
+                self._add_turn(record)
 
-    def _add_turn(self, finished: FinishedRequest) -> None:
-        key = finished.facts.tenant, finished.facts.session
-        history = self._conversations.pop(key, None) or ConversationHistory(finished.facts)
-        history.facts = finished.facts
+    def _add_turn(self, record: RequestRecord) -> None:
+        key = record.facts.tenant, record.facts.session
+        history = self._conversations.pop(key, None) or ConversationHistory(record.facts)
+        history.facts = record.facts
         history.turns.append(
             ConversationTurn(
-                number=finished.number,
-                ended=finished.ended,
-                cached=finished.cached,
-                new=finished.computed - finished.again,
-                again=finished.again,
-                reason=finished.reason,
+                number=record.number,
+                ended=record.ended,
+                cached=record.cached,
+                new=record.computed - record.again,
+                again=record.again,
+                reason=record.reason,
             )
         )
         self._conversations[key] = history
@@ -339,12 +169,12 @@ class Activity:
             times = 1 + sum(one.times for one in same)
             self._refused.append(replace(clipped, number=self._last_number, last=self._clock(), times=times))
 
-    def running(self) -> Sequence[RunningRequest]:
+    def running(self) -> Sequence[RequestRecord]:
         """Return the running requests, the oldest first."""
         with self._lock:
             return tuple(self._running.values())
 
-    def finished(self) -> Sequence[FinishedRequest]:
+    def finished(self) -> Sequence[RequestRecord]:
         """Return the requests that have ended, the newest first."""
         with self._lock:
             return tuple(reversed(self._finished))
@@ -364,29 +194,15 @@ class Activity:
         return self._savings.of_hour_and_day()
 
 
-def _finished(number: int, facts: RequestFacts, outcome: RequestOutcome, ended: float) -> FinishedRequest:
-    explanation = outcome.explanation
-    again = min(explanation.lost, outcome.computed) if explanation else 0
-    cause = _cause(explanation) if explanation and again else None
-    return FinishedRequest(
-        number=number,
-        facts=facts,
-        ended=ended,
-        ending=outcome.ending,
-        cached=outcome.cached,
-        computed=outcome.computed,
-        written=outcome.written,
-        seconds=outcome.seconds,
-        ttft_s=outcome.ttft_s,
-        prefill_s=outcome.prefill_s,
-        decoded=outcome.decoded,
-        decode_s=outcome.decode_s,
-        again=again,
-        reason=_clip(plain_reason(explanation), _MAX_REASON) if explanation and again else None,
-        continues=explanation is not None and explanation.against is not None,
-        computed_text=_clip(cause.computed, _MAX_TEXT) if cause else "",
-        asked_text=_clip(cause.asked, _MAX_TEXT) if cause else "",
-    )
+def _keep_reason(record: RequestRecord, explanation: Explanation) -> None:
+    record.continues = explanation.against is not None
+    record.again = min(explanation.lost, record.computed)
+    if not record.again:
+        return
+    record.reason = _clip(plain_reason(explanation), _MAX_REASON)
+    if cause := _cause(explanation):
+        record.computed_text = _clip(cause.computed, _MAX_TEXT)
+        record.asked_text = _clip(cause.asked, _MAX_TEXT)
 
 
 def _clip(text: str, most: int) -> str:

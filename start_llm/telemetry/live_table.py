@@ -13,7 +13,8 @@ from rich.table import Table
 from rich.text import Text
 from rich.theme import Theme
 
-from start_llm.telemetry.activity import Activity, RunningRequest, endpoint_name, session_label
+from start_llm.telemetry.activity import Activity
+from start_llm.telemetry.request_record import RequestRecord
 
 _GIB, _MIB = 2**30, 2**20
 _LEAST_ROWS = 3
@@ -59,16 +60,16 @@ class LiveColumn:
     """
 
     name: str
-    text: Callable[[RunningRequest, float], str]
+    text: Callable[[RequestRecord, float], str]
     style: str = ""
     justify: Literal["left", "right"] = "right"
     is_wide: bool = False
 
 
 _COLUMNS = (
-    LiveColumn(name="session", justify="left", text=lambda one, _: session_label(one.facts)),
+    LiveColumn(name="session", justify="left", text=lambda one, _: one.facts.session_label),
     LiveColumn(name="client", justify="left", is_wide=True, text=lambda one, _: one.facts.client or "-"),
-    LiveColumn(name="endpoint", justify="left", is_wide=True, text=lambda one, _: endpoint_name(one.facts)),
+    LiveColumn(name="endpoint", justify="left", is_wide=True, text=lambda one, _: one.facts.endpoint_name),
     LiveColumn(name="now", justify="left", text=lambda one, _: one.phase),
     LiveColumn(name="prompt", text=lambda one, _: f"{one.facts.prompt_tokens:,}"),
     LiveColumn(name="cached", style="green", text=lambda one, _: f"{one.cached:,}"),

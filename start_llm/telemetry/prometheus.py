@@ -15,8 +15,8 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from start_llm.core.events import Restored
 from start_llm.telemetry.metrics import DiskMetrics, ModelMetrics
+from start_llm.telemetry.request_record import RequestRecord
 
 PREFIX = "start_llm_"
 _SECONDS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
@@ -344,19 +344,19 @@ class RequestObserver:
         for _ in range(count):
             self._between.observe(seconds / count)
 
-    def note_end(self, ending: str, total_s: float, prompt: int, reply: int) -> None:
-        """Note the end of a request, with the tokens of its prompt and of its reply."""
-        self._histograms.ended.labels(self._model, ending).inc()
-        self._histograms.total.labels(self._model).observe(total_s)
-        self._histograms.prompt.labels(self._model).observe(prompt)
-        self._histograms.reply.labels(self._model).observe(reply)
-
-    def note_sources(self, restored: Restored, computed: int) -> None:
-        """Note where the tokens of a prompt came from whose turn had come."""
+    def note_end(self, record: RequestRecord) -> None:
+        """Note the end of a request; if its turn had come, also where the tokens of its prompt came from."""
+        histograms, restored = self._histograms, record.restored
+        histograms.ended.labels(self._model, record.ending).inc()
+        histograms.total.labels(self._model).observe(record.seconds)
+        histograms.prompt.labels(self._model).observe(record.facts.prompt_tokens)
+        histograms.reply.labels(self._model).observe(record.written)
+        if restored is None:
+            return
         sources = {
-            "computed": computed,
+            "computed": record.computed,
             "cached": restored.tokens - restored.disk_tokens,
             "restored": restored.disk_tokens,
         }
         for source, tokens in sources.items():
-            self._histograms.sources.labels(self._model, source).observe(tokens)
+            histograms.sources.labels(self._model, source).observe(tokens)

@@ -7,25 +7,16 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, TextIO
 
 from start_llm.core.events import Restored
 from start_llm.core.explanation import counted_tokens
 from start_llm.core.images import FIRST_IMAGE_TOKEN, ImageSpan
-from start_llm.telemetry.activity import (
-    FinishedRequest,
-    Phase,
-    Refusal,
-    RequestFacts,
-    RunningRequest,
-    endpoint_name,
-    session_label,
-)
+from start_llm.telemetry.activity import Refusal
+from start_llm.telemetry.request_record import Phase, RequestFacts, RequestRecord, printable
 from start_llm.telemetry.screen import Line, LiveView, Screen, is_lively
 
-_NAME_END = 12
-_SESSION_WIDTH = 7 + _NAME_END
+_SESSION_WIDTH = 19
 _BETWEEN_PROGRESS_S: Mapping[Phase, float] = {"reading": 2.0, "writing": 10.0}
 _ENDINGS: Mapping[str, str] = {
     "stop": "complete",
@@ -37,40 +28,6 @@ _ENDINGS: Mapping[str, str] = {
 _SHOWN_REFUSALS = 10
 _REFUSALS_S = 60.0
 _MAX_ASKED, _MAX_REASON = 60, 120
-
-
-@dataclass(slots=True)
-class RequestLine:
-    """One request's name and times, on the clock of `time.perf_counter`.
-
-    Attributes:
-        client: the program that sent it; empty if it does not say.
-        unknown_model: the name of a model that it asks for and nobody has; else empty.
-        adapter: the adapters of the request; None for the base model.
-        tenant: whose request it is; never printed.
-        beginning: the first tokens of a prompt with images.
-        images: where they stand in it.
-    """
-
-    session: str | None
-    prompt_tokens: int
-    began: float
-    client: str = ""
-    unknown_model: str = ""
-    adapter: str | None = None
-    tenant: bytes = b""
-    beginning: tuple[int, ...] = ()
-    images: Sequence[ImageSpan] = ()
-    first_text: float | None = None
-
-    def note_text(self, at: float) -> None:
-        if self.first_text is None:
-            self.first_text = at
-
-    @property
-    def name(self) -> str:
-        """The end of the session id; empty if there is none."""
-        return printable((self.session or "")[-_NAME_END:])
 
 
 class Terminal:
@@ -146,7 +103,7 @@ class Terminal:
         for line in lines:
             self.say(f"    {line}")
 
-    def progress(self, running: RunningRequest) -> None:
+    def progress(self, running: RequestRecord) -> None:
         """Print how far a long request has come, now and then, unless a live view shows it."""
         pause_s, now = _BETWEEN_PROGRESS_S.get(running.phase), time.perf_counter()
         if pause_s is None or self.is_live or now - max(running.phase_since, running.told_at) < pause_s:
@@ -166,15 +123,17 @@ class Terminal:
         told = f"restored {counted_tokens(restored.disk_tokens)} from disk in {restored.disk_s:.1f} s"
         self._print(Line((_who(facts), told)))
 
-    def images(self, facts: RequestFacts, line: RequestLine, restored: Restored) -> None:
+    def images(
+        self, facts: RequestFacts, beginning: Sequence[int], images: Sequence[ImageSpan], restored: Restored
+    ) -> None:
         """Print where images stand in a prompt, by the names of their tokens, and what the cache had."""
-        self._print(Line((_who(facts), f"begins {' '.join(map(_token_name, line.beginning))}")))
-        for start, end, run in line.images:
+        self._print(Line((_who(facts), f"begins {' '.join(map(_token_name, beginning))}")))
+        for start, end, run in images:
             kept = "restored" if end <= restored.tokens else "cut" if start < restored.tokens else "computed"
             told = f"image {_token_name(run.tokens[0])} at {start:,} to {end:,}  {kept}"
             self._print(Line((_who(facts), told)))
 
-    def finished(self, request: FinishedRequest) -> None:
+    def finished(self, request: RequestRecord) -> None:
         """Print one line for each request, however it ended."""
         ending = _ENDINGS.get(request.ending, request.ending)
         who = f"{_who(request.facts)} {ending:<10}"
@@ -193,12 +152,9 @@ class Terminal:
         for told in self._refusals.parts(refusal, time.monotonic()):
             self._print(Line((f"{_clock()} refused    ", *told)))
 
-    def repeats(self, facts: RequestFacts, what: str) -> None:
-        """Print that a model goes round in circles."""
+    def say_of(self, facts: RequestFacts, what: str) -> None:
+        """Print what has happened to a request, such as a failure."""
         self._print(Line((_who(facts), printable(what))))
-
-    def failed(self, facts: RequestFacts, message: str) -> None:
-        self._print(Line((_who(facts), printable(message))))
 
 
 class _SaidLines(io.TextIOBase):
@@ -240,11 +196,6 @@ class _RefusalLimit:
         return (*missed, _refused(refusal))
 
 
-def printable(text: str) -> str:
-    """Replace characters that could move the terminal's cursor."""
-    return "".join(char if char.isprintable() else "?" for char in text)
-
-
 def _refused(refusal: Refusal) -> Sequence[str]:
     asked, reason = f"{refusal.status} {refusal.method} {refusal.path}".strip(), refusal.reason
     told = reason if len(reason) <= _MAX_REASON else f"{reason[: _MAX_REASON - 1]}…"
@@ -252,11 +203,11 @@ def _refused(refusal: Refusal) -> Sequence[str]:
 
 
 def _who(facts: RequestFacts) -> str:
-    who = f"{endpoint_name(facts):<11} {facts.client or '-':<12} {session_label(facts):<{_SESSION_WIDTH}}"
+    who = f"{facts.endpoint_name:<11} {facts.client or '-':<12} {facts.session_label:<{_SESSION_WIDTH}}"
     return f"{_clock()} {who}"
 
 
-def _figures(request: FinishedRequest) -> str:
+def _figures(request: RequestRecord) -> str:
     first = "-" if request.ttft_s is None else f"{request.ttft_s:.2f} s"
     return (
         f"{request.cached:>7,} cached {request.computed:>7,} read {_speed(request.read_per_s):>8}"

@@ -6,68 +6,29 @@ import copy
 import hashlib
 import json
 import threading
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
-from typing import Literal
+from typing import Any
 
 from start_llm.core.errors import SettingsError
+from start_llm.core.events import Restored
+from start_llm.core.explanation import Explanation
 from start_llm.telemetry.metrics import CacheMetrics
+from start_llm.telemetry.request_record import RequestRecord
 from start_llm.telemetry.trace_files import TraceFiles
 
 SCHEMA = 1
 _DIGEST_BYTES = 8
+_OF_FACTS = (
+    *("session", "session_source", "parent_session", "branch", "endpoint", "model", "adapter", "messages"),
+    *("mended", "images", "prompt_tokens", "stable_prefix_msg_count", "cache_key_delta_chars"),
+    *("bound_messages", "bound_tokens", "replaced_tokens", "binding_refusal"),
+)
+"""Facts of a request that a line has under their own names."""
 
 type Texts = Callable[[], tuple[str, str]]
 """Returns the prompt that the model read and the reply that it wrote."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TracedRequest:
-    """The facts about a request before it runs. Each field is a field of the trace line."""
-
-    request_id: str
-    session: str
-    session_source: Literal["client", "conversation", "none"]
-    parent_session: str | None
-    branch: str | None
-    endpoint: str
-    model: str
-    adapter: str | None
-    messages: int
-    mended: tuple[str, ...] = ()
-    images: int
-    prompt_tokens: int
-    stable_prefix_msg_count: int
-    cache_key_delta_chars: int
-    bound_messages: int
-    bound_tokens: int
-    replaced_tokens: int
-    binding_refusal: str | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TracedReply:
-    """The outcome of a request. Each field is a field of the trace line."""
-
-    ending: str
-    cached_tokens: int
-    computed_tokens: int
-    completion_tokens: int
-    ttft_seconds: float | None
-    total_seconds: float
-    cache_hit: bool | None
-    miss_reason: str | None
-    kept_tokens: int
-    lost_tokens: int
-    disk_tokens: int
-    disk_seconds: float
-    divergent_message: int | None
-    divergent_token: int | None
-    drift_class: str | None
-    drift_rule: str | None
-    cache_metrics_bumped_this_request: Mapping[str, int]
 
 
 def session_digest(tenant: bytes, session: str) -> str:
@@ -127,24 +88,24 @@ class Trace:
                 raise SettingsError(f"LOG_ROOT={str(self._files.root)!r}: expected a folder.") from error
             self._complain(error)
 
-    def write(self, asked: TracedRequest, ended: TracedReply, texts: Texts) -> None:
+    def write(self, record: RequestRecord, explanation: Explanation, texts: Texts) -> None:
         """Write the line of a request that has ended.
 
         Args:
+            explanation: of the cache's part.
             texts: called only if lines include them.
         """
         now = self._now()
         fields = {
             "schema": SCHEMA,
             "time": now.isoformat(timespec="milliseconds"),
-            **asdict(asked),
-            **asdict(ended),
+            **fields_of(record, explanation),
             "cache_metrics_snapshot": self._cache.correctness,
         }
         if self._with_prompts:
             fields["prompt"], fields["reply"] = texts()
         try:
-            self._files.append(self._day(now), asked.session, json.dumps(fields).encode() + b"\n")
+            self._files.append(self._day(now), record.facts.session, json.dumps(fields).encode() + b"\n")
         except OSError as error:
             self._complain(error)
 
@@ -168,3 +129,33 @@ def start_trace(root: Path, cache: CacheMetrics, say: Callable[[str], None], *, 
     trace = Trace(TraceFiles(root), cache, say, with_prompts=with_prompts)
     trace.start()
     return trace
+
+
+def fields_of(record: RequestRecord, explanation: Explanation) -> dict[str, Any]:
+    """Return the fields of a line that are about its request alone."""
+    facts, restored, cause = record.facts, record.restored or Restored(0), explanation.cause
+    return {
+        "request_id": facts.id,
+        **{name: getattr(facts, name) for name in _OF_FACTS},
+        "ending": record.ending,
+        "cached_tokens": record.cached,
+        "computed_tokens": record.computed,
+        "completion_tokens": record.written,
+        "ttft_seconds": None if record.ttft_s is None else round(record.ttft_s, 4),
+        "total_seconds": round(record.seconds, 4),
+        "cache_hit": record.cached > 0 if record.restored else None,
+        "miss_reason": restored.miss,
+        "kept_tokens": restored.kept,
+        "lost_tokens": explanation.lost,
+        "disk_tokens": restored.disk_tokens,
+        "disk_seconds": round(restored.disk_s, 4),
+        "divergent_message": cause.message if cause else None,
+        "divergent_token": cause.token if cause else None,
+        "drift_class": cause.drift if cause else None,
+        "drift_rule": cause.rule if cause else None,
+        "cache_metrics_bumped_this_request": {
+            "vlm_retreat": int(restored.image_was_cut),
+            "hybrid_trim_miss": int(restored.miss == "no_state"),
+            "exact_key_rejected_by_model_lcp": restored.rejected_keys,
+        },
+    }

@@ -16,13 +16,12 @@ from pathlib import Path
 import pytest
 
 from start_llm import cli
-from start_llm.commands.command_tree import command_tree, short
-from start_llm.commands.completion import SHELLS
+from start_llm.commands.completion import SHELLS, completion_script, short
 from start_llm.config.flags import FLAGS, SWITCHES
 from start_llm.launch.clients import CLIENTS
+from tests.commands.parsers import commands_of
 
-TREE = command_tree(cli._parser())
-COMMANDS = sorted(command.name for command in TREE.commands)
+COMMANDS = sorted(commands_of(cli._parser()))
 SERVE = sorted({name for flag in FLAGS for name in flag.names} | {"--help", *SWITCHES})
 
 CASES = {
@@ -58,7 +57,7 @@ def script(shell: str, folder: Path) -> Path:
     if shutil.which(shell) is None:
         pytest.skip(f"{shell} is not here")
     path = folder / f".completion.{shell}"
-    path.write_text(SHELLS[shell](TREE))
+    path.write_text(completion_script(cli._parser(), shell))
     return path
 
 
@@ -67,7 +66,8 @@ def offered_by_bash(line: str, folder: Path) -> list[str]:
     quoted = " ".join(f"'{word}'" for word in [*words, current])
     code = f"""source {script("bash", folder)}
         COMP_WORDS=({quoted}) COMP_CWORD={len(words)}
-        complete -p start_llm > /dev/null && _start_llm; printf '%s\\n' "${{COMPREPLY[@]}}\""""
+        [[ "$(complete -p start_llm)" =~ -F\\ ([^ ]+) ]]
+        "${{BASH_REMATCH[1]}}" start_llm '{current}' '{words[-1]}'; printf '%s\\n' "${{COMPREPLY[@]}}\""""
     done = subprocess.run(
         ["bash", "--norc", "-c", code], check=False, cwd=folder, capture_output=True, text=True, timeout=20
     )
@@ -131,7 +131,7 @@ class Zsh:
 def typed(folder) -> Generator[Zsh]:
     path = script("zsh", folder)
     zsh = Zsh(folder)
-    zsh.say(f"autoload -Uz compinit; compinit -u -d {folder}/.dump; source {path}; unsetopt list_beep\n")
+    zsh.say(f'autoload -Uz compinit; compinit -u -d {folder}/.dump; eval "$(< {path})"; unsetopt list_beep\n')
     zsh.say("start_llm() { print -rl -- 'heard:' \"$@\" :end }; print all-is-ready-$((1+1))\n")
     zsh.until("all-is-ready-2")
     yield zsh
@@ -157,21 +157,19 @@ def test_zsh_completes_what_is_typed(typed):
 
 
 def test_the_command_prints_the_script_for_each_shell(capsys):
-    for shell, write in SHELLS.items():
+    for shell in SHELLS:
         assert cli.main(["completion", shell]) == 0
-        assert capsys.readouterr().out == write(TREE)
+        assert capsys.readouterr().out == completion_script(cli._parser(), shell)
 
 
 def test_what_is_added_to_the_parser_is_offered(folder):
-    parser = argparse.ArgumentParser(prog="start_llm")
-    new = parser.add_subparsers().add_parser("new", help="it's 100%% new: [a]. More.")
-    new.add_argument("--colour", choices=("red", "blue"), help="a colour")
-    tree = command_tree(parser)
-    (command,) = tree.commands
-    assert command.about == "it's 100% new"
-    for shell, write in SHELLS.items():
-        text = write(tree)
+    for shell in SHELLS:
+        parser = argparse.ArgumentParser(prog="start_llm")
+        new = parser.add_subparsers().add_parser("new", help="it's 100%% new: [a]. More.")
+        new.add_argument("--colour", choices={"red": 1, "blue": 2}, help="a colour")
+        text = completion_script(parser, shell)
         assert all(word in text for word in ("new", "colour", "red", "blue"))
+        assert "More" not in text
         path = folder / "script"
         path.write_text(text)
         if shutil.which(shell):

@@ -7,8 +7,8 @@ import argparse
 import pytest
 
 from start_llm import cli
-from start_llm.commands.command_tree import Command, command_tree
 from start_llm.commands.parser import _FOREIGN_COMMANDS, _FOREIGN_OPTIONS, SuggestingParser, meant
+from tests.commands.parsers import all_parsers, commands_of, options_of
 
 
 def told(capsys: pytest.CaptureFixture[str], *words: str) -> str:
@@ -54,26 +54,20 @@ def test_nothing_is_suggested_for_what_is_like_nothing(
     assert "Did you mean" not in told(capsys, *words)
 
 
-def commands(command: Command) -> list[Command]:
-    return [command, *(one for below in command.commands for one in commands(below))]
-
-
 def test_every_command_and_option_is_found_from_a_slip_in_it(capsys: pytest.CaptureFixture[str]) -> None:
-    for command in commands(command_tree(cli._parser())):
-        names = [name for option in command.options for name in option.names if len(name) > 4]
+    for path, parser in all_parsers(cli._parser()):
+        names = [name for name in options_of(parser) if len(name) > 4]
         for name in names:
             assert meant(f"{name[:-2]}{name[-1]}{name[-2]}", names, {}) is not None, name
-        for below in command.commands:
-            slip = f"{below.name[0]}{below.name}"
-            assert f"Did you mean {below.name}?" in told(capsys, *command.path, slip)
+        for name in commands_of(parser):
+            assert f"Did you mean {name}?" in told(capsys, *path, f"{name[0]}{name}")
 
 
 def test_words_of_other_programs_mean_words_that_there_are() -> None:
-    tree = command_tree(cli._parser())
-    (serve,) = (command for command in tree.commands if command.name == "serve")
-    assert set(_FOREIGN_COMMANDS.values()) <= {command.name for command in tree.commands}
-    assert not {command.name for command in tree.commands} & _FOREIGN_COMMANDS.keys()
-    ours = {name for option in serve.options for name in option.names}
+    commands = commands_of(cli._parser())
+    assert set(_FOREIGN_COMMANDS.values()) <= commands.keys()
+    assert not commands.keys() & _FOREIGN_COMMANDS.keys()
+    ours = options_of(commands["serve"])
     assert set(_FOREIGN_OPTIONS.values()) <= ours
     assert not ours & _FOREIGN_OPTIONS.keys()
 

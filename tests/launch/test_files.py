@@ -5,17 +5,18 @@ import json
 import stat
 import string
 import tomllib
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from start_llm.core.errors import LaunchError
-from start_llm.launch.files import deep_merge, write_all
-from start_llm.launch.toml import as_toml
+from start_llm.launch.files import deep_merge, text_of, write_all
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
 KEYS = TEXTS | st.text(string.ascii_letters + "_-", min_size=1, max_size=6)
+TOML = Path("config.toml")
 LEAVES = (
     st.booleans()
     | st.integers(-(2**63), 2**63 - 1)
@@ -31,12 +32,12 @@ VALUES = st.recursive(
 
 @given(st.dictionaries(KEYS, VALUES, max_size=4))
 def test_whatever_is_written_as_toml_is_read_back(document):
-    assert tomllib.loads(as_toml(document)) == document
+    assert tomllib.loads(text_of(TOML, document)) == document
 
 
 def test_toml_looks_as_one_would_write_it():
     document = {"a": {"x y": {"on": True}}, "model": 'a "b"', "list": [{"n": 1}, 2.5]}
-    assert as_toml(document) == ('model = "a \\"b\\""\nlist = [{n = 1}, 2.5]\n\n[a."x y"]\non = true\n')
+    assert text_of(TOML, document) == ('model = "a \\"b\\""\nlist = [{n = 1}, 2.5]\n\n[a."x y"]\non = true\n')
 
 
 def test_ours_wins_and_what_it_does_not_mention_stays():

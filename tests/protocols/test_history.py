@@ -21,7 +21,7 @@ from tests.output.corpus import CORPUS
 from tests.output.corpus.case import split
 from tests.protocols.helpers import CONTEXT, USAGE
 
-CHAT, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/messages", "/v1/responses"
+CHAT, MESSAGES, RESPONSES = "chat", "messages", "responses"
 PARSERS: dict[str, Parser] = {CHAT: chat.parse, MESSAGES: messages.parse, RESPONSES: create.parse}
 FIELDS: dict[str, tuple[str, dict[str, Any]]] = {
     CHAT: ("messages", {}),
@@ -36,7 +36,7 @@ FOREIGN_SHARE = 0.2
 ASK: dict[str, Any] = {"role": "user", "content": "Go on"}
 
 
-def mended(path: str, items: list[Any]) -> Fields:
+def mended(path: Any, items: list[Any]) -> Fields:
     """A body as it comes from the wire, through the door."""
     name, others = FIELDS[path]
     return with_mended_history(path, parse_body(json.dumps({name: items, **others}).encode()))
@@ -60,11 +60,11 @@ def sent(path: str, outputs: list[Output]) -> list[Any]:
     reply = _new_reply(path)
     body: Any = json.loads(json.dumps(reply.whole(outputs, Finished("stop", USAGE))))
     match path:
-        case "/v1/chat/completions":
+        case "chat":
             message = body["choices"][0]["message"]
             calls = message.get("tool_calls", ())
             return [message, *({"role": "tool", "tool_call_id": one["id"], "content": "r"} for one in calls)]
-        case "/v1/messages":
+        case "messages":
             results = [
                 {
                     "type": "tool_result",
@@ -342,4 +342,4 @@ def test_a_damage_that_is_too_deep_to_be_told_is_refused():
 
 def test_a_path_without_a_history_is_left_alone():
     body = Fields({"messages": [{"role": "assistant", "content": 5}]})
-    assert with_mended_history("/v1/embeddings", body).data == body.data
+    assert with_mended_history("embeddings", body).data == body.data

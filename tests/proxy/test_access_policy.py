@@ -13,8 +13,10 @@ from start_llm.core.access_policy import AccessPolicy
 from start_llm.core.backend_secret import BackendSecret, Caller
 from start_llm.core.cross_origin import AllowedOrigins
 from start_llm.core.tenants import TENANT_HEADER, tenant_of_key
+from start_llm.protocols.routes import ROUTES
 from start_llm.proxy.access_policy import ProxyAccessPolicy
 from start_llm.proxy.refusals import refusal_in
+from tests.server.paths import with_name
 
 KEY = "open-sesame"
 MOST = 1000
@@ -80,16 +82,12 @@ def status(method: str, path: str, headers: Mapping[str, str] = KEYED, **more: A
     return start["status"]
 
 
-POSTED = """
-    /v1/chat/completions /chat/completions /v1/completions /completions /v1/messages /v1/messages/
-    /v1/embeddings /v1/messages/count_tokens /v1/responses /responses /v1/responses/input_tokens
-""".split()
-SERVED = [("POST", path) for path in POSTED]
-SERVED += [("GET", path) for path in ("/v1/models", "/models", "/v1/models/a", "/v1/models/openai/a-b.c")]
-SERVED += [("GET", "/v1/responses/resp_a=="), ("DELETE", "/v1/responses/resp_a")]
-SERVED += [("GET", "/v1/responses/resp_a/input_items")]
-SERVED += [("GET", "/health"), ("HEAD", "/health/"), ("GET", "/stats"), ("GET", "/metrics")]
-SERVED += [("HEAD", "/"), ("HEAD", "/api/hello"), ("GET", "/health/liveliness"), ("GET", "/health/liveness")]
+OPEN = [(route.method, path) for route in ROUTES if route.proxy for path in route.paths]
+POSTED = ["/v1/messages/", *(path for method, path in OPEN if method == "POST")]
+SERVED = [(method, with_name(template, name)) for method, template in OPEN for name in ("a", "resp_a-b.c==")]
+SERVED += [("POST", "/v1/messages/"), ("GET", "/v1/models/openai/a-b.c"), ("HEAD", "/"), ("HEAD", "/health/")]
+SERVED += [("GET", "/health/liveliness"), ("GET", "/health/liveness")]
+SERVED = [*dict.fromkeys(SERVED)]
 
 
 @pytest.mark.parametrize(("method", "path"), SERVED)

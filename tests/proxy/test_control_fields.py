@@ -14,9 +14,9 @@ import pytest
 
 from start_llm.core.backend_secret import OWN_HEADERS
 from start_llm.core.tenants import TENANT_HEADER, tenant_of_key
-from start_llm.protocols.known_fields import KNOWN_FIELDS
 from start_llm.protocols.tenants import Tenants
 from start_llm.proxy.control_fields import is_litellms_own
+from tests.protocols.test_known_fields import known_at
 from tests.proxy.conftest import SECRET, Proxied, until
 from tests.server.client import ask
 from tests.server.test_access import trap
@@ -125,7 +125,7 @@ def test_a_field_that_nobody_knows_is_left_out_and_told_once(proxied: Proxied):
 def test_no_name_that_litellm_knows_steers_it(proxied: Proxied, names: set[str], path: str):
     expected = usual(proxied, path)
     with trap() as (url, caught):
-        for name in sorted(names - KNOWN_FIELDS[path].names):
+        for name in sorted(names - known_at(path).names):
             for value in values(url):
                 proxied.tunnel.clear()
                 answer = proxied.ask(path, {**ASKED[path], name: value})

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from start_llm.cache.kinds import label_of
-from start_llm.cache.layers import KVAtRest
 from start_llm.config.settings import Settings
 from start_llm.core.backend_secret import BackendSecret
 from start_llm.core.database import DatabaseMetrics
@@ -33,10 +32,10 @@ from start_llm.server.handler import Handler
 from start_llm.server.library_pages import LibraryPages
 from start_llm.server.listener import Listener, ServerContext, ServerLimits
 from start_llm.server.served_models import ListedModel, ServedModel
-from start_llm.server.status import HealthLimits, KVStorage, ModelCard, Status
+from start_llm.server.status import HealthLimits, ModelCard, Status
 from start_llm.service import Service
 from start_llm.telemetry.account import Reports
-from start_llm.telemetry.metrics import CacheMetrics, DiskMetrics, EngineMetrics, RequestMetrics
+from start_llm.telemetry.metrics import CacheMetrics, DiskMetrics, EngineMetrics, KVAtRest, RequestMetrics
 from start_llm.telemetry.terminal import Terminal
 from start_llm.wiring import model_family, model_traits
 from tests.transcripts.fakes import transcripts
@@ -201,7 +200,7 @@ def _context(
         database=DatabaseMetrics(),
         transcripts=known.metrics,
         responses=ResponseStore(),
-        kv=KVStorage(mode="f32", layers={"f32": 1}, attention={"global": 1}),
+        kv=KVAtRest(mode="f32", layers={"f32": 1}, attention={"global": 1}),
         limits=HealthLimits(chunk_s=0.2, stall_s=60),
         engine_is_alive=engine.is_alive,
     )

@@ -21,27 +21,19 @@ from start_llm.core.access_policy import AccessPolicy
 from start_llm.core.errors import Forbidden, SettingsError
 from start_llm.server.handler import Handler
 from start_llm.server.listener import Listener, ServerContext, ServerLimits
-from start_llm.server.routes import POST_ROUTES, STATUS_ROUTES
 from start_llm.telemetry.terminal import Terminal
 from start_llm.wiring import access_policy
 from tests.conftest import TinyModel
 from tests.server.breakable import OneModel
 from tests.server.client import CHAT, Client, Reply, ask, message
+from tests.server.paths import GET_PATHS, NAMED_ROUTES, POST_PATHS, with_name
 from tests.serving import Server, serving
 
 MESSAGES = "/v1/messages"
 RESPONSES = "/v1/responses"
 KEY = "open-sesame"
-EVERY_PATH = [("POST", path) for path in POST_ROUTES] + [("GET", path) for path in STATUS_ROUTES]
-EVERY_PATH += [
-    ("GET", "/v1/models/x"),
-    ("GET", f"{RESPONSES}/x"),
-    ("DELETE", f"{RESPONSES}/x"),
-    ("POST", "/downloads/x/pause"),
-    ("POST", "/downloads/x/resume"),
-    ("DELETE", "/downloads/x"),
-    ("GET", "/none"),
-]
+EVERY_PATH = [("POST", path) for path in POST_PATHS] + [("GET", path) for path in GET_PATHS]
+EVERY_PATH += [(method, with_name(template, "x")) for method, template in NAMED_ROUTES] + [("GET", "/none")]
 OPEN = ("/", "/api/hello", "/health")
 CONVERSATION = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 2}
 BODIES: dict[str, dict[str, Any]] = {
@@ -151,7 +143,7 @@ def test_no_reply_allows_a_page_anything(scripted: Server, path: str):
 @pytest.mark.parametrize(
     "kind", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data", ""]
 )
-@pytest.mark.parametrize("path", POST_ROUTES)
+@pytest.mark.parametrize("path", POST_PATHS)
 def test_a_body_that_a_page_could_send_is_415(scripted: Server, path: str, kind: str):
     headers = {"Content-Type": kind}
     reply = ask(scripted.port, "POST", path, BODIES.get(path, CONVERSATION), headers)
@@ -429,7 +421,7 @@ def test_every_path_has_the_access_policy(listener_alone: Listener, method: str,
         )
 
 
-@pytest.mark.parametrize("path", POST_ROUTES)
+@pytest.mark.parametrize("path", POST_PATHS)
 def test_every_body_has_to_be_json_of_bounded_size(listener_alone: Listener, path: str):
     key = {"x-api-key": KEY}
     assert ask(listener_alone.port, "POST", path, {}, key | {"Content-Type": "text/plain"}).status == 415
@@ -437,7 +429,7 @@ def test_every_body_has_to_be_json_of_bounded_size(listener_alone: Listener, pat
     assert ask(listener_alone.port, "POST", path, b"{", key).status == 400
 
 
-@pytest.mark.parametrize("path", POST_ROUTES)
+@pytest.mark.parametrize("path", POST_PATHS)
 def test_nothing_is_begun_while_the_server_stops(path: str):
     listener = Listener("127.0.0.1", 0, Handler, ServerLimits())
     nothing: Any = None

@@ -13,6 +13,7 @@ from start_llm.models.machines import MACHINES
 from start_llm.models.shelf import Shelf
 from start_llm.protocols.fields import Fields
 from start_llm.server.adapter_pages import AdapterPages
+from start_llm.server.pages import PageRequest
 from tests.server.breakable import OneModel
 
 NOTHING: Any = None
@@ -29,7 +30,7 @@ class NotLoaded(OneModel):
 
 
 def test_adapters_of_a_model_that_is_not_loaded_are_none():
-    asked = Fields({"model": "other"})
+    asked = PageRequest(fields=Fields({"model": "other"}))
     assert AdapterPages(NotLoaded(NOTHING)).listed(asked) == (200, {"adapters": []})
 
 

@@ -13,7 +13,8 @@ import pytest
 from start_llm.core.errors import Conflict
 from start_llm.core.library import Download, Fit, FitReport, LibraryEntry, MachineFacts
 from start_llm.protocols.fields import Fields
-from start_llm.server.library_pages import LibraryPages, LibraryRequest
+from start_llm.server.library_pages import LibraryPages
+from start_llm.server.pages import PageRequest
 from start_llm.server.served_models import ServedModel
 from start_llm.telemetry.metrics import EngineMetrics
 from tests.server.breakable import OneModel
@@ -299,8 +300,8 @@ def pages(stalls: list[float] | None = None) -> LibraryPages:
     return LibraryPages(FakeLibrary(), OneModel(ServedModel(nothing, nothing, status, nothing)))
 
 
-def request(**fields: Any) -> LibraryRequest:
-    return LibraryRequest(b"us", Fields(fields))
+def request(name: str = "", **fields: Any) -> PageRequest:
+    return PageRequest(tenant=b"us", fields=Fields(fields), name=name)
 
 
 def test_an_entry_without_an_assessment_says_null():
@@ -356,7 +357,7 @@ def test_a_failed_download_tells_its_error():
 
 def test_each_change_reaches_the_download_of_the_tenant():
     assert pages().start(request(repo_id="lab/x"))[1]["repo_id"] == "us starts lab/x"
-    assert pages().resume(request(), "dl_1")[1]["repo_id"] == "us resumes dl_1"
-    assert pages().remove(request(), "dl_1")[1]["repo_id"] == "us removes dl_1"
+    assert pages().resume(request("dl_1"))[1]["repo_id"] == "us resumes dl_1"
+    assert pages().remove(request("dl_1"))[1]["repo_id"] == "us removes dl_1"
     with pytest.raises(Conflict, match="us pauses dl_1"):
-        pages().pause(request(), "dl_1")
+        pages().pause(request("dl_1"))

@@ -13,9 +13,11 @@ from urllib.parse import quote
 
 import pytest
 
-from start_llm.server.routes import NAMED_PATHS, POST_ROUTES, STATUS_ROUTES, find, pattern
+from start_llm.protocols.routes import ROUTES, RouteTable
+from start_llm.server.endpoints import ENDPOINTS, PageEndpoint
 from tests.conftest import TinyModel
 from tests.server.client import CHAT, ask, engine_is_free, wait_until
+from tests.server.paths import GET_PATHS, NAMED_ROUTES, POST_PATHS
 from tests.serving import Server, serving
 
 IN_USE, OTHER = "qwen3", "llama"
@@ -106,10 +108,11 @@ def named(server: Server) -> Mapping[str, list[str]]:
 
 @pytest.fixture(scope="module")
 def every_path(named: Mapping[str, list[str]]) -> list[str]:
-    assert set(named) == set(NAMED_PATHS), "a new kind of path needs names to try it with"
-    fixed = sorted({*POST_ROUTES, *STATUS_ROUTES})
+    fixed = sorted({*POST_PATHS, *GET_PATHS})
     found = [*fixed, *(prefix + name for prefix, names in named.items() for name in names), "/none"]
-    assert {pattern(path) for path in found} == {*fixed, *(f"{one}{{id}}" for one in NAMED_PATHS), "other"}
+    tried = {RouteTable(ROUTES).template(path) for path in found}
+    templates = {*fixed, *(template for _, template in NAMED_ROUTES)}
+    assert templates <= tried, "a new kind of path needs names to try it with"
     return found
 
 
@@ -187,10 +190,10 @@ def test_an_image_of_a_web_page_loads_no_model_and_evicts_none(
 
 
 def test_no_endpoint_for_reading_takes_a_lease_or_a_body():
-    for path in STATUS_ROUTES:
-        for method in ("GET", "HEAD"):
-            assert not getattr(find(method, path), "takes_time", False)
-            assert not getattr(find(method, path), "has_body", False)
+    for route in ROUTES:
+        if route.method == "GET":
+            assert not route.body
+            assert isinstance(ENDPOINTS[route.name], PageEndpoint)
 
 
 def test_a_model_that_is_not_loaded_has_no_adapters(server: Server):

@@ -12,11 +12,12 @@ from start_llm.core.database import DatabaseMetrics
 from start_llm.protocols.responses.store import ResponseStore
 from start_llm.server.model_pages import health
 from start_llm.server.served_models import ListedModel
-from start_llm.server.status import HealthLimits, KVStorage, ModelCard, Status
+from start_llm.server.status import HealthLimits, ModelCard, Status
 from start_llm.telemetry.metrics import (
     CacheMetrics,
     DiskMetrics,
     EngineMetrics,
+    KVAtRest,
     RequestMetrics,
     TranscriptMetrics,
 )
@@ -74,7 +75,7 @@ def a_status(engine: EngineMetrics) -> Status:
         database=DatabaseMetrics(),
         transcripts=TranscriptMetrics(),
         responses=ResponseStore(),
-        kv=KVStorage(mode="f32", layers={"f32": 1}, attention={"global": 1}),
+        kv=KVAtRest(mode="f32", layers={"f32": 1}, attention={"global": 1}),
         limits=HealthLimits(chunk_s=0.2, stall_s=60),
         engine_is_alive=lambda: True,
     )

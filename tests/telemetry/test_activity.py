@@ -8,16 +8,11 @@ from typing import Any
 
 import pytest
 
-from start_llm.core.events import Restored
+from start_llm.core.events import Finished, Restored, Usage
 from start_llm.core.explanation import Against, Difference, Explanation
 from start_llm.telemetry import activity as module
-from start_llm.telemetry.activity import (
-    Activity,
-    Refusal,
-    RequestFacts,
-    RequestOutcome,
-    plain_reason,
-)
+from start_llm.telemetry.activity import Activity, Refusal, plain_reason
+from start_llm.telemetry.request_record import RequestFacts, RequestRecord
 
 LONG = "ä" * 100_000
 
@@ -30,7 +25,7 @@ def facts(tenant: bytes = b"", session: str = "s", **changes: Any) -> RequestFac
         "model": "m",
         "session": session,
         "name": "",
-        "has_turns": True,
+        "session_source": "client",
         "prompt_tokens": 100,
     }
     return RequestFacts(**told | changes)
@@ -63,34 +58,28 @@ def difference(**changes: Any) -> Difference:
     return Difference(**told | changes)
 
 
-def outcome(explained: Explanation | None = None, **changes: Any) -> RequestOutcome:
-    told: dict[str, Any] = {
-        "ending": "stop",
-        "cached": 40,
-        "computed": 60,
-        "written": 7,
-        "seconds": 2.0,
-        "ttft_s": 1.0,
-        "prefill_s": 0.5,
-        "explanation": explained or explanation(),
-    }
-    return RequestOutcome(**told | changes)
-
-
-def ended(activity: Activity, asked: RequestFacts, told: RequestOutcome) -> None:
-    activity.end(activity.begin(asked), told)
+def ended(activity: Activity, asked: RequestFacts, explained: Explanation | None = None) -> None:
+    """Let a request run of which 40 tokens were cached."""
+    record = RequestRecord(asked)
+    activity.begin(record)
+    record.note_restored(Restored(40))
+    record.explanation = explained or explanation()
+    record.note_text(7, time.perf_counter())
+    activity.end(record)
 
 
 def test_a_request_runs_in_phases_and_then_is_finished():
     activity = Activity(lambda: 1000.0)
-    running = activity.begin(facts())
+    running = RequestRecord(facts())
+    activity.begin(running)
     assert [(one.phase, one.began) for one in activity.running()] == [("waiting", 1000.0)]
-    running.note_restored(40, time.perf_counter())
+    running.note_restored(Restored(40))
     assert (running.phase, running.cached, running.done) == ("reading", 40, 40)
     running.note_text(2, time.perf_counter())
     running.note_text(1, time.perf_counter())
     assert (running.phase, running.done, running.written) == ("writing", 100, 3)
-    activity.end(running, outcome())
+    running.note_finished(Finished("stop", Usage(prompt=100, cached=40, completion=7)))
+    activity.end(running)
     assert activity.running() == ()
     (finished,) = activity.finished()
     assert (finished.ended, finished.ending, finished.written, finished.again) == (1000.0, "stop", 7, 0)
@@ -98,7 +87,7 @@ def test_a_request_runs_in_phases_and_then_is_finished():
 
 def test_tokens_that_were_read_again_have_a_reason_and_the_words_that_differ():
     activity = Activity()
-    ended(activity, facts(), outcome(explanation(30, cause=difference())))
+    ended(activity, facts(), explanation(30, cause=difference()))
     (finished,) = activity.finished()
     assert (finished.again, finished.reason) == (30, "message 3 (user) says something else")
     assert (finished.computed_text, finished.asked_text) == ("was", "is")
@@ -108,8 +97,8 @@ def test_tokens_that_were_read_again_have_a_reason_and_the_words_that_differ():
 
 def test_words_that_are_not_the_reason_are_not_kept():
     activity = Activity()
-    ended(activity, facts(), outcome(explanation(30, "evicted", difference())))
-    ended(activity, facts(), outcome(explanation(0, cause=difference())))
+    ended(activity, facts(), explanation(30, "evicted", difference()))
+    ended(activity, facts(), explanation(0, cause=difference()))
     assert [one.has_difference for one in activity.finished()] == [False, False]
 
 
@@ -135,8 +124,10 @@ def test_reasons_are_plain_words(explained: Explanation, told: str):
 
 def test_what_never_began_to_be_read_is_no_turn():
     activity = Activity()
-    ended(activity, facts(), outcome(explanation=None, cached=0, computed=0, ending="cancelled"))
-    ended(activity, facts(has_turns=False), outcome())
+    never = RequestRecord(facts())
+    activity.begin(never)
+    activity.end(never)
+    ended(activity, facts(session_source="none"))
     assert activity.conversations() == ()
     assert len(activity.finished()) == 2
 
@@ -153,19 +144,20 @@ def test_equal_refusals_are_counted_as_one():
 
 def test_conversations_of_two_tenants_with_one_name_are_apart():
     activity = Activity()
-    ended(activity, facts(b"a"), outcome())
-    ended(activity, facts(b"b"), outcome())
-    ended(activity, facts(b"a"), outcome())
+    ended(activity, facts(b"a"))
+    ended(activity, facts(b"b"))
+    ended(activity, facts(b"a"))
     assert [(told.tenant, len(turns)) for told, turns in activity.conversations()] == [(b"a", 2), (b"b", 1)]
 
 
 def test_the_version_changes_with_the_records_alone():
     activity, other = Activity(), Activity()
     versions = [activity.version]
-    running = activity.begin(facts())
+    running = RequestRecord(facts())
+    activity.begin(running)
     running.note_text(1, time.perf_counter())
     assert activity.version == versions[0]
-    activity.end(running, outcome())
+    activity.end(running)
     versions.append(activity.version)
     activity.refuse(Refusal(tenant=None, method="GET", path="/", status=403, reason="no"))
     versions.append(activity.version)
@@ -179,12 +171,12 @@ def test_records_stay_small_whatever_clients_send():
     cause = difference(computed=LONG, asked=LONG, what=LONG)
     for number in range(3000):
         asked = facts(session=f"s{number % 300}", id=f"{number}{LONG}", name=LONG, model=LONG)
-        ended(activity, asked, outcome(explanation(30, cause=cause)))
+        ended(activity, asked, explanation(30, cause=cause))
         activity.refuse(
             Refusal(tenant=None, method=LONG, path=f"/{number}{LONG}", status=400, reason=f"{number}{LONG}")
         )
     for _ in range(100):
-        ended(activity, facts(), outcome())
+        ended(activity, facts())
     assert len(activity.finished()) == module._MAX_FINISHED
     assert len(activity.refused()) == module._MAX_REFUSED
     assert len(activity.conversations()) == module._MAX_CONVERSATIONS

@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 
-from start_llm.telemetry.activity import Activity, RequestFacts, RunningRequest
+from start_llm.core.events import Restored
+from start_llm.telemetry.activity import Activity
 from start_llm.telemetry.live_table import LiveTable, MemoryUse
+from start_llm.telemetry.request_record import RequestFacts, RequestRecord
 from tests.telemetry.test_terminal import facts
 from tests.telemetry.ttys import COLOUR
 
@@ -26,11 +28,12 @@ def rows(activity: Activity, size: os.terminal_size = WIDE) -> list[str]:
     return [COLOUR.sub("", row) for row in live.frame(live.state(), size)]
 
 
-def reading(activity: Activity, asked: RequestFacts | None = None) -> RunningRequest:
+def reading(activity: Activity, asked: RequestFacts | None = None) -> RequestRecord:
     """A request of which 1,000 tokens were cached, and 500 more were read in five seconds."""
-    running = activity.begin(asked or facts(prompt_tokens=2000))
-    running.note_restored(1000, time.perf_counter())
-    running.done, running.reading_since = 1500, time.perf_counter() - 5
+    running = RequestRecord(asked or facts(prompt_tokens=2000))
+    activity.begin(running)
+    running.note_restored(Restored(1000, at=time.perf_counter() - 5))
+    running.done = 1500
     return running
 
 
@@ -51,7 +54,7 @@ def test_a_request_that_is_written_shows_the_speed_of_its_reply():
     activity = Activity()
     running = reading(activity)
     running.note_text(1, time.perf_counter())
-    running.written, running.writing_since = 301, time.perf_counter() - 10
+    running.written, running.first_text = 301, time.perf_counter() - 10
     row = next(row for row in rows(activity) if "claude-cli" in row)
     assert re.search(r"writing +2,000 +1,000 +1,000 +301 +30 ", row)
 
@@ -72,7 +75,7 @@ def test_equal_states_are_equal_and_others_are_not():
     live = table(activity)
     assert live.state() == live.state()
     before = live.state()
-    activity.begin(facts())
+    activity.begin(RequestRecord(facts()))
     assert live.state() != before
 
 

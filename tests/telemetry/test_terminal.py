@@ -9,8 +9,9 @@ from typing import Any
 
 from start_llm.core.events import Restored
 from start_llm.core.images import Image, ImageRun, ImageSpan
-from start_llm.telemetry.activity import FinishedRequest, Refusal, RequestFacts, RunningRequest
-from start_llm.telemetry.terminal import RequestLine, Terminal
+from start_llm.telemetry.activity import Refusal
+from start_llm.telemetry.request_record import RequestFacts, RequestRecord, session_name
+from start_llm.telemetry.terminal import Terminal
 from tests.images.fakes import image, vision_of
 
 
@@ -28,29 +29,18 @@ def facts(**changes: Any) -> RequestFacts:
         "model": "m",
         "session": "digest",
         "name": "ersation-42",
-        "has_turns": True,
+        "session_source": "client",
         "prompt_tokens": 1234,
         "client": "claude-cli",
     }
     return RequestFacts(**told | changes)
 
 
-def finished(asked: RequestFacts | None = None, **changes: Any) -> FinishedRequest:
-    told: dict[str, Any] = {
-        "number": 1,
-        "facts": asked or facts(),
-        "ended": 0.0,
-        "ending": "stop",
-        "cached": 1000,
-        "computed": 234,
-        "written": 7,
-        "seconds": 3.5,
-        "ttft_s": 1.5,
-        "prefill_s": 0.5,
-        "decoded": 6,
-        "decode_s": 2.0,
-    }
-    return FinishedRequest(**told | changes)
+def finished(asked: RequestFacts | None = None, **changes: Any) -> RequestRecord:
+    """A request that was read for half a second, one second after it came, and written for two."""
+    told: dict[str, Any] = {"ending": "stop", "restored": Restored(1000, at=101.0), "written": 7}
+    told |= {"decoded": 6, "first_text": 101.5, "last_text": 103.5, "left": 103.5}
+    return RequestRecord(asked or facts(), arrived=100.0, **told | changes)
 
 
 def refusal(reason: str = "no", **changes: Any) -> Refusal:
@@ -94,7 +84,7 @@ def test_a_request_under_adapters_says_so():
 
 
 def test_a_request_that_never_spoke_has_no_times():
-    never = finished(ending="cancelled", written=0, ttft_s=None, prefill_s=None, decoded=0)
+    never = finished(ending="cancelled", written=0, first_text=None, last_text=None, decoded=0)
     text = printed(lambda terminal: terminal.finished(never))
     assert re.search(r"cancelled .* 0 written +first +-$", text)
     assert "/s" not in text
@@ -102,27 +92,28 @@ def test_a_request_that_never_spoke_has_no_times():
 
 def test_what_a_client_says_cannot_move_the_cursor():
     evil = "a\x1b[2J\nforged"
-    assert RequestLine(session=evil, prompt_tokens=1, began=0.0).name == "a?[2J?forged"
+    assert session_name(evil) == "a?[2J?forged"
     text = printed(lambda terminal: terminal.refused(refusal(evil, path=f"/{evil}", method=evil)))
     assert "\x1b" not in text
     assert text.count("\n") == 1
 
 
 def test_progress_is_told_now_and_then_and_its_speed_is_that_of_computed_tokens():
-    running = RunningRequest(facts(prompt_tokens=2000), began=0.0)
-    running.note_restored(1000, time.perf_counter())
+    running = RequestRecord(facts(prompt_tokens=2000))
+    running.note_restored(Restored(1000))
     assert printed(lambda terminal: terminal.progress(running)) == "", "it has just begun"
-    running.done, running.reading_since = 1500, time.perf_counter() - 5
+    running.note_restored(Restored(1000, at=time.perf_counter() - 5))
+    running.done = 1500
     text = printed(lambda terminal: [terminal.progress(running) for _ in range(5)])
     assert re.fullmatch(r".* reading 1,500 of 2,000 \(75%\) (99\.\d|100\.0)/s\n", text)
 
 
 def test_a_long_reply_shows_that_it_is_written():
-    running = RunningRequest(facts(), began=0.0)
-    running.note_restored(0, time.perf_counter())
+    running = RequestRecord(facts())
+    running.note_restored(Restored(0))
     running.note_text(1, time.perf_counter())
     assert printed(lambda terminal: terminal.progress(running)) == ""
-    running.written, running.writing_since = 9001, time.perf_counter() - 90
+    running.written, running.first_text = 9001, time.perf_counter() - 90
     text = printed(lambda terminal: [terminal.progress(running) for _ in range(5)])
     assert re.fullmatch(r".* 9,001 written so far (99\.\d|100\.0)/s\n", text)
 
@@ -154,9 +145,8 @@ def test_images_are_shown_with_their_places_and_what_became_of_them():
     """By names that say nothing of what is to be seen."""
     runs = [image_run(image(name)) for name in ("a", "b", "c")]
     spans = [ImageSpan(start, start + len(run), run) for start, run in zip((2, 20, 40), runs, strict=True)]
-    request = RequestLine(session="one", prompt_tokens=1234, began=0.0)
-    request.beginning, request.images = (7, 8, *runs[0].tokens), spans
-    text = printed(lambda terminal: terminal.images(facts(), request, Restored(22)))
+    beginning = (7, 8, *runs[0].tokens)
+    text = printed(lambda terminal: terminal.images(facts(), beginning, spans, Restored(22)))
     first, *shown = text.splitlines()
     assert f"begins 7 8 {runs[0].tokens[0]:08x}" in first
     assert [one.partition("image ")[2] for one in shown] == [

@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Generator
 from contextlib import contextmanager
-from dataclasses import asdict, fields, replace
+from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -19,8 +19,11 @@ from typing import Any
 import pytest
 
 from start_llm.core.errors import SettingsError
+from start_llm.core.events import Restored
+from start_llm.core.explanation import Explanation
 from start_llm.telemetry.metrics import CacheMetrics
-from start_llm.telemetry.trace import Trace, TracedReply, TracedRequest, session_digest
+from start_llm.telemetry.request_record import RequestFacts, RequestRecord
+from start_llm.telemetry.trace import Trace, session_digest
 from start_llm.telemetry.trace_files import TraceFiles
 
 SCHEMA = Path(__file__).resolve().parents[2] / "docs" / "trace.md"
@@ -28,15 +31,13 @@ NIGHT = datetime(2026, 7, 31, 23, 59, 59).astimezone()
 DAY = "2026-07-31"
 SESSION = "0123456789abcdef"
 NAME = f"cache-session-{SESSION}.log"
-ASKED = TracedRequest(
-    request_id="chatcmpl-1",
+FACTS = RequestFacts(
+    id="chatcmpl-1",
+    tenant=b"",
     session=SESSION,
     session_source="client",
-    parent_session=None,
-    branch=None,
     endpoint="/v1/chat/completions",
     model="tiny",
-    adapter=None,
     messages=3,
     images=1,
     prompt_tokens=40,
@@ -45,31 +46,62 @@ ASKED = TracedRequest(
     bound_messages=2,
     bound_tokens=30,
     replaced_tokens=25,
-    binding_refusal=None,
 )
-ENDED = TracedReply(
-    ending="stop",
-    cached_tokens=30,
-    computed_tokens=10,
-    completion_tokens=5,
-    ttft_seconds=0.25,
-    total_seconds=1.5,
-    cache_hit=True,
-    miss_reason=None,
-    kept_tokens=30,
-    lost_tokens=0,
-    disk_tokens=10,
-    disk_seconds=0.5,
-    divergent_message=None,
-    divergent_token=None,
-    drift_class=None,
-    drift_rule=None,
-    cache_metrics_bumped_this_request={
+RESTORED = Restored(30, "no_state", kept=30, disk_tokens=10, disk_s=0.5, at=100.1)
+RECORD = RequestRecord(
+    FACTS, arrived=100.0, restored=RESTORED, ending="stop", written=5, first_text=100.25, left=101.5
+)
+EXPLANATION = Explanation(
+    prompt_tokens=40,
+    bound_messages=2,
+    bound_tokens=30,
+    refusal=None,
+    restored=RESTORED,
+    again=0,
+    against=None,
+    differences=(),
+)
+LINE: dict[str, Any] = {
+    "request_id": "chatcmpl-1",
+    "session": SESSION,
+    "session_source": "client",
+    "parent_session": None,
+    "branch": None,
+    "endpoint": "/v1/chat/completions",
+    "model": "tiny",
+    "adapter": None,
+    "messages": 3,
+    "mended": [],
+    "images": 1,
+    "prompt_tokens": 40,
+    "stable_prefix_msg_count": 2,
+    "cache_key_delta_chars": 1,
+    "bound_messages": 2,
+    "bound_tokens": 30,
+    "replaced_tokens": 25,
+    "binding_refusal": None,
+    "ending": "stop",
+    "cached_tokens": 30,
+    "computed_tokens": 10,
+    "completion_tokens": 5,
+    "ttft_seconds": 0.25,
+    "total_seconds": 1.5,
+    "cache_hit": True,
+    "miss_reason": "no_state",
+    "kept_tokens": 30,
+    "lost_tokens": 0,
+    "disk_tokens": 10,
+    "disk_seconds": 0.5,
+    "divergent_message": None,
+    "divergent_token": None,
+    "drift_class": None,
+    "drift_rule": None,
+    "cache_metrics_bumped_this_request": {
         "vlm_retreat": 0,
         "hybrid_trim_miss": 1,
         "exact_key_rejected_by_model_lcp": 0,
     },
-)
+}
 TEXTS = ("Where might Amundsen's lighthouse stand?", "After Svalbard's dunes.")
 
 
@@ -117,7 +149,8 @@ class Desk:
         return self.root / DAY / NAME
 
     def write(self, session: str = SESSION, **changes: Any) -> None:
-        self.trace.write(replace(ASKED, session=session, **changes), ENDED, texts)
+        record = replace(RECORD, facts=replace(FACTS, session=session, **changes))
+        self.trace.write(record, EXPLANATION, texts)
 
     def lines(self) -> list[dict[str, Any]]:
         return [json.loads(line) for line in self.file.read_text().splitlines()]
@@ -136,9 +169,7 @@ def test_every_field_is_documented_and_every_documented_field_is_there(tmp_path)
     desk.write()
     (line,) = desk.lines()
     assert list(line) == list(documented())
-    assert {
-        field.name for kind in (TracedRequest, TracedReply) for field in fields(kind)
-    } < documented().keys()
+    assert LINE.keys() < documented().keys()
 
 
 def test_a_line_has_what_is_known_of_the_request_and_the_moment_with_its_zone(tmp_path):
@@ -146,8 +177,7 @@ def test_a_line_has_what_is_known_of_the_request_and_the_moment_with_its_zone(tm
     desk.cache.misses["no_state"] = 4
     desk.write()
     (line,) = desk.lines()
-    known = json.loads(json.dumps({**asdict(ASKED), **asdict(ENDED)}))
-    assert line == line | known
+    assert line == line | LINE
     moment = datetime.fromisoformat(line["time"])
     assert (moment, moment.utcoffset()) == (NIGHT, NIGHT.utcoffset())
     assert line["cache_metrics_snapshot"] == {
@@ -173,14 +203,14 @@ def test_texts_that_are_not_wanted_are_not_made(tmp_path):
         raise AssertionError("nobody wants them")
 
     desk = Desk(tmp_path)
-    desk.trace.write(ASKED, ENDED, never)
+    desk.trace.write(RECORD, EXPLANATION, never)
     assert len(desk.lines()) == 1
 
 
 def test_any_text_is_one_line_that_can_be_read_again(tmp_path):
     odd = "a\nb\u2028c\ud800\x00\r é 🐟"
     desk = Desk(tmp_path, with_prompts=True)
-    desk.trace.write(ASKED, ENDED, lambda: (odd, odd))
+    desk.trace.write(RECORD, EXPLANATION, lambda: (odd, odd))
     desk.write()
     assert [line["prompt"] for line in desk.lines()] == [odd, TEXTS[0]]
 

@@ -1,0 +1,199 @@
+"""Reads requests from one connection and writes replies to it, whatever they say."""
+
+from __future__ import annotations
+
+import io
+import json
+import socket
+import threading
+import time
+from collections.abc import Mapping
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler
+from typing import cast
+
+from start_llm.core.access_policy import body_length, demand_json, is_chunked
+from start_llm.core.allocator import give_back_free_memory
+from start_llm.core.answering_model import ANSWERING_MODEL, in_a_header
+from start_llm.core.chat import Json
+from start_llm.core.client_presence import LOOK_S, held_in_turn
+from start_llm.core.content_coding import content_coding, decoded
+from start_llm.core.cross_origin import AllowedOrigins
+from start_llm.core.errors import ClientGone, InvalidRequest, LengthRequired, RequestTimeout
+from start_llm.protocols.base import new_id
+from start_llm.protocols.fields import Fields, parse_body
+from start_llm.protocols.routes import READING
+from start_llm.server.chunked_body import read_chunked
+from start_llm.server.connection import BoundedWriter, DeadlineReader, drain, is_closed_by_peer
+from start_llm.server.dialects import OPENAI
+from start_llm.server.listener import Listener
+from start_llm.server.sse import EventStream
+
+_LARGE_BODY = 4 * 2**20
+_LARGE_PARSING = threading.Lock()
+
+
+class HttpConnection(BaseHTTPRequestHandler):
+    """The connection of one client, which sends its requests one after another.
+
+    A subclass serves them: it has the methods that http.server calls.
+    """
+
+    server: Listener  # pyright: ignore[reportIncompatibleVariableOverride]
+    protocol_version = "HTTP/1.1"
+    # Version assumed for an unreadable request line. http.server's default, 0.9, has no status line.
+    default_request_version = "HTTP/1.0"
+    server_version = "start_llm"
+    sys_version = ""
+
+    def setup(self) -> None:
+        limits = self.server.limits
+        self.connection = cast("socket.socket", self.request)
+        self.connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, True)
+        self._reader = DeadlineReader(self.connection)
+        self.rfile = self._buffer = io.BufferedReader(self._reader, 65536)
+        self.wfile = cast("io.BufferedIOBase", BoundedWriter(self.connection, limits.write_s))
+        self._unread_body = False
+        self._last_look = 0.0
+        self._stream_begun: EventStream | None = None
+
+    def finish(self) -> None:
+        if self._unread_body:
+            drain(self.connection)
+
+    def handle_one_request(self) -> None:
+        self._stream_begun, self._had_large_body, self._answering = None, False, ""
+        self._dialect, self._request_id, self.path = OPENAI, new_id("req_"), ""
+        try:
+            self._reader.allow(self.server.limits.idle_s)
+            if not self._buffer.peek(1):
+                self.close_connection = True
+                return
+            self.server.connections.receives(self.connection)
+            self._reader.allow(self.server.limits.header_s)
+            super().handle_one_request()
+        except (ClientGone, ConnectionError, TimeoutError):
+            # Nobody is left to answer: the client closed the connection or never sent a complete request.
+            self.close_connection = True
+        finally:
+            if self._had_large_body:
+                give_back_free_memory()
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the name in http.server
+        """Do nothing. The service logs requests, because it knows their outcome."""
+
+    def _has_left(self) -> bool:
+        """Return whether the client has closed the connection. Looks at most every 50 ms."""
+        now = time.monotonic()
+        if now - self._last_look < LOOK_S:
+            return False
+        self._last_look = now
+        return is_closed_by_peer(self.connection)
+
+    @property
+    def _origins(self) -> AllowedOrigins:
+        return self.server.access_policy.origins
+
+    def _lower_headers(self) -> dict[str, str]:
+        return {name.lower(): value for name, value in self.headers.items()}
+
+    # ------------------------------------------------------------------------------------------------ bodies
+
+    def _may_have_body(self) -> bool:
+        """Return True if a body may follow. A body of unknown length leaves the connection unusable."""
+        announced = "content-length" in self.headers or "transfer-encoding" in self.headers
+        return announced or self.command not in (*READING, "OPTIONS")
+
+    def _read_fields(self) -> Fields:
+        """Read and parse the body. While Python's parser is at work, nobody else is: large ones take turns.
+
+        Raises:
+            RequestError: it is too long or too slow, or no JSON object.
+            ClientGone: the client has left before its end.
+        """
+        raw = self._read_body()
+        if len(raw) < _LARGE_BODY:
+            return parse_body(raw)
+        self._had_large_body = True
+        with held_in_turn(_LARGE_PARSING):
+            return parse_body(raw)
+
+    def _read_body(self) -> bytes:
+        coding = content_coding(self._joined_header("content-encoding"))
+        length = self._body_length()
+        demand_json(self.headers.get("content-type"))
+        self._reader.allow(self.server.limits.body_s)
+        try:
+            with self.server.connections.not_busy(self.connection):
+                body = self._received(length)
+        except TimeoutError as error:
+            seconds = self.server.limits.body_s
+            raise RequestTimeout(f"The body did not arrive within {seconds:g} seconds.") from error
+        self._unread_body = False
+        return decoded(body, coding, self.server.limits.max_body_bytes)
+
+    def _received(self, length: int | None) -> bytes:
+        """Return the bytes of the body; of no length are those in chunks."""
+        if length is None:
+            return read_chunked(self._buffer, self.server.limits.max_body_bytes)
+        body = self.rfile.read(length)
+        if len(body) < length:
+            raise ClientGone("the client hung up in the middle of its request")
+        return body
+
+    def _joined_header(self, name: str) -> str | None:
+        """Return the values of a header that may be given several times."""
+        values = self.headers.get_all(name)
+        return None if values is None else ", ".join(values)
+
+    def _body_length(self) -> int | None:
+        """Return the length of the body, None if it comes in chunks."""
+        headers = {name.lower(): ", ".join(set(self.headers.get_all(name, []))) for name in self.headers}
+        if (coding := self._joined_header("transfer-encoding")) is not None:
+            headers["transfer-encoding"] = coding
+            if self.request_version != "HTTP/1.1":
+                raise InvalidRequest("Transfer-Encoding belongs to HTTP/1.1.")
+        length = body_length(headers, self.server.limits.max_body_bytes)
+        if length is None and not is_chunked(headers):
+            raise LengthRequired("The request needs Content-Length, or Transfer-Encoding: chunked.")
+        return length
+
+    # ----------------------------------------------------------------------------------------------- replies
+
+    def _begin_stream(self) -> EventStream:
+        """Return the stream of the reply. Its head is sent if it has not been."""
+        if self._stream_begun is None:
+            stream = EventStream(self.wfile.write, chunked=self.request_version == "HTTP/1.1")
+            self._send_head(HTTPStatus.OK, stream.headers)
+            self._stream_begun = stream
+        return self._stream_begun
+
+    def _send_json(
+        self, status: int, payload: Mapping[str, Json], extra: Mapping[str, str] | None = None
+    ) -> None:
+        body = json.dumps(payload, ensure_ascii=False).encode()
+        self._send_body(status, {"Content-Type": "application/json", **(extra or {})}, body)
+
+    def _send_body(self, status: int, headers: Mapping[str, str], body: bytes) -> None:
+        """Send a whole reply. One without a body (204) has no length either."""
+        headers = {**headers, "Content-Length": str(len(body))} if body else headers
+        if self._unread_body or self.close_connection:
+            headers = {**headers, "Connection": "close"}
+        self._send_head(status, headers)
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    def _send_head(self, status: int, headers: Mapping[str, str]) -> None:
+        self._note_response(status)
+        self.send_response(status)
+        self.send_header(self._dialect.id_header, self._request_id)
+        if self._answering:
+            self.send_header(ANSWERING_MODEL, in_a_header(self._answering))
+        asked = self._lower_headers() if self.command else {}
+        for name, value in {**headers, **self._origins.headers(asked)}.items():
+            self.send_header(name, value)
+        self.end_headers()
+
+    def _note_response(self, status: int) -> None:
+        """Count a reply, before its first byte is sent."""
+        raise NotImplementedError

@@ -1,0 +1,37 @@
+"""What pages are made of: the request for one, and the answer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from start_llm.core.chat import Json
+from start_llm.protocols.fields import Fields
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PageRequest:
+    """A request that is answered without a reply of tokens.
+
+    Attributes:
+        fields: of its body, or of its query.
+        headers: with lower-case names.
+        name: what stands for `{id}` in its path, decoded.
+    """
+
+    tenant: bytes = b""
+    fields: Fields = field(default_factory=lambda: Fields({}))
+    headers: Mapping[str, str] = field(default_factory=dict)
+    name: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """A page that is not JSON: its body, and its headers besides the length."""
+
+    body: bytes
+    headers: Mapping[str, str]
+
+
+type Page = tuple[int, Mapping[str, Json]]
+"""A status code and a JSON body."""
