@@ -590,9 +590,9 @@ def folder_size(folder: Path) -> int:
 @pytest.mark.thorough
 def test_the_quota_holds_for_two_models_that_take_turns(tiny_model: TinyModel, tmp_path: Path, monkeypatch):
     limit, largest, sizes = 2_000_000, 0, list[int]()
-    from start_llm.cache import disk_tier
+    from start_llm.cache import disk_worker
 
-    real = disk_tier.write_file
+    real = disk_worker.write_file
 
     def watched(*arguments) -> int:
         nonlocal largest
@@ -600,7 +600,7 @@ def test_the_quota_holds_for_two_models_that_take_turns(tiny_model: TinyModel, t
         sizes.append(folder_size(tmp_path))
         return largest
 
-    monkeypatch.setattr(disk_tier, "write_file", watched)
+    monkeypatch.setattr(disk_worker, "write_file", watched)
     (tmp_path / "mine.txt").write_bytes(bytes(300_000))
     for turn in range(6):
         resources = resources_of(tiny_model, ["qwen3", "qwen3_5"][turn % 2])
