@@ -20,8 +20,9 @@ from start_llm.formats.gigachat import GIGACHAT
 from start_llm.formats.glm import GLM
 from start_llm.formats.granite import GRANITE, PHI4
 from start_llm.formats.harmony import HARMONY
-from start_llm.formats.hunyuan import HUNYUAN
+from start_llm.formats.hunyuan import HUNYUAN, HUNYUAN_WITH_SUFFIX
 from start_llm.formats.internlm import INTERNLM
+from start_llm.formats.k2_horizon import K2_HORIZON
 from start_llm.formats.kimi import KIMI
 from start_llm.formats.kimi_k3 import KIMI_K3
 from start_llm.formats.lfm2 import LFM2
@@ -39,6 +40,7 @@ from start_llm.formats.pythonic import PYTHONIC
 from start_llm.formats.qwen import QWEN, QWEN_READ_ONLY
 from start_llm.formats.reasoning_marks import OTHER_MARKS, THINK
 from start_llm.formats.seed import SEED
+from start_llm.formats.solar_open import SOLAR_OPEN
 from start_llm.formats.step3 import STEP3
 from start_llm.formats.writing.call_text import CallText
 from start_llm.formats.xlam import XLAM
@@ -55,6 +57,9 @@ MODEL_FORMATS: tuple[ModelFormat, ...] = (
     KIMI_K3,
     KIMI,
     LONGCAT,
+    K2_HORIZON,
+    SOLAR_OPEN,
+    HUNYUAN_WITH_SUFFIX,
     HUNYUAN,
     GLM,
     MINICPM,
