@@ -121,13 +121,26 @@ def preferred_call_text(names: Sequence[str], template: str) -> CallText:
 _USUAL = "hermes"
 
 
+def _with_call_text(model: ModelFormat, family: Family, template: str) -> Family:
+    """Add the form of calls for a template that shows none: the one that it names, else the format's first.
+
+    Only marked calls are read behind text: where the format's first have no mark, Hermes' form stays.
+    """
+    names = {one.name: one.text for one in model.notations if one.text and one.text.mark and one.openers}
+    named = [name for name, text in names.items() if text.mark in template]
+    usual = [_USUAL] if _USUAL in names else []
+    first = () if family.calls_begin_answers else names
+    chosen = next(iter((*named, *usual, *first)), _USUAL)
+    return family if chosen == _USUAL else replace(family, write_calls=names[chosen].write)
+
+
 def family_by_name(name: str) -> Family:
     """Return the family that `MODEL_FAMILY` names.
 
     Raises:
         KeyError: no format has this name.
     """
-    return FAMILIES[name].family
+    return _with_call_text(FAMILIES[name], FAMILIES[name].family, "")
 
 
 def detect(
@@ -142,7 +155,8 @@ def detect(
         rendered: conversations rendered by the template, because a template may assemble marks from parts.
     """
     known, shown = frozenset(added_tokens), f"{template}\n{rendered}"
-    return _with_real_reasoning(_likeliest(config, shown, known), shown, known)
+    model = _likeliest(config, shown, known)
+    return _with_call_text(model, _with_real_reasoning(model, shown, known), shown)
 
 
 def _likeliest(config: Mapping[str, Json], template: str, added_tokens: frozenset[str]) -> ModelFormat:

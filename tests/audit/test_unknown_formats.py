@@ -14,6 +14,7 @@ from start_llm.config.settings import Settings
 from start_llm.models.loader import read
 from start_llm.prompt.prepare import Preparer
 from start_llm.wiring import model_family
+from tests.audit.folders import folder_of, page_of, told
 
 _MUSE = """\
 {%- for message in messages -%}
@@ -48,13 +49,40 @@ _INKLING = """\
 {%- endfor -%}
 {%- if add_generation_prompt -%}{{- '<|message_model|>' -}}{%- endif -%}
 """
+_APERTUS = """\
+{%- set state = namespace(open=false) -%}
+{%- for message in messages -%}
+    {%- if message.role == 'assistant' -%}
+        {{- '' if state.open else '<|assistant_start|>' -}}
+        {{- message.content -}}
+        {%- set state.open = message.tool_calls and true -%}
+        {%- for call in message.tool_calls -%}
+            {{- '<|tools_prefix|>[' if loop.first else ', ' -}}
+            {{- '{"' ~ call.function.name ~ '": ' ~ call.function.arguments | tojson ~ '}' -}}
+            {{- ']<|tools_suffix|>' if loop.last -}}
+        {%- endfor -%}
+        {{- '' if state.open else '<|assistant_end|>' -}}
+    {%- elif message.role == 'tool' -%}
+        {{- '[' ~ message.content ~ ']' -}}
+    {%- else -%}
+        {{- '<|' ~ message.role ~ '_start|>' ~ message.content ~ '<|assistant_end|>' -}}
+        {%- set state.open = false -%}
+    {%- endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt and not state.open -%}{{- '<|assistant_start|>' -}}{%- endif -%}
+"""
 _FORMS = {
     "muse_glimmer": (_MUSE, "<|start|> <|message|>", "<|eot|> <|eom|>", "<atem:invoke"),
     "muse_spark": (_MUSE, "<|start|> <|message|>", "<|eot|> <|eom|>", "<atem:invoke"),
+    "apertus": (
+        _APERTUS,
+        "<|system_start|> <|user_start|> <|assistant_start|> <|tools_prefix|> <|tools_suffix|>",
+        "<|assistant_end|>",
+        "",
+    ),
     "inkling": (
         _INKLING,
-        "<|message_user|> <|message_model|> <|message_system|> <|message_tool|> <|content_text|>"
-        " <|content_invoke_tool_json|> <|end_message|>",
+        "<|message_user|> <|message_model|> <|content_invoke_tool_json|> <|end_message|>",
         "<|content_model_end_sampling|>",
         "<|content_invoke_tool_json|>",
     ),
@@ -75,8 +103,21 @@ def subject_of(kind: str, folder: Path) -> AuditedModel:
     return AuditedModel(said.tokenizer, family, Preparer(said.tokenizer, family))
 
 
-@pytest.mark.parametrize("kind", _FORMS)
+@pytest.mark.parametrize("kind", ["muse_glimmer", "muse_spark", "inkling"])
 def test_a_format_without_a_reader_is_told_at_the_start(kind, tmp_path):
-    told = unread_call(subject_of(kind, tmp_path))
-    assert told is not None
-    assert _FORMS[kind][3] in told
+    unread = unread_call(subject_of(kind, tmp_path))
+    assert unread is not None
+    assert _FORMS[kind][3] in unread
+
+
+def test_a_call_that_is_read_is_no_alarm_though_its_result_is_in_the_same_turn(tmp_path):
+    subject = subject_of("apertus", tmp_path)
+    assert subject.family.name == "apertus"
+    assert unread_call(subject) is None
+
+
+def test_a_template_that_writes_nothing_for_null_is_no_alarm(tmp_path):
+    nothing = ("{{- value | tojson -}}", "{{- value | tojson if value is not none -}}")
+    page = page_of(folder_of("nested_arguments", tmp_path, nothing))
+    assert page.is_fine, page.rows
+    assert "6 of 6 kinds read" in told(page, "calls")[0]
