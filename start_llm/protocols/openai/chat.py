@@ -27,7 +27,7 @@ from start_llm.protocols.base import (
     new_id,
     openai_error,
 )
-from start_llm.protocols.custom_tools import custom_input
+from start_llm.protocols.custom_tools import CustomInput, custom_input
 from start_llm.protocols.effort import read_thinking
 from start_llm.protocols.fields import Fields
 from start_llm.protocols.images import ImageParser
@@ -124,10 +124,10 @@ def _chosen_name(custom_tools: Collection[str], tool: Fields) -> str | None:
 
 @dataclass(slots=True)
 class CustomCall:
-    """A call of a custom tool that is being written. Its text is known when the arguments are whole."""
+    """A call of a custom tool that is being written."""
 
     index: int
-    written: list[str] = field(default_factory=list[str])
+    input: CustomInput = field(default_factory=CustomInput)
 
 
 @dataclass(slots=True)
@@ -195,18 +195,16 @@ class ChatReply:
                 head: dict[str, Json] = {"index": index, "id": f"call{call_id}", "type": "custom"}
                 return {"tool_calls": [{**head, "custom": custom}]}
             case CallArguments(text=text) if self._custom_call:
-                self._custom_call.written.append(text)
-                return {}
+                return _custom_text(self._custom_call, self._custom_call.input.feed(text))
             case CallEnded() if self._custom_call:
-                return self._custom_text()
+                return self._end_custom_call()
             case _:
                 return None
 
-    def _custom_text(self) -> dict[str, Json]:
-        """Return the message delta with the text of the open custom call, if one is open."""
+    def _end_custom_call(self) -> dict[str, Json]:
+        """Return the message delta with the rest of the open custom call, if one is open."""
         call, self._custom_call = self._custom_call, None
-        text = custom_input("".join(call.written)) if call else ""
-        return {"tool_calls": [{"index": call.index, "custom": {"input": text}}]} if call and text else {}
+        return _custom_text(call, call.input.finish()) if call else {}
 
     def _details(self, events: list[Output]) -> dict[str, Json]:
         """Return the requested token ids and log-probabilities of every token, including markup."""
@@ -219,7 +217,7 @@ class ChatReply:
         return details
 
     def closing(self, end: Finished) -> Iterable[SSEFrame]:
-        rest = self._custom_text()
+        rest = self._end_custom_call()
         if rest:
             yield self._chunk(rest)
         head = self._head("chat.completion.chunk")
@@ -278,6 +276,10 @@ class ChatReply:
     def _data(self, delta: dict[str, Json], **more: Json) -> Mapping[str, Json]:
         choices: list[Json] = [_choice(delta, **more)]
         return {**self._head("chat.completion.chunk"), "choices": choices}
+
+
+def _custom_text(call: CustomCall, text: str) -> dict[str, Json]:
+    return {"tool_calls": [{"index": call.index, "custom": {"input": text}}]} if text else {}
 
 
 def _choice(delta: dict[str, Json], finish_reason: str | None = None, /, **more: Json) -> dict[str, Json]:
