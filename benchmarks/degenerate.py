@@ -214,18 +214,20 @@ class Tags:
     """
 
     beginning: regex.Pattern[str]
-    end: str
+    end: regex.Pattern[str]
     may_swallow: bool = False
 
     @classmethod
     def of(cls, writer: Writer) -> Tags:
-        text = writer.write([WRITE, READ])
-        beginnings = [_tag_before(text, name, value) for name, value in (("path", "b"), ("limit", "2"))]
-        behind = text.partition("/a.txt")[2].lstrip("\n")
-        end = regex.match(r"[^<>]{0,16}</?[^<>\n]{1,40}>", behind)
-        named = [tag for tag in beginnings if len(tag) > len("path") + 4]
-        pattern = regex.compile("|".join(map(regex.escape, named)) or "(?!)")
-        return cls(pattern, end[0] if end else "", may_swallow="<![CDATA[" in text)
+        if not writer.streams:
+            return cls(_NOTHING, _NOTHING)
+        text = writer.write([_SAMPLE])
+        path, note, limit = (_tag_before(text, name, str(value)) for name, value in _SAMPLE.arguments.items())
+        between = text.partition(_SAMPLE.arguments["path"])[2].partition(note)[0].strip()
+        end = regex.escape(between, literal_spaces=True).replace("path", r"\w+")
+        tags = "|".join(regex.escape(tag, literal_spaces=True) for tag in (path, note, limit))
+        wrapped = writer.write([WRITE])
+        return cls(regex.compile(tags), regex.compile(end), may_swallow="<![CDATA[" in wrapped)
 
     def is_swallowed(self, value: object) -> bool:
         """Whether a value has another argument or call in it."""
@@ -235,16 +237,22 @@ class Tags:
         if self.may_swallow:
             return True
         tag = self.beginning.search(str(value))
-        return tag is not None and bool(self.end) and self.end in str(value)[: tag.start()]
+        return tag is not None and self.end.search(str(value)[: tag.start()]) is not None
+
+
+_MINIMAX = "]<]minimax[>["
+_NOTHING = regex.compile(r"(?!)")
+_SAMPLE = Call("write", {"path": "zq", "text": "vx", "limit": 97531})
 
 
 def _tag_before(text: str, name: str, value: str) -> str:
-    """The tag of the last argument of this name; empty if the notation has none."""
-    given = text.rfind(value, 0, text.rfind("2") + 1)
-    place = text.rfind(name, 0, given)
-    start = text.rfind("<", 0, place)
-    is_tag = start >= 0 and place >= 0 and not regex.search(r"[\n\"]>|[{(]", text[start:place])
-    return text[start:given].rstrip("\n") if is_tag and "<" in text[start:given] else ""
+    """The tag of the argument of this name and value."""
+    given = text.index(value)
+    place = text.rindex(name, 0, given)
+    start = text.rindex("<", 0, place)
+    if text.endswith(_MINIMAX, 0, start):
+        start -= len(_MINIMAX)
+    return text[start:given].rstrip("\n")
 
 
 def check(writer: Writer, text: str, tally: Tally, tags: Tags, *, is_single: bool = True) -> None:

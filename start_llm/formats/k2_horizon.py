@@ -46,7 +46,7 @@ _AFTER_OBJECT = r"(?:\s{0,64}</ifm\|tool_call>)?"
 _OBJECTS = Objects(
     head=rf"{_AFTER_OBJECT}{_FIRST}\s{{0,64}}(?=\{{)",
     next_call=_AFTER_OBJECT + _NEXT,
-    block_end=rf"{_AFTER_OBJECT}{_END}|\s{{0,64}}</ifm\|tool_call>(?!\s{{0,64}}<)",
+    block_end=_AFTER_OBJECT + _END,
 )
 
 K2_HORIZON = ModelFormat(

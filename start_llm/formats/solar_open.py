@@ -22,7 +22,7 @@ _OBJECTS = Objects(
     head=rf"(?:{_AFTER}<\|tool_call:begin\|>)?[^<>]{{0,64}}<\|tool_call:name\|>"
     r"\s{0,64}(?P<name>[\w.\-]{1,256})\s{0,64}<\|tool_call:args\|>\s{0,64}(?=\{)",
     next_call=_AFTER + r"(?=<\|tool_call:begin\|>)",
-    block_end=_AFTER + r"<\|calls\|>|\s{0,64}<\|tool_call:end\|>(?!\s{0,64}<)",
+    block_end=_AFTER + r"<\|calls\|>",
 )
 
 SOLAR_OPEN = ModelFormat(

@@ -20,6 +20,7 @@ import httpx
 from starlette.requests import ClientDisconnect, Request
 
 from start_llm.core.answering_model import ANSWERING_MODEL
+from start_llm.core.unenforced import UNENFORCED
 from start_llm.proxy.backend import Backend
 from start_llm.proxy.error_text import Application, Receive, Send, error_body
 
@@ -35,7 +36,15 @@ _PATHS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
     )
 )
 _PACKED = re.compile(r"litellm:.*;response_id:([A-Za-z0-9_]+)")
-_PASSED_BACK = ("content-type", "allow", "retry-after", "request-id", "x-request-id", ANSWERING_MODEL)
+_PASSED_BACK = (
+    "content-type",
+    "allow",
+    "retry-after",
+    "request-id",
+    "x-request-id",
+    ANSWERING_MODEL,
+    UNENFORCED,
+)
 
 
 class Direct:

@@ -19,7 +19,7 @@ from start_llm.core.accept import prefers_html
 from start_llm.core.access_policy import body_length, demand_json, is_chunked
 from start_llm.core.allocator import give_back_free_memory
 from start_llm.core.answering_model import ANSWERING_MODEL, in_a_header
-from start_llm.core.chat import GenerationRequest, Json, RequestOrigin
+from start_llm.core.chat import ChatRequest, GenerationRequest, Json, RequestOrigin
 from start_llm.core.client_presence import LOOK_S, check_client, client_watched, held_in_turn
 from start_llm.core.content_coding import content_coding, decoded
 from start_llm.core.cross_origin import AllowedOrigins
@@ -38,6 +38,7 @@ from start_llm.core.errors import (
 )
 from start_llm.core.events import Content, Event, Failed, Finished, Output, Piece, Usage
 from start_llm.core.request_target import origin_form
+from start_llm.core.unenforced import UNENFORCED, unenforced_keywords
 from start_llm.protocols.base import ParsedRequest, Reply, RequestContext, TenantResponses, new_id
 from start_llm.protocols.fields import Fields, parse_body
 from start_llm.protocols.history import told_paths, with_mended_history
@@ -109,6 +110,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def handle_one_request(self) -> None:
         self._stream_begun, self._had_large_body, self._answering = None, False, ""
+        self._unenforced = ""
         self._dialect, self._request_id, self.path = OPENAI, new_id("req_"), ""
         try:
             self._reader.allow(self.server.limits.idle_s)
@@ -244,8 +246,17 @@ class Handler(BaseHTTPRequestHandler):
                 mended=told_paths(body.mended),
                 unknown_model=self._unknown_model(body),
             )
+            self._note_unenforced(call.request, context)
             is_background = background(self._lower_headers())
             yield model, call, replace(call.request, tenant=context.tenant, is_background=is_background)
+
+    def _note_unenforced(self, request: GenerationRequest, context: RequestContext) -> None:
+        answer = request.form.answer if isinstance(request, ChatRequest) else None
+        if answer and not answer.is_strict and (keywords := unenforced_keywords(answer.schema)):
+            self._unenforced = ", ".join(keywords)
+            context.notices.tell(
+                f"Replies may break what no grammar enforces of a schema: {self._unenforced}."
+            )
 
     def _unknown_model(self, body: Fields) -> str:
         """Return the name that a request asks for, if no model has it."""
@@ -499,6 +510,8 @@ class Handler(BaseHTTPRequestHandler):
         self.send_header(self._dialect.id_header, self._request_id)
         if self._answering:
             self.send_header(ANSWERING_MODEL, in_a_header(self._answering))
+        if self._unenforced:
+            self.send_header(UNENFORCED, self._unenforced)
         asked = self._lower_headers() if self.command else {}
         for name, value in {**headers, **self._origins.headers(asked)}.items():
             self.send_header(name, value)

@@ -238,7 +238,7 @@ def test_one_call_can_be_the_limit():
                 "type": "json_schema",
                 "json_schema": {"name": "x", "strict": True, "schema": {"type": "array"}},
             },
-            JsonAnswer(schema={"type": "array"}, field="response_format.json_schema.schema"),
+            JsonAnswer(schema={"type": "array"}, field="response_format.json_schema.schema", is_strict=True),
         ),
     ],
     ids=str,

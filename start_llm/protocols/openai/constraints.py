@@ -116,4 +116,4 @@ def _schema(holder: Fields | None, form: Fields, nested: str | None) -> JsonAnsw
     schema = holder.object("schema")
     if schema is None:
         raise holder.fail("schema", "is required and must be an object")
-    return JsonAnswer(schema=schema.data, field=schema.path)
+    return JsonAnswer(schema=schema.data, field=schema.path, is_strict=holder.boolean("strict"))
