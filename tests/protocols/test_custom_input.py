@@ -33,8 +33,8 @@ def test_whatever_the_arguments_are_their_text_does_not_depend_on_the_cuts(argum
 
 def test_text_goes_out_with_the_piece_that_makes_it_certain():
     reader = CustomInput()
-    fed = [reader.feed(piece) for piece in ('{"inp', 'ut": "a', "\\", "nb\\ud8", "3d\\ude00c", '"', "}")]
-    assert fed == ["", "a", "", "\nb", "\U0001f600c", "", ""]
+    fed = [reader.feed(piece) for piece in ('{"inp', 'ut": "a', "\\", "nb\\ud8", "3d", "\\ude00c", '"', "}")]
+    assert fed == ["", "a", "", "\nb", "", "\U0001f600c", "", ""]
     assert reader.finish() == ""
 
 
