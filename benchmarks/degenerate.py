@@ -222,22 +222,25 @@ class Tags:
         if not writer.streams:
             return cls(_NOTHING, _NOTHING)
         text = writer.write([_SAMPLE])
-        path, note, limit = (_tag_before(text, name, str(value)) for name, value in _SAMPLE.arguments.items())
-        between = text.partition(_SAMPLE.arguments["path"])[2].partition(note)[0].strip()
+        tags = {name: _tag_before(text, name, str(value)) for name, value in _SAMPLE.arguments.items()}
+        between = text.partition(_SAMPLE.arguments["path"])[2].partition(tags["text"])[0].strip()
         end = regex.escape(between, literal_spaces=True).replace("path", r"\w+")
-        tags = "|".join(regex.escape(tag, literal_spaces=True) for tag in (path, note, limit))
+        beginning = "|".join(f"(?P<{name}>{regex.escape(tag)})" for name, tag in tags.items())
         wrapped = writer.write([WRITE])
-        return cls(regex.compile(tags), regex.compile(end), may_swallow="<![CDATA[" in wrapped)
+        return cls(regex.compile(beginning), regex.compile(end), may_swallow="<![CDATA[" in wrapped)
 
     def is_swallowed(self, value: object) -> bool:
-        """Whether a value has another argument or call in it."""
+        """Whether a value has the tag of an argument in it."""
         return isinstance(value, str) and self.beginning.search(value) is not None
 
-    def has_several_readings(self, value: object) -> bool:
-        if self.may_swallow:
-            return True
-        tag = self.beginning.search(str(value))
-        return tag is not None and self.end.search(str(value)[: tag.start()]) is not None
+    def has_several_readings(self, name: str, value: object) -> bool:
+        """Whether a value that has such a tag may end before it or not.
+
+        It may begin again at a tag of its own, or quote it.
+        """
+        others = (tag for tag in self.beginning.finditer(str(value)) if tag.lastgroup != name)
+        tag = next(others, None)
+        return self.may_swallow or tag is None or self.end.search(str(value)[: tag.start()]) is not None
 
 
 _MINIMAX = "]<]minimax[>["
@@ -282,11 +285,12 @@ def _check_arguments(outcome: Outcome, text: str, tally: Tally, tags: Tags) -> N
             tally.note("invalid", text)
             continue
         values = [*leaves(value)]
-        swallowed = [one for one in values if tags.is_swallowed(one)]
+        swallowed = [(name, one) for name, one in value.items() if tags.is_swallowed(one)]
         if not all(is_right(one, text) for one in values):
             tally.note("wrong", text)
         elif swallowed:
-            tally.note("words" if all(map(tags.has_several_readings, swallowed)) else "wrong", text)
+            is_open = all(tags.has_several_readings(name, one) for name, one in swallowed)
+            tally.note("words" if is_open else "wrong", text)
 
 
 HARMS = ("streamed", "open", "invalid", "wrong", "shown")

@@ -37,5 +37,7 @@ def test_every_tag_of_an_argument_would_be_found_and_the_end_of_a_value_too(name
     path, note, limit = tags.beginning.finditer(text)
     assert tags.is_swallowed(text[path.end() :])
     assert not tags.is_swallowed(text[limit.end() :])
-    assert tags.has_several_readings(text[path.end() :])
-    assert tags.may_swallow or not tags.has_several_readings(f"/a.txt\n{text[note.start() :]}")
+    assert tags.has_several_readings("path", text[path.end() :])
+    swallowed = f"/a.txt\n{text[note.start() : note.end()]}one"
+    assert tags.may_swallow or not tags.has_several_readings("path", swallowed)
+    assert tags.has_several_readings("text", swallowed)
