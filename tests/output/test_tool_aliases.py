@@ -97,7 +97,7 @@ def test_a_request_has_the_alias_wherever_a_tool_is_named():
 
 def test_the_model_reads_the_clients_name_in_the_description_of_a_tool_with_another():
     aliases = aliases_of(family_by_name("gemma4"), "a:b", "plain")
-    told = {"type": "function", "function": {"name": "a:b", "description": "Adds."}}
+    told: Any = {"type": "function", "function": {"name": "a:b", "description": "Adds."}}
     messages = (Message(role="system", content="Use a:b first."), Message(role="user", content="Go."))
     request = ChatRequest(messages=messages, tools=(told, tool("plain")), late_tools=(tool("a:b"),))
     renamed = aliases.in_prompt(request)
