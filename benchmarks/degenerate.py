@@ -214,37 +214,48 @@ class Tags:
     """
 
     beginning: regex.Pattern[str]
-    end: str
+    end: regex.Pattern[str]
     may_swallow: bool = False
 
     @classmethod
     def of(cls, writer: Writer) -> Tags:
-        text = writer.write([WRITE, READ])
-        beginnings = [_tag_before(text, name, value) for name, value in (("path", "b"), ("limit", "2"))]
-        behind = text.partition("/a.txt")[2].lstrip("\n")
-        end = regex.match(r"[^<>]{0,16}</?[^<>\n]{1,40}>", behind)
-        named = [tag for tag in beginnings if len(tag) > len("path") + 4]
-        pattern = regex.compile("|".join(map(regex.escape, named)) or "(?!)")
-        return cls(pattern, end[0] if end else "", may_swallow="<![CDATA[" in text)
+        if not writer.streams:
+            return cls(_NOTHING, _NOTHING)
+        text = writer.write([_SAMPLE])
+        tags = {name: _tag_before(text, name, str(value)) for name, value in _SAMPLE.arguments.items()}
+        between = text.partition(_SAMPLE.arguments["path"])[2].partition(tags["text"])[0].strip()
+        end = regex.escape(between, literal_spaces=True).replace("path", r"\w+")
+        beginning = "|".join(f"(?P<{name}>{regex.escape(tag)})" for name, tag in tags.items())
+        wrapped = writer.write([WRITE])
+        return cls(regex.compile(beginning), regex.compile(end), may_swallow="<![CDATA[" in wrapped)
 
     def is_swallowed(self, value: object) -> bool:
-        """Whether a value has another argument or call in it."""
+        """Whether a value has the tag of an argument in it."""
         return isinstance(value, str) and self.beginning.search(value) is not None
 
-    def has_several_readings(self, value: object) -> bool:
-        if self.may_swallow:
-            return True
-        tag = self.beginning.search(str(value))
-        return tag is not None and bool(self.end) and self.end in str(value)[: tag.start()]
+    def has_several_readings(self, name: str, value: object) -> bool:
+        """Whether a value that has such a tag may end before it or not.
+
+        It may begin again at a tag of its own, or quote it.
+        """
+        others = (tag for tag in self.beginning.finditer(str(value)) if tag.lastgroup != name)
+        tag = next(others, None)
+        return self.may_swallow or tag is None or self.end.search(str(value)[: tag.start()]) is not None
+
+
+_MINIMAX = "]<]minimax[>["
+_NOTHING = regex.compile(r"(?!)")
+_SAMPLE = Call("write", {"path": "zq", "text": "vx", "limit": 97531})
 
 
 def _tag_before(text: str, name: str, value: str) -> str:
-    """The tag of the last argument of this name; empty if the notation has none."""
-    given = text.rfind(value, 0, text.rfind("2") + 1)
-    place = text.rfind(name, 0, given)
-    start = text.rfind("<", 0, place)
-    is_tag = start >= 0 and place >= 0 and not regex.search(r"[\n\"]>|[{(]", text[start:place])
-    return text[start:given].rstrip("\n") if is_tag and "<" in text[start:given] else ""
+    """The tag of the argument of this name and value."""
+    given = text.index(value)
+    place = text.rindex(name, 0, given)
+    start = text.rindex("<", 0, place)
+    if text.endswith(_MINIMAX, 0, start):
+        start -= len(_MINIMAX)
+    return text[start:given].rstrip("\n")
 
 
 def check(writer: Writer, text: str, tally: Tally, tags: Tags, *, is_single: bool = True) -> None:
@@ -274,11 +285,12 @@ def _check_arguments(outcome: Outcome, text: str, tally: Tally, tags: Tags) -> N
             tally.note("invalid", text)
             continue
         values = [*leaves(value)]
-        swallowed = [one for one in values if tags.is_swallowed(one)]
+        swallowed = [(name, one) for name, one in value.items() if tags.is_swallowed(one)]
         if not all(is_right(one, text) for one in values):
             tally.note("wrong", text)
         elif swallowed:
-            tally.note("words" if all(map(tags.has_several_readings, swallowed)) else "wrong", text)
+            is_open = all(tags.has_several_readings(name, one) for name, one in swallowed)
+            tally.note("words" if is_open else "wrong", text)
 
 
 HARMS = ("streamed", "open", "invalid", "wrong", "shown")

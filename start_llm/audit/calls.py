@@ -99,11 +99,14 @@ def audit_calls(subject: AuditedModel) -> CallAudit:
 
 
 def unread_call(subject: AuditedModel) -> str | None:
-    """Return a call as the template renders it, if no reader parses it; else None."""
+    """Return a call as the template renders it, if no reader parses it; else None.
+
+    Text beside it does not count: some templates write results into the same turn.
+    """
     if not subject.tokenizer.has_chat_template:
         return None
     said = _said(subject, "a call")
-    return said if said and not _is_read(subject, "a call", said) else None
+    return said if said and not _reads_calls(subject, "a call", said) else None
 
 
 def _kinds(facts: TemplateFacts) -> list[str]:
@@ -124,13 +127,26 @@ def _said(subject: AuditedModel, kind: str) -> str | None:
 
 
 def _is_read(subject: AuditedModel, kind: str, said: str) -> bool:
-    content, calls = _REPLIES[kind]
-    told = _understood(subject, said)
-    return told.content.strip() == content and list(map(_plain, told.tool_calls)) == list(map(_plain, calls))
+    content, _ = _REPLIES[kind]
+    return _understood(subject, said).content.strip() == content and _reads_calls(subject, kind, said)
 
 
-def _plain(call: ToolCall) -> tuple[str, dict[str, Json]]:
-    return call.name, dict(call.arguments)
+def _reads_calls(subject: AuditedModel, kind: str, said: str) -> bool:
+    _, calls = _REPLIES[kind]
+    return list(map(_plain, _understood(subject, said).tool_calls)) == list(map(_plain, calls))
+
+
+def _plain(call: ToolCall) -> tuple[str, Json]:
+    return call.name, _without_null(dict(call.arguments))
+
+
+def _without_null(value: Json) -> Json:
+    """Return a value with empty texts for null, for which some templates write nothing."""
+    if isinstance(value, dict):
+        return {name: _without_null(member) for name, member in value.items()}
+    if isinstance(value, list):
+        return list(map(_without_null, value))
+    return "" if value is None else value
 
 
 def _understood(subject: AuditedModel, said: str) -> Message:

@@ -106,10 +106,12 @@ class JsonAnswer:
     Attributes:
         schema: JSON Schema of the answer.
         field: the request field that has the schema.
+        is_strict: a keyword that cannot be enforced is refused; else it is left out.
     """
 
     schema: Mapping[str, Json]
     field: str
+    is_strict: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

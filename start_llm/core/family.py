@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from start_llm.core.chat import Json
+
+type WriteCalls = Callable[[Sequence[tuple[str, Mapping[str, Json]]]], str]
+"""Returns the text of calls, each a name with its arguments."""
 type CallIds = Literal["ordinal", "nine", "kimi"]
 
 
@@ -51,6 +56,7 @@ class Family:
         call_ids: form of the call ids that the chat template gets: `call0`, nine characters,
             `functions.NAME:0`.
         marks: texts that the format itself writes; those that are tokens of their own are control tokens.
+        write_calls: writes calls for templates that show none; None: in the form of Hermes.
     """
 
     name: str
@@ -65,3 +71,4 @@ class Family:
     calls_begin_answers: bool = False
     call_ids: CallIds = "ordinal"
     marks: tuple[str, ...] = ()
+    write_calls: WriteCalls | None = None

@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 
+import regex
+
 from start_llm.formats.model_format import ModelFormat, Notation
 from start_llm.formats.reading.tagged import TaggedReader, Tags
 from start_llm.formats.reasoning_marks import THINK
@@ -15,18 +17,21 @@ from start_llm.formats.writing.arguments import TaggedArguments
 from start_llm.formats.writing.call_text import CallText
 
 
-def tags_of_keys_and_values(prefix: str = "") -> Tags:
+def tags_of_keys_and_values(prefix: str = "", suffix: str = "") -> Tags:
     """Return the patterns of a call with a name, then alternating keys and values.
 
     Args:
-        prefix: prefix of all tag names.
+        prefix, suffix: of all tag names.
     """
-    key, value, call = f"{prefix}arg_key", f"{prefix}arg_value", f"{prefix}tool_call>"
+    value_end = f"</{prefix}arg_value{suffix}>"
+    key, value, call = (
+        regex.escape(f"{prefix}{tag}{suffix}>") for tag in ("arg_key", "arg_value", "tool_call")
+    )
     end = f"</{call}"
     return Tags(
-        head=rf"\s{{0,64}}(?P<name>[^\s<>{{][^\s<>]{{0,255}})(?=\s{{0,64}}(?:<{key}>|{end}))",
-        key=rf"\s{{0,64}}<{key}>(?P<key>[^<>]{{1,256}})</{key}>\s{{0,64}}<{value}>",
-        value_end=f"</{value}>",
+        head=rf"\s{{0,64}}(?P<name>[^\s<>{{][^\s<>]{{0,255}})(?=\s{{0,64}}(?:<{key}|{end}))",
+        key=rf"\s{{0,64}}<{key}(?P<key>[^<>]{{1,256}})</{key}\s{{0,64}}<{value}",
+        value_end=value_end,
         end=rf"\s{{0,64}}{end}",
         has_bare_names=True,
         another=rf"<{call}\s{{0,64}}(?P<tool>[^\s<>{{][^\s<>]{{0,255}})",

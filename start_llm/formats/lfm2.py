@@ -1,5 +1,7 @@
 """LFM2: `<|tool_call_start|>[NAME(key='text', number=1), NAME()]<|tool_call_end|>`, or a JSON list there.
 
+LFM2.5 may end an answer with the list alone.
+
 Own parser: mlx_lm's parser reads only finished blocks, guesses where a block is not Python, and accepts
 tools that were not offered.
 """
@@ -28,6 +30,7 @@ LFM2 = ModelFormat(
             name="lfm2",
             openers=(_OPENER,),
             reader=partial(PythonCallReader, call_list(_END)),
+            last_list=partial(PythonCallReader, call_list()),
             text=CallText(
                 mark=_OPENER,
                 before=f"{_OPENER}[",

@@ -10,6 +10,7 @@ from functools import partial
 
 from start_llm.formats.model_format import ModelFormat, Notation
 from start_llm.formats.reading.json_calls import ObjectReader, Objects
+from start_llm.formats.reading.lists import list_end
 from start_llm.formats.reasoning_marks import unmistakable
 from start_llm.formats.writing.call_text import CallText
 
@@ -18,7 +19,7 @@ _OPENER = "[TOOL_CALLS]"
 _LIST = Objects(
     head=r"(?:\s{0,64}[\[,])?\s{0,64}(?=\{)",
     next_call=r"\s{0,64},\s{0,64}(?=\{)",
-    block_end=r"\s{0,64}\]",
+    block_end=list_end(),
 )
 _HEADED = Objects(
     head=r"\s{0,64}(?P<name>[\w.\-]{1,256})(?:\[CALL_ID\][^\[\]]{0,64})?(?:\[ARGS\])?\s{0,64}(?=\{)"

@@ -24,6 +24,7 @@ class Notation:
         reader: creates a reader for the block after an opener.
         bare: texts that also begin a block, but only at the start of an answer; they are part of the block.
         text: how calls are written; None for a notation that models only write by mistake.
+        last_list: creates a reader for the bare `[NAME(…)]` that may end an answer behind its text.
         after_call: other marks that models write after a call.
     """
 
@@ -33,6 +34,7 @@ class Notation:
     bare: tuple[str, ...] = ()
     text: CallText | None = None
     after_call: tuple[str, ...] = ()
+    last_list: Callable[[Tools], CallReader] | None = None
 
     @property
     def closers(self) -> tuple[str, ...]:

@@ -79,6 +79,13 @@ QWEN = ModelFormat(
 )
 _ATTRIBUTE = r"\s{0,8}name\s{0,8}=\s{0,8}[\"'](?P<name>[^<>\"'\n]{1,256})[\"']\s{0,8}>"
 _NAMED = replace(TAGS, head=_ATTRIBUTE)
+_IN_PARAMS = replace(
+    TAGS,
+    key=r"\s{0,64}<param\s{1,8}name\s{0,8}=\s{0,8}[\"'](?P<key>[^<>\"'\n]{1,256})[\"']\s{0,8}>",
+    value_end="</param>",
+    padding="told",
+    wrapper=("<![CDATA[", "]]>"),
+)
 _NAMED_OBJECT = Objects(head=rf"{_ATTRIBUTE}\s{{0,64}}(?=\{{)", block_end=r"\s{0,64}</function>")
 _OBJECT = Objects(
     head=r"\s{0,64}" + _tag("function", "name") + r"\s{0,64}(?=\{)",
@@ -87,6 +94,7 @@ _OBJECT = Objects(
 _IN_OTHER_TAGS = ("tools", "function_call", "function_calls")
 QWEN_READ_ONLY = (
     Notation(name="qwen_bare", openers=("<function=",), reader=partial(TaggedReader, _BARE)),
+    Notation(name="qwen_params", openers=("<tool_call>",), reader=partial(TaggedReader, _IN_PARAMS)),
     Notation(name="qwen_named", openers=("<function ",), reader=partial(TaggedReader, _NAMED)),
     Notation(name="hermes_named", openers=("<function ",), reader=partial(ObjectReader, _NAMED_OBJECT)),
     Notation(name="hermes_function", openers=("<tool_call>",), reader=partial(ObjectReader, _OBJECT)),

@@ -13,7 +13,6 @@ def unmistakable(opening: str, closing: str, *, cut: str = "") -> ReasoningMarks
 THINK = ReasoningMarks("<think>", "</think>", cut="\n</think>\n\n")
 
 OTHER_MARKS: tuple[ReasoningMarks, ...] = (
-    unmistakable("<think:opensource>", "</think:opensource>"),
     unmistakable("<|think:start|>", "<|think:end|>"),
     THINK,
 )

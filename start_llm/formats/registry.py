@@ -20,8 +20,9 @@ from start_llm.formats.gigachat import GIGACHAT
 from start_llm.formats.glm import GLM
 from start_llm.formats.granite import GRANITE, PHI4
 from start_llm.formats.harmony import HARMONY
-from start_llm.formats.hunyuan import HUNYUAN
+from start_llm.formats.hunyuan import HUNYUAN, HUNYUAN_WITH_SUFFIX
 from start_llm.formats.internlm import INTERNLM
+from start_llm.formats.k2_horizon import K2_HORIZON
 from start_llm.formats.kimi import KIMI
 from start_llm.formats.kimi_k3 import KIMI_K3
 from start_llm.formats.lfm2 import LFM2
@@ -39,6 +40,7 @@ from start_llm.formats.pythonic import PYTHONIC
 from start_llm.formats.qwen import QWEN, QWEN_READ_ONLY
 from start_llm.formats.reasoning_marks import OTHER_MARKS, THINK
 from start_llm.formats.seed import SEED
+from start_llm.formats.solar_open import SOLAR_OPEN
 from start_llm.formats.step3 import STEP3
 from start_llm.formats.writing.call_text import CallText
 from start_llm.formats.xlam import XLAM
@@ -55,6 +57,9 @@ MODEL_FORMATS: tuple[ModelFormat, ...] = (
     KIMI_K3,
     KIMI,
     LONGCAT,
+    K2_HORIZON,
+    SOLAR_OPEN,
+    HUNYUAN_WITH_SUFFIX,
     HUNYUAN,
     GLM,
     MINICPM,
@@ -116,13 +121,26 @@ def preferred_call_text(names: Sequence[str], template: str) -> CallText:
 _USUAL = "hermes"
 
 
+def _with_call_text(model: ModelFormat, family: Family, template: str) -> Family:
+    """Add the form of calls for a template that shows none: the one that it names, else the format's first.
+
+    Only marked calls are read behind text: where the format's first have no mark, Hermes' form stays.
+    """
+    names = {one.name: one.text for one in model.notations if one.text and one.text.mark and one.openers}
+    named = [name for name, text in names.items() if text.mark in template]
+    usual = [_USUAL] if _USUAL in names else []
+    first = () if family.calls_begin_answers else names
+    chosen = next(iter((*named, *usual, *first)), _USUAL)
+    return family if chosen == _USUAL else replace(family, write_calls=names[chosen].write)
+
+
 def family_by_name(name: str) -> Family:
     """Return the family that `MODEL_FAMILY` names.
 
     Raises:
         KeyError: no format has this name.
     """
-    return FAMILIES[name].family
+    return _with_call_text(FAMILIES[name], FAMILIES[name].family, "")
 
 
 def detect(
@@ -137,7 +155,8 @@ def detect(
         rendered: conversations rendered by the template, because a template may assemble marks from parts.
     """
     known, shown = frozenset(added_tokens), f"{template}\n{rendered}"
-    return _with_real_reasoning(_likeliest(config, shown, known), shown, known)
+    model = _likeliest(config, shown, known)
+    return _with_call_text(model, _with_real_reasoning(model, shown, known), shown)
 
 
 def _likeliest(config: Mapping[str, Json], template: str, added_tokens: frozenset[str]) -> ModelFormat:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from start_llm.formats.model_format import Notation
+from start_llm.formats.reading.last_block import LastBlockReader
 from start_llm.formats.reading.parts import CallReader, ParsedText, Part
 from start_llm.formats.reading.schema import Tools
 
@@ -25,6 +26,9 @@ class CallFormats:
         self.openers = tuple(dict.fromkeys(opener for one in self._notations for opener in one.openers))
         self.closers = tuple(dict.fromkeys(mark for one in self._notations for mark in one.closers))
         self.bare = tuple(dict.fromkeys(text for one in self._notations for text in one.bare))
+        self._last_lists = [one.last_list for one in self._notations if one.last_list and one.name in native]
+        self.at_end = tuple(f"[{name}(" for name in tools) if self._last_lists else ()
+        """Texts that begin a bare list behind the text of an answer."""
 
     def block(self, opener: str, after: str, *, may_be_quoted: bool = True) -> CallBlock:
         """Return the block after this opener. An empty opener means that `after` begins a bare block.
@@ -37,6 +41,8 @@ class CallFormats:
             for one in self._notations
             if (opener in one.openers if opener else after.startswith(one.bare))
         ]
+        if opener in self.at_end:
+            return self._last_block(opener, may_be_quoted=may_be_quoted)
         is_native = bool(opener) and not may_be_quoted
         return CallBlock(
             opener,
@@ -45,6 +51,11 @@ class CallFormats:
                 for one in fitting
             ],
         )
+
+    def _last_block(self, opener: str, *, may_be_quoted: bool) -> CallBlock:
+        """Return a bare list behind text, which ends the reply. In quotation it is text."""
+        readers = [] if may_be_quoted else self._last_lists
+        return CallBlock(opener, [LastBlockReader(reader(self._tools), opener) for reader in readers])
 
 
 class CallBlock:

@@ -75,6 +75,8 @@ class CallFinder:
         self._space = TrailingSpace()
         self._quotes = QuoteWatch()
         self._after_call = False
+        # A list of calls was text, so the answer may be about calls.
+        self._names_calls = False
         self._was_cut = False
         self.was_cut_in_block = False
         """The reply was cut in an opener or a mark, or after an opener and before the end of its block."""
@@ -200,8 +202,11 @@ class CallFinder:
 
     def _openers(self, buffer: str) -> tuple[str, ...]:
         """Return the openers that may begin a call here."""
-        is_after_text = self._calls_come_first and not self._may_begin_with_call(buffer)
-        return () if is_after_text or self._text.is_used_up else self._formats.openers
+        if self._text.is_used_up:
+            return ()
+        if self._calls_come_first:
+            return self._formats.openers if self._may_begin_with_call(buffer) else ()
+        return (*self._formats.openers, *(() if self._names_calls else self._formats.at_end))
 
     def _may_become_bare(self, begun: str) -> bool:
         """Return True if the next character is needed to tell a bare block from an opener or a mark."""
@@ -236,6 +241,7 @@ class CallFinder:
             # The first character is text. The rest may contain an opener.
             text = block.text
             self._block = None
+            self._names_calls |= text.startswith(self._formats.at_end)
             self._say(text[0], events)
             self._text.give_back(text[1:])
         elif block.rest is not None:

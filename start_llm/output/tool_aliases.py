@@ -24,6 +24,7 @@ _PLAIN = regex.compile(r"[\w.\-]{1,256}")
 """Names that every notation can write."""
 _OTHERS = regex.compile(r"[^\w.\-]+")
 _BETWEEN = "__"
+_CLIENTS_NAME = "(Called {} by the client.)"
 _DIGITS = 8
 _MAX_KNOWN = 4_096
 
@@ -64,10 +65,19 @@ class ToolAliases:
         return self.by_name.get(name, name)
 
     def _renamed(self, tool: Mapping[str, Json]) -> Mapping[str, Json]:
+        """Return a tool with the model's name. If that is another, its description tells the client's.
+
+        A system text or a question may have the client's name, and those are never changed.
+        """
         function = tool.get("function")
         if not isinstance(function, dict):
             return tool
-        return {**tool, "function": {**function, "name": self._alias(str(function.get("name")))}}
+        name = str(function.get("name"))
+        if name not in self.by_name:
+            return tool
+        about = function.get("description")
+        told = " ".join([*([about] if isinstance(about, str) and about else []), _CLIENTS_NAME.format(name)])
+        return {**tool, "function": {**function, "name": self.by_name[name], "description": told}}
 
     def _told(self, message: Message) -> Message:
         of_tool = message.role == "tool" and message.name is not None

@@ -24,11 +24,20 @@ class Adaptation:
         told: description for the user; empty if it is not reported.
         applies: whether a template needs it.
         change: the function that applies it to the turns of a request.
+        writes_calls: it takes `TemplateFacts.write_calls`, too.
     """
 
     told: str
     applies: Callable[[TemplateFacts], bool]
-    change: Callable[[list[PromptTurn], ChatRequest], list[PromptTurn]]
+    change: Callable[..., list[PromptTurn]]
+    writes_calls: bool = False
+
+    def applied(
+        self, turns: list[PromptTurn], request: ChatRequest, facts: TemplateFacts
+    ) -> list[PromptTurn]:
+        if self.writes_calls and facts.write_calls:
+            return self.change(turns, request, facts.write_calls)
+        return self.change(turns, request)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,12 +66,23 @@ ADAPTATIONS: tuple[Adaptation, ...] = (
         lambda facts: facts.tools_need_system,
         changes.put_system_beside_tools,
     ),
-    Adaptation("tools told in the system message", lambda facts: not facts.takes_tools, changes.tell_tools),
-    Adaptation("calls and results written as text", lambda facts: not facts.takes_calls, changes.write_calls),
+    Adaptation(
+        "tools told in the system message",
+        lambda facts: not facts.takes_tools,
+        changes.tell_tools,
+        writes_calls=True,
+    ),
+    Adaptation(
+        "calls and results written as text",
+        lambda facts: not facts.takes_calls,
+        changes.write_calls,
+        writes_calls=True,
+    ),
     Adaptation(
         "calls and results written as text where no tools are offered",
         lambda facts: facts.takes_calls and not facts.takes_calls_without_tools,
         changes.write_calls_without_tools,
+        writes_calls=True,
     ),
     Adaptation(
         "calls made one after the other",
@@ -148,7 +168,7 @@ def adapt(request: ChatRequest, facts: TemplateFacts) -> Adapted:
     turns = list(map(PromptTurn, request.messages, range(len(request.messages))))
     for row in ADAPTATIONS:
         if row.applies(facts):
-            turns = row.change(turns, request)
+            turns = row.applied(turns, request, facts)
     return Adapted(
         messages=[_seen(turn.message, facts) for turn in turns],
         lasts=[turn.last for turn in turns],

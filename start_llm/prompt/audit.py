@@ -41,6 +41,7 @@ def audit(tokenizer: TemplateTokenizer, family: Family, placeholder: str | None 
         moving=frozenset(_moving(probe, said)),
         dates=tuple(dict.fromkeys(probe.dates)),
         closers=_closers(probe),
+        write_calls=family.write_calls,
         can_be_cut=_can_be_cut(probe),
     )
 

@@ -35,9 +35,12 @@ def samples_for(facts: TemplateFacts) -> Samples:
 
 def _shows_call(probe: TemplateProbe, samples: Samples) -> bool:
     talk = (USER, samples.calling(), samples.result())
-    # A template that prints an object as Python does expects text.
-    return probe.has(("probekey", "probevalueone", "proberesultone"), *talk) and not any(
-        "'probekey'" in text for text in probe.texts(*talk)
+    # A template that prints an object as Python does expects text. Schemas before the question have the key.
+    shown = [text.partition("probefirst")[2] for text in probe.texts(*talk)]
+    return all(
+        "'probekey'" not in text
+        and all(word in text for word in ("probekey", "probevalueone", "proberesultone"))
+        for text in shown
     )
 
 

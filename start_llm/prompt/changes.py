@@ -12,13 +12,15 @@ from dataclasses import replace
 from itertools import groupby, zip_longest
 from typing import NamedTuple
 
-from start_llm.core.chat import ChatRequest, Json, Message, ToolCall
+from start_llm.core.chat import ChatRequest, Json, Message
+from start_llm.core.family import WriteCalls
 from start_llm.core.images import has_image, image_words
 
 _SYSTEM_IN_PLACE = "[System message]\n"
 _USER_BEHIND_RESULT = "[User message]\n"
 _TEXT_BESIDE_CALL = "[Text before the call]\n"
 _IMAGE, _IMAGE_BELOW = "[Image {}]\n{}", "[Image {}: below]"
+_HERMES = '<tool_call>{"name": "NAME", "arguments": {…}}</tool_call>'
 _BETWEEN = "\n\n"
 
 
@@ -81,15 +83,21 @@ def _told_result(message: Message, name: str) -> Message:
     return Message(role="user", content=f"[Result of {name}]\n{message.content}")
 
 
-def tell_tools(turns: list[PromptTurn], request: ChatRequest) -> list[PromptTurn]:
-    """Append the tools' schemas, and a form of calls that is always recognised, to the system message."""
+def write_as_hermes(calls: Sequence[tuple[str, Mapping[str, Json]]]) -> str:
+    """Write calls in the form that is always recognised."""
+    objects = ({"name": name, "arguments": dict(arguments)} for name, arguments in calls)
+    return "\n".join(f"<tool_call>{json.dumps(one, ensure_ascii=False)}</tool_call>" for one in objects)
+
+
+def tell_tools(
+    turns: list[PromptTurn], request: ChatRequest, write_calls: WriteCalls | None = None
+) -> list[PromptTurn]:
+    """Append the tools' schemas, and the form of calls, to the system message."""
     if not request.tools:
         return turns
     schemas = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in request.tools)
-    told = (
-        f"You have these tools:\n{schemas}\nTo call one, answer with "
-        '<tool_call>{"name": "NAME", "arguments": {…}}</tool_call> and nothing after it.'
-    )
+    form = write_calls([("NAME", {"KEY": "VALUE"})]) if write_calls else _HERMES
+    told = f"You have these tools:\n{schemas}\nTo call one, answer with {form} and nothing after it."
     if turns and turns[0].message.role == "system":
         first = turns[0].message
         return [PromptTurn(replace(first, content=_joined(first.content, told)), turns[0].last), *turns[1:]]
@@ -102,29 +110,31 @@ def put_system_beside_tools(turns: list[PromptTurn], request: ChatRequest) -> li
     return turns if has_system or not request.tools else [PromptTurn(Message(role="system"), -1), *turns]
 
 
-def write_calls(turns: list[PromptTurn], _request: ChatRequest) -> list[PromptTurn]:
+def write_calls(
+    turns: list[PromptTurn], _request: ChatRequest, write: WriteCalls = write_as_hermes
+) -> list[PromptTurn]:
     """Write calls as text in the form that `tell_tools` asks for, and results as user messages."""
     names = {call.id: call.name for turn in turns for call in turn.message.tool_calls}
 
     def written(message: Message) -> Message:
         if message.role == "tool":
             return _told_result(message, names[message.tool_call_id or ""])
-        calls = "\n".join(f"<tool_call>{_call_text(call)}</tool_call>" for call in message.tool_calls)
-        return replace(message, content=_joined(message.content, calls), tool_calls=()) if calls else message
+        if not message.tool_calls:
+            return message
+        calls = write([(call.name, call.arguments) for call in message.tool_calls])
+        return replace(message, content=_joined(message.content, calls), tool_calls=())
 
     return [PromptTurn(written(turn.message), turn.last) for turn in turns]
 
 
-def write_calls_without_tools(turns: list[PromptTurn], request: ChatRequest) -> list[PromptTurn]:
+def write_calls_without_tools(
+    turns: list[PromptTurn], request: ChatRequest, write: WriteCalls = write_as_hermes
+) -> list[PromptTurn]:
     """Write calls as text if the request has no tools, for templates that show calls only beside tools.
 
     A client that compacts its conversation sends no tools.
     """
-    return turns if request.tools else write_calls(turns, request)
-
-
-def _call_text(call: ToolCall) -> str:
-    return json.dumps({"name": call.name, "arguments": dict(call.arguments)}, ensure_ascii=False)
+    return turns if request.tools else write_calls(turns, request, write)
 
 
 def part_text_from_calls(turns: list[PromptTurn], _request: ChatRequest) -> list[PromptTurn]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 from start_llm.core.chat import Json
-from start_llm.core.family import CallIds
+from start_llm.core.family import CallIds, WriteCalls
 from start_llm.prompt.stand_ins import NO_STAND_INS, StandIns
 
 type OldReasoning = Literal["kept", "dropped"]
@@ -111,6 +111,7 @@ class TemplateFacts:
         closers: texts of added tokens that end an assistant message.
         image_text: what is written around the placeholder of an image; None for models that see none.
         images_in_results: an image in a tool result is shown in its place.
+        write_calls: writes calls as text where the template shows none; None: in the form of Hermes.
         can_be_cut: pieces cut before added tokens tokenise to the same ids as the whole.
     """
 
@@ -154,6 +155,7 @@ class TemplateFacts:
     closers: frozenset[str] = frozenset()
     image_text: ImageText | None = None
     images_in_results: bool = True
+    write_calls: WriteCalls | None = field(default=None, compare=False)
     can_be_cut: bool = True
 
     def options_in_front(self, options: Mapping[str, Json]) -> dict[str, Json]:

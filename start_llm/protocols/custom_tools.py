@@ -6,6 +6,9 @@ The model knows such a tool as a function with one argument.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Literal
+
+import regex
 
 from start_llm.core.chat import CUSTOM_ARGUMENT, Json, TextGrammar
 from start_llm.protocols.fields import Fields, parse_embedded
@@ -16,6 +19,13 @@ _PARAMETERS: Mapping[str, Json] = {
     "required": [CUSTOM_ARGUMENT],
     "additionalProperties": False,
 }
+_HEAD = regex.compile(rf'\s*+\{{\s*+"{CUSTOM_ARGUMENT}"\s*+:\s*+"')
+_HEX = "[0-9a-fA-F]"
+_HIGH, _LOW = rf"\\u[dD][89abAB]{_HEX}{{2}}", rf"\\u[dD][c-fC-F]{_HEX}{{2}}"
+_CHARACTERS = regex.compile(
+    rf'(?:[^"\\]++|\\[^u]|(?!{_HIGH})\\u{_HEX}{{4}}|{_HIGH}(?:{_LOW}|(?=[^\\]|\\[^u]|(?!{_LOW})\\u{_HEX}{{4}})))*+'
+)
+"""Characters of a JSON text, the two halves of one as one."""
 _SYNTAX_NAMES = {"lark": "Lark grammar", "regex": "regular expression"}
 
 
@@ -56,11 +66,54 @@ def custom_arguments(call: Fields) -> Mapping[str, Json]:
     return {CUSTOM_ARGUMENT: call.text("input") or ""}
 
 
+class CustomInput:
+    """Reads the text of a call from its arguments as they come. A state machine without I/O.
+
+    Arguments of another form than `{"input": "…"}` are the text themselves, once they are whole.
+    """
+
+    def __init__(self) -> None:
+        self._arguments: list[str] = []
+        self._rest = ""
+        self._step: Literal["head", "text", "over", "other"] = "head"
+
+    def feed(self, arguments: str) -> str:
+        """Return the text that is certain with more of the arguments."""
+        if self._step in ("head", "other"):
+            self._arguments.append(arguments)
+        self._rest += "" if self._step in ("other", "over") else arguments
+        if self._step == "head":
+            self._read_head()
+        return self._text() if self._step == "text" else ""
+
+    def finish(self) -> str:
+        """Return the rest of the text, when the arguments have ended or were cut."""
+        if self._step not in ("head", "other"):
+            return ""
+        arguments = "".join(self._arguments)
+        parsed = parse_embedded(arguments)
+        said = parsed.get(CUSTOM_ARGUMENT) if isinstance(parsed, dict) else None
+        return said if isinstance(said, str) else arguments
+
+    def _read_head(self) -> None:
+        head = _HEAD.match(self._rest, partial=True)
+        if head is None:
+            self._step, self._rest = "other", ""
+        elif not head.partial:
+            self._step, self._rest = "text", self._rest[head.end() :]
+
+    def _text(self) -> str:
+        """Take the characters of the JSON text that are whole."""
+        ready = _CHARACTERS.match(self._rest)
+        end = ready.end() if ready else 0
+        written, self._rest = self._rest[:end], self._rest[end:]
+        text = parse_embedded(f'"{written}"')
+        if self._rest.startswith('"'):
+            self._step = "over"
+        return text if isinstance(text, str) else written
+
+
 def custom_input(arguments: str) -> str:
     """Return the text in the arguments of a call, also of a cut one. Other arguments are the text."""
-    for text in (arguments, f'{arguments}"}}'):
-        parsed = parse_embedded(text)
-        said = parsed.get(CUSTOM_ARGUMENT) if isinstance(parsed, dict) else None
-        if isinstance(said, str):
-            return said
-    return arguments
+    reader = CustomInput()
+    return reader.feed(arguments) + reader.finish()

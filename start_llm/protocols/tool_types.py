@@ -311,3 +311,8 @@ _VENDOR_CALLS = frozenset({"server_tool_use", "mcp_tool_use"})
 def is_vendor_block(kind: str) -> bool:
     """Return whether a block of the Messages protocol is a call that Anthropic ran, or its result."""
     return kind in _VENDOR_CALLS or (kind.endswith("_tool_result") and kind != "tool_result")
+
+
+def unavailable_text(name: str, vendor: str) -> str:
+    """Return what is said about a tool that a vendor runs."""
+    return f"The tool {name} is not available here: it runs on {vendor}'s servers. It found and did nothing."

@@ -20,13 +20,22 @@ import httpx
 from starlette.requests import ClientDisconnect, Request
 
 from start_llm.core.answering_model import ANSWERING_MODEL
+from start_llm.core.unenforced import UNENFORCED
 from start_llm.protocols.routes import RouteMatch
 from start_llm.proxy.backend import Backend
 from start_llm.proxy.error_text import Application, Receive, Send, error_body
 from start_llm.proxy.open_routes import OPEN_ROUTES
 
 _PACKED = re.compile(r"litellm:.*;response_id:([A-Za-z0-9_]+)")
-_PASSED_BACK = ("content-type", "allow", "retry-after", "request-id", "x-request-id", ANSWERING_MODEL)
+_PASSED_BACK = (
+    "content-type",
+    "allow",
+    "retry-after",
+    "request-id",
+    "x-request-id",
+    ANSWERING_MODEL,
+    UNENFORCED,
+)
 
 
 class Direct:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from http import HTTPStatus
 from urllib.parse import parse_qsl, unquote
 
-from start_llm.core.chat import GenerationRequest, RequestOrigin
+from start_llm.core.chat import ChatRequest, GenerationRequest, RequestOrigin
 from start_llm.core.client_presence import check_client, client_watched
 from start_llm.core.errors import (
     ClientGone,
@@ -23,6 +23,7 @@ from start_llm.core.errors import (
 )
 from start_llm.core.events import Content, Event, Failed, Finished, Output, Piece, Usage
 from start_llm.core.request_target import origin_form
+from start_llm.core.unenforced import unenforced_keywords
 from start_llm.protocols.base import ParsedRequest, Parser, Reply, RequestContext
 from start_llm.protocols.fields import Fields
 from start_llm.protocols.history import told_paths, with_mended_history
@@ -162,8 +163,17 @@ class Handler(HttpConnection):
                 mended=told_paths(body.mended),
                 unknown_model=self._unknown_model(body),
             )
+            self._note_unenforced(call.request, context)
             is_background = background(self._lower_headers())
             yield model, call, replace(call.request, tenant=context.tenant, is_background=is_background)
+
+    def _note_unenforced(self, request: GenerationRequest, context: RequestContext) -> None:
+        answer = request.form.answer if isinstance(request, ChatRequest) else None
+        if answer and not answer.is_strict and (keywords := unenforced_keywords(answer.schema)):
+            self._unenforced = ", ".join(keywords)
+            context.notices.tell(
+                f"Replies may break what no grammar enforces of a schema: {self._unenforced}."
+            )
 
     def _unknown_model(self, body: Fields) -> str:
         """Return the name that a request asks for, if no model has it."""

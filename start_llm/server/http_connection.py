@@ -20,6 +20,7 @@ from start_llm.core.client_presence import LOOK_S, held_in_turn
 from start_llm.core.content_coding import content_coding, decoded
 from start_llm.core.cross_origin import AllowedOrigins
 from start_llm.core.errors import ClientGone, InvalidRequest, LengthRequired, RequestTimeout
+from start_llm.core.unenforced import UNENFORCED
 from start_llm.protocols.base import new_id
 from start_llm.protocols.fields import Fields, parse_body
 from start_llm.protocols.routes import READING
@@ -63,6 +64,7 @@ class HttpConnection(BaseHTTPRequestHandler):
 
     def handle_one_request(self) -> None:
         self._stream_begun, self._had_large_body, self._answering = None, False, ""
+        self._unenforced = ""
         self._dialect, self._request_id, self.path = OPENAI, new_id("req_"), ""
         try:
             self._reader.allow(self.server.limits.idle_s)
@@ -189,6 +191,8 @@ class HttpConnection(BaseHTTPRequestHandler):
         self.send_header(self._dialect.id_header, self._request_id)
         if self._answering:
             self.send_header(ANSWERING_MODEL, in_a_header(self._answering))
+        if self._unenforced:
+            self.send_header(UNENFORCED, self._unenforced)
         asked = self._lower_headers() if self.command else {}
         for name, value in {**headers, **self._origins.headers(asked)}.items():
             self.send_header(name, value)

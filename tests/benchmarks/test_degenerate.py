@@ -28,3 +28,16 @@ def test_an_argument_in_an_argument_would_be_found():
     assert tally.harms["wrong"]
     check(QWEN, SWALLOWED, tally, Tags.of(QWEN), is_single=False)
     assert tally.harms["words"]
+
+
+@pytest.mark.parametrize("name", sorted(name for name, writer in WRITERS.items() if writer.streams))
+def test_every_tag_of_an_argument_would_be_found_and_the_end_of_a_value_too(name):
+    text = WRITERS[name].call("write", path="/a.txt", text="one", limit=2)
+    tags = Tags.of(WRITERS[name])
+    path, note, limit = tags.beginning.finditer(text)
+    assert tags.is_swallowed(text[path.end() :])
+    assert not tags.is_swallowed(text[limit.end() :])
+    assert tags.has_several_readings("path", text[path.end() :])
+    swallowed = f"/a.txt\n{text[note.start() : note.end()]}one"
+    assert tags.may_swallow or not tags.has_several_readings("path", swallowed)
+    assert tags.has_several_readings("text", swallowed)

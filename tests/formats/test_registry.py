@@ -1,11 +1,14 @@
 """Which form the text of a model has is told from its files, the strongest evidence first."""
 
+import json
 from typing import Any
 
 import pytest
 
 from start_llm.formats import registry
 from start_llm.formats.registry import FAMILIES, MODEL_FORMATS, NOTATIONS
+from start_llm.prompt.changes import write_as_hermes
+from tests.output.corpus.case import Case, outcome_of, split
 from tests.prompt.fakes import family_of
 from tests.templates.traits import TRAITS
 
@@ -231,3 +234,26 @@ def test_every_format_of_a_family_exists(name):
 def test_reasoning_that_is_cut_is_closed(name):
     marks = registry.family_by_name(name).reasoning
     assert marks is None or marks.closing in marks.cut
+
+
+@pytest.mark.parametrize("name", sorted(FAMILIES.keys() - {"gpt_oss"}))
+def test_a_call_that_is_written_for_a_template_that_shows_none_is_read_behind_text(name):
+    family = registry.family_by_name(name)
+    write = family.write_calls or write_as_hermes
+    case = Case(name=name, text=f"I look.\n\n{write([('read', {'path': 'a', 'limit': 2})])}", family=family)
+    outcome = outcome_of(split(case, [case.text]))
+    assert outcome.content == "I look."
+    assert [(tool, json.loads(given)) for tool, given in outcome.closed_calls] == [
+        ("read", {"path": "a", "limit": 2})
+    ]
+
+
+def test_the_form_that_a_template_names_is_written():
+    call = [("read", {"path": "a"})]
+    named = registry.detect({"model_type": "qwen3"}, f"{CHATML}<function=", ())
+    usual = registry.detect({"model_type": "qwen3"}, CHATML, ())
+    assert usual.write_calls is None
+    assert named.write_calls
+    assert "<function=read>" in named.write_calls(call)
+    bare = registry.detect({"model_type": "llama"}, "<|python_tag|>", ())
+    assert bare.write_calls is None

@@ -39,6 +39,7 @@ CATCH = {"type": "function", "function": {"name": "catch", "parameters": FISH}}
 EAT = {"type": "function", "function": {"name": "eat", "parameters": FISH}}
 SHOE = {"type": "function", "function": {"name": "a", "parameters": {"type": "shoe"}}}
 AS_FISH = {"type": "json_schema", "json_schema": {"name": "fish", "schema": FISH}}
+NO_FISH = {"strict": True, "schema": {"not": FISH}}
 BY_CHANCE = {"temperature": 1, "top_k": 0, "top_p": 1, "min_p": 0, "max_tokens": 400}
 BRIEF = {**BY_CHANCE, "enable_thinking": False}
 
@@ -236,7 +237,7 @@ def test_responses_keep_their_form(name, babbling: Random):
 @pytest.mark.parametrize(
     ("path", "asked", "field"),
     [
-        (CHAT, {"response_format": {"type": "json_schema", "json_schema": {"schema": {"not": {}}}}},
+        (CHAT, {"response_format": {"type": "json_schema", "json_schema": NO_FISH}},
          "response_format.json_schema.schema"),
         (CHAT, {"tool_choice": "required"}, "tool_choice"),
         (CHAT, {"tools": [CATCH, SHOE], "tool_choice": "required"}, "tools"),
@@ -255,3 +256,24 @@ def test_what_cannot_be_enforced_is_refused_before_anything_is_sent(
     refused = ask(babbling("hermes").port, "POST", path, {**question, **asked, "stream": stream})
     assert refused.status == 400
     assert field in refused.json["error"]["message"]
+
+
+@pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
+@pytest.mark.parametrize("path", [CHAT, RESPONSES, MESSAGES])
+def test_what_no_grammar_enforces_is_named_in_a_header_and_the_rest_holds(path, stream, babbling: Random):
+    server = babbling("hermes")
+    schema = {"type": "array", "items": {"enum": ["a"]}, "minItems": 2, "maxItems": 2, "uniqueItems": True}
+    form = {"type": "json_schema", "name": "twice", "schema": schema}
+    asked = {
+        CHAT: {"messages": QUESTION, "response_format": {**form, "json_schema": {**form, "strict": False}}},
+        RESPONSES: {"input": "?", "text": {"format": form}, "max_output_tokens": 400},
+        MESSAGES: {"messages": QUESTION, "output_config": {"format": form}},
+    }[path]
+    heard = ask(server.port, "POST", path, {**BRIEF, **asked, "stream": stream})
+    assert heard.status == 200, heard.body
+    assert heard.headers["x-start-llm-unenforced"] == "uniqueItems"
+    assert "what no grammar enforces of a schema: uniqueItems" in server.printed()
+    other = ask(server.port, "POST", CHAT, {"messages": QUESTION, "max_tokens": 1})
+    assert "x-start-llm-unenforced" not in other.headers
+    if path == CHAT and not stream:
+        assert json.loads(heard.json["choices"][0]["message"]["content"]) == ["a", "a"]

@@ -304,3 +304,17 @@ def test_a_request_without_other_tools_tells_the_model_that_they_are_not_there(b
     assert counted(server, system="Be brief.", tools=[SEARCH]) > plain
     assert counted(server, tools=[SEARCH]) > counted(server)
     assert counted(server, tools=[SEARCH, BASH]) == counted(server, tools=[BASH])
+
+
+@pytest.mark.parametrize("path", [CHAT, RESPONSES])
+def test_a_tool_of_openais_that_is_demanded_is_answered_in_words(path, babbling: Random):
+    server, search = babbling("hermes"), {"type": "web_search_preview"}
+    asked: dict[str, Any] = {"messages": QUESTION} if path == CHAT else {"input": "Who won?"}
+    question = {**asked, "tools": [search], "tool_choice": search}
+    whole = ask(server.port, "POST", path, question)
+    streamed = ask(server.port, "POST", path, {**question, "stream": True})
+    assert (whole.status, streamed.status) == (200, 200), whole.body
+    for reply in (whole.body, streamed.body):
+        assert b"web_search_preview is not available here: it runs on OpenAI's servers" in reply
+    tokens = "completion_tokens" if path == CHAT else "output_tokens"
+    assert whole.json["usage"][tokens] == 0

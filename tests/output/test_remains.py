@@ -11,6 +11,9 @@ from tests.output.corpus.writers import WRITERS
 
 CLOSED = sorted(name for name in WRITERS if name in NOTATIONS and NOTATIONS[name].closers)
 
+LISTS = ("apriel", "functools", "granite", "lfm2", "mistral_list", "pythonic", "xlam")
+"""Those that end in a bracket, behind which a mark may be missing."""
+
 
 def said(name: str, text: str, *, complete: bool = True) -> Outcome:
     case = Case(name="remains", text=text, family=WRITERS[name].family, complete=complete)
@@ -46,6 +49,20 @@ def test_of_a_call_that_the_limit_cuts_behind_a_whole_one_nothing_is_shown(name)
         outcome = said(name, f"{call}\n{other[:end]}", complete=False)
         assert outcome.content == "", other[:end]
         assert outcome.ended in (1, 2)
+
+
+@pytest.mark.parametrize("junk", [', "junk"', ", 5", " , junk"])
+@pytest.mark.parametrize("name", LISTS)
+def test_what_is_no_call_at_the_end_of_a_list_is_dropped(name, junk):
+    call = WRITERS[name].call("read", path="a")
+    end = call.rindex("]")
+    outcome = said(name, f"{call[:end]}{junk}]")
+    assert [(tool, json.loads(given)) for tool, given in outcome.closed_calls] == [("read", {"path": "a"})]
+    assert outcome.content == ""
+    splitter = make_splitter(WRITERS[name].family, TOOLS, reasoning_is_open=False, thinking=True)
+    splitter.feed(f"{call[:end]}{junk}]")
+    splitter.close(complete=True)
+    assert splitter.was_repaired
 
 
 @pytest.mark.parametrize("name", CLOSED)

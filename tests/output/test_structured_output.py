@@ -12,6 +12,7 @@ from start_llm.core.errors import ConstraintViolated, InvalidRequest
 from start_llm.core.events import CallStarted, Content, Finished, Output, Text, Usage
 from start_llm.core.family import Family
 from start_llm.core.prompt import ModelTokens, Prompt
+from start_llm.core.unenforced import KEYWORDS, unenforced_keywords
 from start_llm.formats import registry
 from start_llm.formats.registry import FAMILIES, NOTATIONS
 from start_llm.formats.writing.lark import Grammar
@@ -340,7 +341,8 @@ def test_a_free_form_needs_no_guide():
 )
 def test_a_schema_that_cannot_be_enforced_is_refused_with_the_reason(schema, reason):
     with pytest.raises(InvalidRequest) as refused:
-        asked(OutputConstraint(answer=JsonAnswer(schema=schema, field="text.format.schema")))
+        answer = JsonAnswer(schema=schema, field="text.format.schema", is_strict=True)
+        asked(OutputConstraint(answer=answer))
     assert refused.value.param == "text.format.schema"
     assert reason in refused.value.message
     assert "start:" not in refused.value.message, "the grammar is ours"
@@ -349,7 +351,7 @@ def test_a_schema_that_cannot_be_enforced_is_refused_with_the_reason(schema, rea
 def test_what_a_client_says_about_the_library_counts_for_nothing():
     schema: Any = {"type": "object", "not": {}, "x-guidance": {"lenient": True, "whitespace_flexible": True}}
     with pytest.raises(InvalidRequest):
-        asked(OutputConstraint(answer=JsonAnswer(schema=schema, field="f")))
+        asked(OutputConstraint(answer=JsonAnswer(schema=schema, field="f", is_strict=True)))
 
 
 def chain(length: int, step: Any) -> dict[str, Any]:
@@ -367,11 +369,6 @@ STEPS: dict[str, Any] = {
 
 
 CIRCLE = {"$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"}
-UNSUPPORTED = """
-    uniqueItems contains minContains maxContains unevaluatedItems propertyNames dependentRequired
-    dependentSchemas unevaluatedProperties not if then else $dynamicRef
-""".split()
-"""Keywords that `docs/structured-output.md` names."""
 
 
 @pytest.mark.parametrize(
@@ -383,21 +380,51 @@ UNSUPPORTED = """
 )
 def test_a_refusal_has_no_word_of_the_library(schema: Any, reason: str):
     with pytest.raises(InvalidRequest, match=reason) as refused:
-        asked(OutputConstraint(answer=JsonAnswer(schema=schema, field="f")))
+        asked(OutputConstraint(answer=JsonAnswer(schema=schema, field="f", is_strict=True)))
     for word in ("coerce_one_of", "NoExtensionBias"):
         assert word not in refused.value.message
 
 
-def test_the_documents_name_each_keyword_that_is_refused():
+VALUES: dict[str, Any] = {
+    "$dynamicRef": "#a",
+    "dependentRequired": {"a": ["b"]},
+    "dependentSchemas": {"a": {}},
+}
+VALUES |= {"uniqueItems": True, "minContains": 1, "maxContains": 1, "dependencies": {"a": ["b"]}}
+
+
+@pytest.mark.parametrize("keyword", sorted(KEYWORDS))
+def test_a_keyword_that_no_grammar_enforces_is_refused_if_strict_and_told_otherwise(keyword):
     documents = (Path(__file__).parents[2] / "docs" / "structured-output.md").read_text(encoding="utf-8")
-    values = {"$dynamicRef": "#a", "dependentRequired": {"a": ["b"]}, "dependentSchemas": {"a": {}}}
-    values |= {"uniqueItems": True, "minContains": 1, "maxContains": 1}
-    for keyword in UNSUPPORTED:
-        schema: Any = {"type": ["array", "object"], keyword: values.get(keyword, {"type": "string"})}
-        with pytest.raises(InvalidRequest) as refused:
-            asked(OutputConstraint(answer=JsonAnswer(schema=schema, field="f")))
-        assert keyword in refused.value.message
-        assert f"`{keyword}`" in documents
+    schema: Any = {"type": ["array", "object"], keyword: VALUES.get(keyword, {"type": "string"})}
+    with pytest.raises(InvalidRequest) as refused:
+        asked(OutputConstraint(answer=JsonAnswer(schema=schema, field="f", is_strict=True)))
+    assert keyword in refused.value.message
+    assert f"`{keyword}`" in documents
+    guide = asked(OutputConstraint(answer=JsonAnswer(schema=schema, field="f")))
+    guide.advance(trait_tokenizer(FORMS["hermes"].trait).encode("{", as_document=False))
+    assert unenforced_keywords({"items": [schema]}) == (keyword,)
+
+
+@pytest.mark.parametrize(
+    ("schema", "keywords"),
+    [
+        ({"properties": {"not": {"enum": [{"contains": 1}]}, "if": {}}, "default": {"not": 1}}, ()),
+        ({"$defs": {"a": {"uniqueItems": True, "not": {}}}}, ("not", "uniqueItems")),
+        (
+            {"anyOf": [{"type": "string", "format": "binary"}, {"type": "string", "format": "date"}]},
+            ("format",),
+        ),
+        ({"type": "integer", "format": "int64"}, ()),
+        ({"oneOf": [{"type": "string", "format": "date"}, {"type": "string"}]}, ("oneOf",)),
+        (chain(20_000, STEPS["arrays"]), ()),
+    ],
+    ids=lambda value: str(value)[:60],
+)
+def test_the_keywords_that_a_reply_may_break_are_named(schema, keywords):
+    assert unenforced_keywords(schema) == keywords
+    if schema.keys() != {"$ref", "$defs"}:
+        assert asked(OutputConstraint(answer=JsonAnswer(schema=schema, field="f")))
 
 
 @pytest.mark.parametrize("step", STEPS)

@@ -95,6 +95,20 @@ def test_a_request_has_the_alias_wherever_a_tool_is_named():
     assert ToolAliases().in_prompt(request) is request
 
 
+def test_the_model_reads_the_clients_name_in_the_description_of_a_tool_with_another():
+    aliases = aliases_of(family_by_name("gemma4"), "a:b", "plain")
+    told: Any = {"type": "function", "function": {"name": "a:b", "description": "Adds."}}
+    messages = (Message(role="system", content="Use a:b first."), Message(role="user", content="Go."))
+    request = ChatRequest(messages=messages, tools=(told, tool("plain")), late_tools=(tool("a:b"),))
+    renamed = aliases.in_prompt(request)
+    functions: Any = [one["function"] for one in (*renamed.tools, *renamed.late_tools)]
+    about, plain, late = functions
+    assert about == {"name": "a__b", "description": "Adds. (Called a:b by the client.)"}
+    assert plain == tool("plain")["function"]
+    assert late["description"] == "(Called a:b by the client.)"
+    assert renamed.messages == messages, "the client's texts are its own"
+
+
 def test_the_client_gets_its_own_name_back():
     aliases = aliases_of(family_by_name("gemma4"), "a:b")
     assert aliases.for_client(CallStarted(0, "a__b")) == CallStarted(0, "a:b")

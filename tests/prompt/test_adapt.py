@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from start_llm.core.chat import ChatRequest, Message
+from start_llm.formats import registry
 from start_llm.prompt import changes
 from start_llm.prompt.adapt import ADAPTATIONS, Adapted, adapt
 from start_llm.prompt.call_ids import in_native_form, with_native_ids
@@ -144,6 +145,18 @@ def test_calls_and_results_are_written_in_the_form_that_the_model_was_told():
         ("assistant", f"I ask.\n\n{writing}\n{asking}", 0),
         ("user", "[Result of now]\nr", 1),
     ]
+
+
+def test_calls_are_written_in_the_form_of_the_models_format_where_it_has_one():
+    write = registry.family_by_name("lfm2").write_calls
+    made = reply("I ask.", call("x", path="ä"), call("y", "now"))
+    shown = "<|tool_call_start|>[write(path='ä'), now()]<|tool_call_end|>"
+    facts = TemplateFacts(takes_calls=False, takes_tools=False, write_calls=write)
+    request = ChatRequest(messages=(user("a"), made, result("r", "y")), tools=(WRITE,))
+    messages = adapt(request, facts).messages
+    assert [message["content"] for message in messages[2:]] == [f"I ask.\n\n{shown}", "[Result of now]\nr"]
+    told = "To call one, answer with <|tool_call_start|>[NAME(KEY='VALUE')]<|tool_call_end|> and nothing"
+    assert told in str(messages[0]["content"])
 
 
 def test_calls_are_made_one_after_the_other_with_their_results():

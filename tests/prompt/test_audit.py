@@ -639,6 +639,15 @@ def test_a_template_that_would_print_an_object_as_python_does_gets_text():
     assert facts_of(TURNS.replace("~ '<end>'", calls)).arguments_as_text
 
 
+def test_a_template_that_lists_tools_as_python_does_shows_calls_all_the_same():
+    tools = "{{- '<system>' ~ tools ~ '<end>' if tools -}}"
+    written = "{{- call.function.arguments | tojson -}}"
+    calls = f"-}}}}{{%- for call in message.tool_calls -%}}{written}{{%- endfor -%}}{{{{- '<end>'"
+    facts = facts_of(tools + TURNS.replace("~ '<end>'", calls))
+    assert facts.takes_calls
+    assert not facts.arguments_as_text
+
+
 @pytest.mark.parametrize("space", ["", " ", "\n"])
 def test_white_space_that_the_model_writes_before_its_answer_is_found(space):
     told = f"('{space}' if message.role == 'assistant' else '') ~ message.content"

@@ -66,10 +66,11 @@ def test_a_call_of_a_custom_tool_has_its_text():
     outputs += [CallStarted(1, "note"), CallArguments(1, '{"input": "a '), CallArguments(1, '\\n🐟"}')]
     for rest, text in ([CallEnded(1)], "a \n🐟"), ([], "a \n🐟"):
         encoder = reply(custom_tools=frozenset({"note"}))
-        _, _, opening, told = deltas(encoder, *outputs, *rest)
+        _, _, opening, *told = deltas(encoder, *outputs, *rest)
         (call,) = opening["tool_calls"]
         assert (call["index"], call["type"], call["custom"]) == (1, "custom", {"name": "note", "input": ""})
-        assert told == {"tool_calls": [{"index": 1, "custom": {"input": text}}]}
+        pieces = [{"tool_calls": [{"index": 1, "custom": {"input": piece}}]} for piece in ("a ", "\n🐟")]
+        assert told == pieces
         plain, custom = message(encoder, *outputs, *rest)["tool_calls"]
         assert plain["function"] == {"name": "read", "arguments": "{}"}
         assert (custom["type"], custom["custom"]) == ("custom", {"name": "note", "input": text})

@@ -181,6 +181,48 @@ def test_what_may_be_called_arrives_and_the_tools_reach_the_template(choice, for
     assert (asked.tools, asked.late_tools, asked.form) == ((TOOL,), (WRITE,), form)
 
 
+SEARCH = {"type": "web_search"}
+
+
+@pytest.mark.parametrize(
+    ("tools", "choice", "form"),
+    [
+        ([TOOL, SEARCH], {"type": "web_search"}, OutputConstraint()),
+        ([SEARCH], "required", OutputConstraint()),
+        ([TOOL, SEARCH], allowed("required", SEARCH), OutputConstraint(calls="none")),
+    ],
+    ids=str,
+)
+def test_a_demanded_tool_that_runs_elsewhere_is_answered_in_words(tools, choice, form):
+    parsed = call(tools=tools, tool_choice=choice)
+    assert parsed.unavailable.startswith(
+        "The tool web_search is not available here: it runs on OpenAI's servers."
+    )
+    assert isinstance(parsed.request, ChatRequest)
+    assert parsed.request.form == form
+
+
+@pytest.mark.parametrize(
+    ("tools", "choice", "form"),
+    [
+        ([TOOL, SEARCH], "required", OutputConstraint(calls="must")),
+        ([TOOL, SEARCH], "auto", OutputConstraint()),
+        (
+            [TOOL, SEARCH],
+            allowed("required", SEARCH, READ),
+            OutputConstraint(calls="must", tools=frozenset({"read"})),
+        ),
+        ([TOOL, SEARCH], allowed("auto", SEARCH), OutputConstraint(calls="none")),
+    ],
+    ids=str,
+)
+def test_beside_a_tool_that_runs_elsewhere_the_others_are_called(tools, choice, form):
+    parsed = call(tools=tools, tool_choice=choice)
+    assert not parsed.unavailable
+    assert isinstance(parsed.request, ChatRequest)
+    assert parsed.request.form == form
+
+
 def test_one_call_can_be_the_limit():
     assert request(tools=[TOOL], parallel_tool_calls=False).form == OutputConstraint(one_call=True)
     assert request(tools=[TOOL], parallel_tool_calls=True).form == OutputConstraint()
@@ -196,7 +238,7 @@ def test_one_call_can_be_the_limit():
                 "type": "json_schema",
                 "json_schema": {"name": "x", "strict": True, "schema": {"type": "array"}},
             },
-            JsonAnswer(schema={"type": "array"}, field="response_format.json_schema.schema"),
+            JsonAnswer(schema={"type": "array"}, field="response_format.json_schema.schema", is_strict=True),
         ),
     ],
     ids=str,

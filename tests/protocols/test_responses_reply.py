@@ -193,6 +193,14 @@ def test_the_text_of_a_custom_call_that_is_cut_is_shown_as_far_as_it_came():
     assert (call["input"], call["status"]) == ("a\nb", "incomplete")
 
 
+def test_the_text_of_a_custom_call_is_streamed_as_it_comes():
+    pieces = ['{"input": "a', "b\\n", 'c"', "}"]
+    outputs: list[Output] = [CallStarted(0, "note"), *(CallArguments(0, one) for one in pieces), CallEnded(0)]
+    told = streamed(reply(), outputs, done())
+    deltas = [one["delta"] for one in told if one["type"] == "response.custom_tool_call_input.delta"]
+    assert deltas == ["a", "b\n", "c"]
+
+
 def test_what_is_cut_is_incomplete():
     encoder = reply()
     events = streamed(

@@ -29,7 +29,8 @@ class Block:
         head: everything before the arguments; group `name` is the tool's name, if it is part of the head.
         unescape: converts a name from its form in the markup.
         next_call: matches after a call if another call follows; not consumed.
-        block_end: the end of the block after its last call; matches nothing by default.
+        block_end: the end of the block after its last call; matches nothing by default. A group `junk` is
+            what is dropped before it.
     """
 
     head: str
@@ -130,6 +131,7 @@ class BlockReader:
         if ending is not None and not ending.partial:
             if not self._is_settled:
                 parts.append(ParsedText(ending[0]))
+            self._note_junk(ending)
             self._finish(self._buffer[ending.end() :])
         elif following is None and ending is None:
             self._finish(self._buffer)
@@ -160,4 +162,10 @@ class BlockReader:
     def _beyond_cut_end(self) -> str:
         """Return the text after a call when the reply stops there. Half of a block's end is not text."""
         match = compiled(self._block.block_end).match(self._buffer, partial=True)
-        return self._buffer if match is None else ""
+        if match is None:
+            return self._buffer
+        self._note_junk(match)
+        return ""
+
+    def _note_junk(self, end: regex.Match[str]) -> None:
+        self.was_repaired |= end.groupdict().get("junk") is not None

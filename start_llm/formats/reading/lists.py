@@ -10,17 +10,21 @@ SPACE = r"\s{0,64}"
 
 
 def list_end(mark: str = "") -> str:
-    """Return a pattern for `]` followed by the mark. One of the two may be missing."""
+    """Return a pattern for `]` followed by the mark. One of the two may be missing.
+
+    Group `junk` is an item of the list that is no call, where no mark follows: a mark tells the remains.
+    """
     bracket = rf"{SPACE}\]"
+    last = rf"(?P<junk>\s*,\s*(\"[^\"\n]*\"|\w+))?{bracket}"
     if not mark:
-        return bracket
-    return rf"(?:{bracket})?{SPACE}{regex.escape(mark)}|{bracket}(?={SPACE}{_other_than(mark)})"
+        return last
+    return rf"({bracket})?{SPACE}{regex.escape(mark)}|{last}(?={SPACE}{_other_than(mark)})"
 
 
 def _other_than(mark: str) -> str:
     """Return a pattern for text that is not the mark. It stays partial while the text may become the mark."""
     ways = [rf"{regex.escape(mark[:length])}[^{_in_class(mark, length)}]" for length in range(len(mark))]
-    return f"(?:{'|'.join(ways)})"
+    return f"({'|'.join(ways)})"
 
 
 def _in_class(mark: str, length: int) -> str:

@@ -162,8 +162,8 @@ def _character(escape: regex.Match[str]) -> str:
     return _LETTERS.get(escape["letter"], escape[0])
 
 
-def call_list(mark: str) -> Objects:
-    """Return the patterns for `[NAME(…), NAME(…)]` and the mark that ends it."""
+def call_list(mark: str = "") -> Objects:
+    """Return the patterns for `[NAME(…), NAME(…)]` and the mark that ends it, if there is one."""
     return Objects(
         head=rf"(?:{SPACE}[\[,])?{SPACE}{_NAME}(?={_ARGUMENTS})",
         next_call=rf"{SPACE},{SPACE}(?={KEY}\()",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 from functools import cached_property, reduce
@@ -64,6 +64,10 @@ class Tools:
 
     def __contains__(self, name: str) -> bool:
         return name in self._parameters
+
+    def __iter__(self) -> Iterator[str]:
+        """Iterate over the names of the tools."""
+        return iter(self._parameters)
 
     @cached_property
     def taking_any(self) -> Tools:

@@ -92,7 +92,7 @@ def _answer(form: OutputConstraint, lark: Lark) -> str:
     if form.answer is None:
         raise ValueError("an answer in any words needs no grammar")
     origin = SchemaOrigin(form.answer.field, "the schema")
-    return lark.schema(form.answer.schema, origin, lenient=False)
+    return lark.schema(form.answer.schema, origin, lenient=not form.answer.is_strict)
 
 
 def _channels(

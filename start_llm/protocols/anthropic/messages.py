@@ -24,9 +24,9 @@ from start_llm.protocols.anthropic.constraints import read_form
 from start_llm.protocols.anthropic.content import read_conversation, read_tools
 from start_llm.protocols.anthropic.errors import anthropic_error, refuse_image
 from start_llm.protocols.anthropic.unavailable import (
+    VENDOR,
     demanded_tool,
     unavailable_blocks,
-    unavailable_text,
     with_notice,
 )
 from start_llm.protocols.base import (
@@ -44,6 +44,7 @@ from start_llm.protocols.generation import NO_LIMIT, TOKEN_COUNT, read_generatio
 from start_llm.protocols.images import ImageParser
 from start_llm.protocols.sessions import conversation_id, lineage, session_id
 from start_llm.protocols.template_options import read_template_options
+from start_llm.protocols.tool_types import unavailable_text
 
 _COUNT_OR_NONE = Range(NO_LIMIT, TOKEN_COUNT.high)
 _STOP_REASONS: Mapping[FinishReason, str] = {
@@ -119,7 +120,7 @@ def _call(body: Fields, headers: Mapping[str, str], context: RequestContext, *, 
         return parsed
     context.notices.tell(f"The tool {demanded!r} runs on Anthropic's servers: it is answered as unavailable.")
     reply.unavailable = unavailable_blocks(demanded, messages)
-    return replace(parsed, unavailable=unavailable_text(demanded))
+    return replace(parsed, unavailable=unavailable_text(demanded, VENDOR))
 
 
 def _shows_reasoning(body: Fields) -> bool:

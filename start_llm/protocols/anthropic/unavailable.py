@@ -12,8 +12,9 @@ from start_llm.core.chat import Json, Message
 from start_llm.protocols.base import new_id
 from start_llm.protocols.fields import Fields
 from start_llm.protocols.openai.messages import ToolSchemas, tool_names
-from start_llm.protocols.tool_types import anthropic_tool_type
+from start_llm.protocols.tool_types import anthropic_tool_type, unavailable_text
 
+VENDOR = "Anthropic"
 _SEARCH = "web_search"
 _LONGEST_QUERY = 400
 
@@ -34,10 +35,6 @@ def _tools_elsewhere(body: Fields) -> list[str]:
     return [name for name in (tool.value("name") for tool in vendors) if isinstance(name, str)]
 
 
-def unavailable_text(name: str) -> str:
-    return f"The tool {name} is not available here: it runs on Anthropic's servers. It found and did nothing."
-
-
 def unavailable_blocks(name: str, messages: Sequence[Message]) -> list[dict[str, Json]]:
     """Return the blocks of a search that failed, as Anthropic's API tells it; none for other tools."""
     if name != _SEARCH:
@@ -55,7 +52,7 @@ def with_notice(body: Fields, tools: ToolSchemas, messages: tuple[Message, ...])
     elsewhere = _tools_elsewhere(body)
     if tools or not elsewhere:
         return messages
-    notice = "\n".join(map(unavailable_text, elsewhere))
+    notice = "\n".join(unavailable_text(name, VENDOR) for name in elsewhere)
     first, *rest = messages
     if first.role != "system":
         return (Message(role="system", content=notice), *messages)

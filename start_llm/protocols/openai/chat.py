@@ -27,14 +27,14 @@ from start_llm.protocols.base import (
     new_id,
     openai_error,
 )
-from start_llm.protocols.custom_tools import custom_input
+from start_llm.protocols.custom_tools import CustomInput, custom_input
 from start_llm.protocols.effort import read_thinking
 from start_llm.protocols.fields import Fields
 from start_llm.protocols.images import ImageParser
 from start_llm.protocols.logprobs import chat_logprobs
 from start_llm.protocols.openai.constraints import read_answer, read_form
 from start_llm.protocols.openai.messages import (
-    ToolSchemas,
+    OWN_TYPES,
     continues_reply,
     read_custom_tools,
     read_messages,
@@ -47,6 +47,7 @@ from start_llm.protocols.openai.options import (
     read_stream,
     refuse_unsupported,
 )
+from start_llm.protocols.openai.unavailable import answered_elsewhere, demanded_tool, tools_elsewhere
 from start_llm.protocols.openai.usage import closing_frames, usage_json
 from start_llm.protocols.sessions import conversation_id, lineage, session_id
 from start_llm.protocols.template_options import read_template_options
@@ -63,6 +64,8 @@ def parse(body: Fields, headers: Mapping[str, str], context: RequestContext) -> 
     wants_logprobs = body.boolean("logprobs")
     tools, late_tools = read_tools(body)
     custom_tools = read_custom_tools(body)
+    names = tool_names((*tools, *late_tools))
+    elsewhere = tools_elsewhere(body, names, lambda tool: tool.value("type") not in OWN_TYPES)
     images = ImageParser(context.model.images, context.tenant)
     messages = read_messages(body, images)
     request = ChatRequest(
@@ -72,7 +75,7 @@ def parse(body: Fields, headers: Mapping[str, str], context: RequestContext) -> 
         tools=tools,
         late_tools=late_tools,
         grammars=tuple(grammar for grammar in custom_tools.values() if grammar),
-        form=_read_form(body, (*tools, *late_tools), custom_tools),
+        form=_read_form(body, names, custom_tools, elsewhere),
         thinking=read_thinking(body),
         template_options=read_template_options(body),
         options=read_options(
@@ -90,15 +93,24 @@ def parse(body: Fields, headers: Mapping[str, str], context: RequestContext) -> 
         with_logprobs=wants_logprobs,
         custom_tools=frozenset(custom_tools),
     )
-    return ParsedRequest(request, reply, stream)
+    demanded = demanded_tool(body, names, elsewhere)
+    return answered_elsewhere(ParsedRequest(request, reply, stream), demanded, context)
 
 
-def _read_form(body: Fields, tools: ToolSchemas, custom_tools: Collection[str]) -> OutputConstraint:
+def _read_form(
+    body: Fields, names: Collection[str], custom_tools: Collection[str], elsewhere: Collection[str]
+) -> OutputConstraint:
     guided = body.object("guided_json")  # vLLM's name for the schema of an answer
     answer = read_answer(body.object("response_format"), nested="json_schema")
     if answer is None and guided is not None:
         answer = JsonAnswer(schema=guided.data, field=guided.path)
-    return read_form(body, tool_names(tools), answer=answer, name_of=partial(_chosen_name, custom_tools))
+    return read_form(
+        body,
+        names,
+        answer=answer,
+        name_of=partial(_chosen_name, custom_tools),
+        elsewhere=elsewhere,
+    )
 
 
 def _chosen_name(custom_tools: Collection[str], tool: Fields) -> str | None:
@@ -112,10 +124,10 @@ def _chosen_name(custom_tools: Collection[str], tool: Fields) -> str | None:
 
 @dataclass(slots=True)
 class CustomCall:
-    """A call of a custom tool that is being written. Its text is known when the arguments are whole."""
+    """A call of a custom tool that is being written."""
 
     index: int
-    written: list[str] = field(default_factory=list[str])
+    input: CustomInput = field(default_factory=CustomInput)
 
 
 @dataclass(slots=True)
@@ -183,18 +195,16 @@ class ChatReply:
                 head: dict[str, Json] = {"index": index, "id": f"call{call_id}", "type": "custom"}
                 return {"tool_calls": [{**head, "custom": custom}]}
             case CallArguments(text=text) if self._custom_call:
-                self._custom_call.written.append(text)
-                return {}
+                return _custom_text(self._custom_call, self._custom_call.input.feed(text))
             case CallEnded() if self._custom_call:
-                return self._custom_text()
+                return self._end_custom_call()
             case _:
                 return None
 
-    def _custom_text(self) -> dict[str, Json]:
-        """Return the message delta with the text of the open custom call, if one is open."""
+    def _end_custom_call(self) -> dict[str, Json]:
+        """Return the message delta with the rest of the open custom call, if one is open."""
         call, self._custom_call = self._custom_call, None
-        text = custom_input("".join(call.written)) if call else ""
-        return {"tool_calls": [{"index": call.index, "custom": {"input": text}}]} if call and text else {}
+        return _custom_text(call, call.input.finish()) if call else {}
 
     def _details(self, events: list[Output]) -> dict[str, Json]:
         """Return the requested token ids and log-probabilities of every token, including markup."""
@@ -207,7 +217,7 @@ class ChatReply:
         return details
 
     def closing(self, end: Finished) -> Iterable[SSEFrame]:
-        rest = self._custom_text()
+        rest = self._end_custom_call()
         if rest:
             yield self._chunk(rest)
         head = self._head("chat.completion.chunk")
@@ -266,6 +276,10 @@ class ChatReply:
     def _data(self, delta: dict[str, Json], **more: Json) -> Mapping[str, Json]:
         choices: list[Json] = [_choice(delta, **more)]
         return {**self._head("chat.completion.chunk"), "choices": choices}
+
+
+def _custom_text(call: CustomCall, text: str) -> dict[str, Json]:
+    return {"tool_calls": [{"index": call.index, "custom": {"input": text}}]} if text else {}
 
 
 def _choice(delta: dict[str, Json], finish_reason: str | None = None, /, **more: Json) -> dict[str, Json]:

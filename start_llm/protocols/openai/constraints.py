@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from start_llm.core.chat import JsonAnswer, OutputConstraint
 from start_llm.protocols.fields import Fields
+from start_llm.protocols.openai.unavailable import allowed_tools
 
 _CHOICE = "tool_choice"
 _WORDS = {
@@ -20,7 +21,12 @@ type NameOf = Callable[[Fields], str | None]
 
 
 def read_form(
-    body: Fields, names: Collection[str], *, answer: JsonAnswer | None, name_of: NameOf
+    body: Fields,
+    names: Collection[str],
+    *,
+    answer: JsonAnswer | None,
+    name_of: NameOf,
+    elsewhere: Collection[str] = (),
 ) -> OutputConstraint:
     """Return the output constraint.
 
@@ -28,37 +34,45 @@ def read_form(
         names: names of the offered tools.
         answer: the constraint on the answer, read from another field.
         name_of: returns the model's name for a chosen tool in this protocol.
+        elsewhere: types of the request's tools that the vendor runs; a choice of these demands no call here.
 
     Raises:
         InvalidRequest: names an unknown choice, or a tool that is not offered.
     """
     one_call = not body.boolean("parallel_tool_calls", default=True)
-    return replace(_choice(body, names, name_of), answer=answer, one_call=one_call)
+    choice = _choice(body, names, name_of, elsewhere)
+    return replace(choice, answer=answer, one_call=one_call)
 
 
-def _choice(body: Fields, names: Collection[str], name_of: NameOf) -> OutputConstraint:
+def _choice(
+    body: Fields, names: Collection[str], name_of: NameOf, elsewhere: Collection[str]
+) -> OutputConstraint:
     value = body.value(_CHOICE)
     if isinstance(value, str):
         if value not in _WORDS:
             raise body.fail(_CHOICE, f"is {value!r}; it must be one of {', '.join(_WORDS)}, or name a tool")
-        return _WORDS[value]
+        return _WORDS["auto" if elsewhere and not names and value == "required" else value]
     if value is not None and not isinstance(value, dict):
         raise body.expected(_CHOICE, "a string or an object")
     choice = body.object(_CHOICE)
     if choice is None:
         return OutputConstraint()
     if choice.value("type") == "allowed_tools":
-        return _allowed(choice, names, name_of)
+        return _allowed(choice, names, name_of, elsewhere)
+    if choice.value("type") in elsewhere:
+        return OutputConstraint()
     return OutputConstraint(calls="must", tools=frozenset([_offered(choice, names, name_of)]))
 
 
-def _allowed(choice: Fields, names: Collection[str], name_of: NameOf) -> OutputConstraint:
-    """Read allowed tools. Chat completions nest mode and tools one object deeper than responses."""
-    allowed = choice.object("allowed_tools") or choice
-    mode = allowed.text("mode") or "auto"
-    if mode not in ("auto", "required"):
-        raise allowed.fail("mode", f"is {mode!r}; it must be 'auto' or 'required'")
-    tools = frozenset(_offered(tool, names, name_of) for tool in allowed.objects("tools"))
+def _allowed(
+    choice: Fields, names: Collection[str], name_of: NameOf, elsewhere: Collection[str]
+) -> OutputConstraint:
+    """Read allowed tools, without those that the vendor runs."""
+    allowed, mode = allowed_tools(choice)
+    chosen = [tool for tool in allowed.objects("tools") if tool.value("type") not in elsewhere]
+    tools = frozenset(_offered(tool, names, name_of) for tool in chosen)
+    if elsewhere and not tools:
+        return OutputConstraint(calls="none")
     return OutputConstraint(calls="must" if mode == "required" else "may", tools=tools)
 
 
@@ -102,4 +116,4 @@ def _schema(holder: Fields | None, form: Fields, nested: str | None) -> JsonAnsw
     schema = holder.object("schema")
     if schema is None:
         raise holder.fail("schema", "is required and must be an object")
-    return JsonAnswer(schema=schema.data, field=schema.path)
+    return JsonAnswer(schema=schema.data, field=schema.path, is_strict=holder.boolean("strict"))

@@ -165,6 +165,8 @@ def _required(tool: Fields, name: str) -> Fields:
 
 
 _TOOL_READERS: Mapping[str, Callable[[Fields], dict[str, Json]]] = {"function": _function, _CUSTOM: _custom}
+OWN_TYPES = frozenset(_TOOL_READERS)
+"""Types of the tools that the client runs."""
 
 
 def read_custom_tools(body: Fields) -> Mapping[str, TextGrammar | None]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -31,10 +31,11 @@ from start_llm.protocols.openai.options import (
     read_options,
     refuse_unsupported,
 )
+from start_llm.protocols.openai.unavailable import answered_elsewhere, demanded_tool, tools_elsewhere
 from start_llm.protocols.responses.input import Item, ItemReader, new_items, with_ids
 from start_llm.protocols.responses.reply import ResponseReply
 from start_llm.protocols.responses.store import StoredResponse
-from start_llm.protocols.responses.tools import Toolbox, read_toolbox
+from start_llm.protocols.responses.tools import Toolbox, read_toolbox, runs_elsewhere
 from start_llm.protocols.sessions import conversation_id, lineage, session_id
 from start_llm.protocols.template_options import read_template_options
 from start_llm.protocols.tool_types import responses_tool_type
@@ -85,6 +86,7 @@ def parse(body: Fields, headers: Mapping[str, str], context: RequestContext) -> 
     _check_unread(body)
     conversation = _read_conversation(body, context)
     toolbox = read_toolbox(body, context.notices.tell)
+    elsewhere = tools_elsewhere(body, toolbox.names, runs_elsewhere)
     options = _read_options(body, context)
     images = ImageParser(context.model.images, context.tenant)
     request = ChatRequest(
@@ -92,7 +94,7 @@ def parse(body: Fields, headers: Mapping[str, str], context: RequestContext) -> 
         images=images.images,
         tools=toolbox.schemas,
         grammars=toolbox.grammars,
-        form=_read_form(body, toolbox),
+        form=_read_form(body, toolbox, elsewhere),
         thinking=read_thinking(body),
         template_options=read_template_options(body),
         options=options,
@@ -108,7 +110,8 @@ def parse(body: Fields, headers: Mapping[str, str], context: RequestContext) -> 
         token_bytes=context.model.token_bytes,
         keep=partial(_keep, context, conversation, body.boolean("store", default=True)),
     )
-    return ParsedRequest(request, reply, body.boolean("stream"))
+    parsed = ParsedRequest(request, reply, body.boolean("stream"))
+    return answered_elsewhere(parsed, demanded_tool(body, toolbox.names, elsewhere), context)
 
 
 def refusal(error: RequestError) -> dict[str, Json]:
@@ -195,10 +198,11 @@ def _read_messages(
     return (Message(role="system", content=told), *messages) if told else messages
 
 
-def _read_form(body: Fields, toolbox: Toolbox) -> OutputConstraint:
+def _read_form(body: Fields, toolbox: Toolbox, elsewhere: Collection[str]) -> OutputConstraint:
     text = body.object("text")
     answer = read_answer(text.object("format") if text else None, nested=None)
-    return read_form(body, toolbox.names, answer=answer, name_of=partial(_chosen_name, toolbox))
+    name_of = partial(_chosen_name, toolbox)
+    return read_form(body, toolbox.names, answer=answer, name_of=name_of, elsewhere=elsewhere)
 
 
 def _chosen_name(toolbox: Toolbox, tool: Fields) -> str | None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from start_llm.core.chat import Json
-from start_llm.protocols.custom_tools import custom_input
+from start_llm.protocols.custom_tools import CustomInput
 from start_llm.protocols.responses.built_in_calls import BUILT_IN_CALLS, BuiltInCall
 from start_llm.protocols.responses.tools import CUSTOM_CALL, ClientTool
 
@@ -24,8 +24,8 @@ class ItemEncoding:
         whole: the field of the last text event that contains the whole text.
         place: position of the text in the item.
         is_scored: events include the log-probabilities of their tokens.
-        is_live: the text is streamed, not only sent when complete.
-        read: converts the whole text to the client's form.
+        is_live: the text is streamed.
+        reader: creates what converts the text to the client's form; None: it has that form.
         part: prefix of the names of the events of the part with the text; empty: there is no part.
         part_fields: fields of that part, except the text.
     """
@@ -35,7 +35,7 @@ class ItemEncoding:
     place: Mapping[str, Json] = field(default_factory=dict[str, Json])
     is_scored: bool = False
     is_live: bool = True
-    read: Callable[[str], str] = str
+    reader: Callable[[], CustomInput] | None = None
     part: str = ""
     part_fields: Mapping[str, Json] = field(default_factory=dict[str, Json])
 
@@ -62,6 +62,7 @@ class OutputItem:
         self._form = form
         self._described = described
         self._named = named or {}
+        self._reader = form.reader() if form.reader else None
         self._written: list[str] = []
         self._scores: list[Json] = []
         self._id = f"{prefix}{index}_{reply_name}"
@@ -75,16 +76,19 @@ class OutputItem:
             yield f"{self._form.part}.added", {**self._place, "part": self._part("")}
 
     def grows(self, text: str, scores: Parts) -> Iterator[Event]:
-        self._written.append(text)
+        said = self._reader.feed(text) if self._reader else text
+        yield from self._grows(said, scores)
+
+    def _grows(self, said: str, scores: Parts) -> Iterator[Event]:
+        self._written.append(said)
         self._scores += scores
-        if self._form.is_live:
-            yield self._delta(text, scores)
+        if self._form.is_live and said:
+            yield self._delta(said, scores)
 
     def ends(self, status: str) -> Iterator[Event]:
         """Yield the last events. The final one has the whole item."""
+        yield from self._grows(self._reader.finish() if self._reader else "", [])
         form, text = self._form, self._text()
-        if text and form.text and not form.is_live:
-            yield self._delta(text, self._scores)
         if form.text:
             yield (
                 f"{form.text}.done",
@@ -103,7 +107,7 @@ class OutputItem:
         return {"id": self._id, "status": status, **self._described(text, parts)}
 
     def _text(self) -> str:
-        return self._form.read("".join(self._written))
+        return "".join(self._written)
 
     def _part(self, text: str) -> dict[str, Json]:
         return {"text": text, **self._form.part_fields, **self._told(self._scores)}
@@ -136,7 +140,7 @@ _SUMMARY = ItemEncoding(
 )
 _CALL = ItemEncoding(text="function_call_arguments", whole="arguments")
 _BUILT_IN_CALL = ItemEncoding(text="", is_live=False)
-_CUSTOM_CALL = ItemEncoding(text="custom_tool_call_input", whole="input", is_live=False, read=custom_input)
+_CUSTOM_CALL = ItemEncoding(text="custom_tool_call_input", whole="input", reader=CustomInput)
 
 
 def text_item(index: int, reply_name: str) -> OutputItem:

@@ -102,6 +102,12 @@ def read_toolbox(body: Fields, tell: Tell) -> Toolbox:
     return Toolbox([tool for item in body.objects("tools") for tool in _read(item, tell, _READERS)])
 
 
+def runs_elsewhere(tool: Fields) -> bool:
+    """Return True for a tool that OpenAI runs."""
+    kind = tool.required_text("type")
+    return kind not in _READERS and responses_tool_type(kind, tool.value("environment")).runs == "vendor"
+
+
 def _read(item: Fields, tell: Tell, readers: Mapping[str, Reader]) -> Iterator[ClientTool]:
     kind = item.required_text("type")
     reader = readers.get(kind)

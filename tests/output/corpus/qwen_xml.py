@@ -23,6 +23,7 @@ _BAD = "<function=remove!>\n<parameter=path>\na\n</parameter>\n</function>\n"
 
 _ATTRIBUTES = _GOOD.replace("=read", ' name="read"').replace("=path", " name='path'")
 _INVOKED = '<invoke name="read">\n<parameter name="path">a</parameter>\n</invoke>\n'
+_PARAMS = '<function name="read">\n<param name="path">a</param>\n</function>\n'
 
 CASES = (
     _case("names as attributes", f"<tool_call>\n{_ATTRIBUTES}</tool_call>", [A]),
@@ -30,6 +31,17 @@ CASES = (
     _case("calls as Claude writes them", f"So.\n<function_calls>\n{_INVOKED}</function_calls>", [A], "So."),
     _case(
         "two calls as Claude writes them", f"<function_calls>\n{_INVOKED}{_INVOKED}</function_calls>", [A, A]
+    ),
+    _case("parameters as MiniCPM writes them", f"<tool_call>\n{_PARAMS}</tool_call>", [A]),
+    _case(
+        "parameters as MiniCPM writes them, in two functions",
+        f"<tool_call>{_PARAMS}{_PARAMS}</tool_call>",
+        [A, A],
+    ),
+    _case(
+        "a parameter in CDATA",
+        f"<tool_call>{_PARAMS.replace('a</param>', '<![CDATA[</param>]]></param>')}</tool_call>",
+        [Call("read", {"path": "</param>"})],
     ),
     _plain("a block of Claude's without a call", "<function_calls>\nnone\n</function_calls>"),
     _case("no line breaks", _WRITER.write([A]).replace("\n", ""), [A]),
