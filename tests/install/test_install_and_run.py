@@ -550,6 +550,18 @@ def test_all_tests_run_in_two_processes(sandbox):
     done = sandbox.run("--test")
     assert started_with(done) == ["-m", "pytest", "-n", "2", "--dist", "loadfile"]
     assert "threads: 1\n" in done.stdout
+    assert "bytecode: ,\n" in done.stdout
+
+
+def test_tests_keep_their_bytecode_out_of_a_tree_that_shall_have_none(sandbox):
+    sandbox.add_installed_environment()
+    folder = sandbox.root / ".pytest_cache" / "bytecode"
+    done = sandbox.run("--test", PYTHONDONTWRITEBYTECODE="1")
+    assert f"bytecode: ,{folder}\n" in done.stdout
+    done = sandbox.run("--test", PYTHONDONTWRITEBYTECODE="1", PYTHONPYCACHEPREFIX="/elsewhere")
+    assert "bytecode: ,/elsewhere\n" in done.stdout
+    done = sandbox.run(PYTHONDONTWRITEBYTECODE="1")
+    assert "bytecode: 1,\n" in done.stdout, "a server writes what it is told to write"
 
 
 @pytest.mark.sample(2)
