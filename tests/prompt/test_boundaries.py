@@ -326,6 +326,7 @@ OPTIONS = st.fixed_dictionaries(
 )
 
 
+@pytest.mark.checked(2)
 @pytest.mark.sample(12)
 @pytest.mark.parametrize("trait", TRAITS)
 @examples(15, few=4)
