@@ -6,9 +6,11 @@ import os
 import shutil
 from collections import Counter
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import mlx.core as mx
 import mlx.nn
@@ -25,6 +27,7 @@ from tests.conftest import TinyModel
 from tests.serving import tried_once
 
 FEW = Extent(conversations=3, truth_s=60, restarted_s=30, cold_s=0.1)
+"""For what is found whatever the extent; decoding is hardly timed then, and rounding measured once."""
 MANY = replace(FEW, conversations=8)
 FAMILIES = ["qwen3", "gemma3_text", "qwen3_5"]
 
@@ -38,7 +41,11 @@ def examined(model: Path, extent: Extent = FEW, **settings: Any) -> list[Finding
     """What is found, without ports that others may hold."""
     found = Findings(show=lambda _: None)
     ports: dict[str, Any] = {"mlx_port": 0, "proxy": False}
-    with tried_once():
+    with tried_once(), ExitStack() as patches:
+        if extent is FEW:
+            patches.enter_context(patch("start_llm.doctor.examination._ROUNDING_WORDS", (120,)))
+            patches.enter_context(patch("start_llm.doctor.measures._DECODE_RUNS", 1))
+            patches.enter_context(patch("start_llm.doctor.measures._DECODED_TOKENS", 8))
         examine(Settings(**ports, state_root=os.environ["STATE_ROOT"], **settings), model, found, extent)
     return found.found
 

@@ -16,7 +16,7 @@ from tests.ties import Tally
 from tests.vision.seeing import FAMILIES, model_of, pictures, resources_of
 
 ROUNDS = rounds(12, checked=6)
-LIVES = rounds(4, checked=3)
+LIVES = rounds(4, checked=2)
 
 
 @pytest.fixture(scope="module")
