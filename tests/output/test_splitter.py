@@ -33,7 +33,7 @@ def writer_and_name(case: str) -> Sequence[str]:
 
 @pytest.mark.checked(3)
 @pytest.mark.product(axes=writer_and_name)
-@pytest.mark.sample(10)
+@pytest.mark.sample(20)
 @pytest.mark.parametrize("name", CORPUS)
 def test_a_reply_means_what_the_corpus_says_however_it_is_cut(name):
     case = CORPUS[name]
