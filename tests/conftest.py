@@ -2,7 +2,9 @@
 
 import gc
 import os
+import shutil
 import signal
+import sys
 import tempfile
 from collections.abc import Callable, Generator, Mapping, Sequence
 from functools import cache
@@ -40,6 +42,12 @@ os.environ["SSD_CACHE_DIR"] = "off"
 
 def pytest_configure(config: pytest.Config) -> None:
     slices.begin(config.option.markexpr)
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Remove the bytecode of what tests have written, where bytecode has a folder of its own."""
+    if sys.pycache_prefix and not hasattr(config, "workerinput"):
+        shutil.rmtree(sys.pycache_prefix + tempfile.gettempdir(), ignore_errors=True)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -5,9 +5,12 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import zipfile
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -15,6 +18,7 @@ import install_and_run
 from start_llm import __version__
 from start_llm.cli import _parser
 from start_llm.core import openblas
+from tests.conftest import pytest_unconfigure
 
 HASHED = "--require-hashes --no-deps --requirement {venv}"
 PIP = f"-m pip install --disable-pip-version-check --no-input {HASHED}"
@@ -562,6 +566,20 @@ def test_tests_keep_their_bytecode_out_of_a_tree_that_shall_have_none(sandbox):
     assert "bytecode: ,/elsewhere\n" in done.stdout
     done = sandbox.run(PYTHONDONTWRITEBYTECODE="1")
     assert "bytecode: 1,\n" in done.stdout, "a server writes what it is told to write"
+
+
+def test_bytecode_of_what_tests_wrote_goes_when_all_of_them_have_run(monkeypatch, tmp_path):
+    kept = tmp_path / "work" / "start_llm"
+    written = Path(f"{tmp_path}{tempfile.gettempdir()}") / "pytest-of-me"
+    for folder in (kept, written):
+        folder.mkdir(parents=True)
+    monkeypatch.setattr(sys, "pycache_prefix", str(tmp_path))
+    worker: Any = SimpleNamespace(workerinput={})
+    pytest_unconfigure(worker)
+    assert written.exists(), "other processes still use it"
+    whole: Any = SimpleNamespace()
+    pytest_unconfigure(whole)
+    assert (kept.exists(), written.exists()) == (True, False)
 
 
 @pytest.mark.sample(2)
