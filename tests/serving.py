@@ -18,11 +18,13 @@ from unittest.mock import patch
 
 from start_llm import model_runtime
 from start_llm.app import App
+from start_llm.audit.subject import AuditedModel
 from start_llm.config.kinds import OFF
 from start_llm.config.settings import Settings
 from start_llm.models.trial import TemplateTrials
 from start_llm.prompt.audit import audit
 from start_llm.prompt.samples import rendered_samples
+from start_llm.startup_summary import unsuited_by
 from start_llm.telemetry.terminal import Terminal
 
 _TRIED: dict[tuple[Any, ...], Any] = {}
@@ -61,6 +63,14 @@ class Server:
             return json.load(reply)
 
 
+def _judged_once(model: AuditedModel, window: int) -> dict[str, str]:
+    tokenizer = model.tokenizer
+    key = "clients", tokenizer.definition(), tokenizer.chat_template, model.family.name, window
+    if key not in _TRIED:
+        _TRIED[key] = unsuited_by(model, window)
+    return _TRIED[key]
+
+
 @contextmanager
 def tried_once() -> Generator[None]:
     """Try each model once in this process, not at each load: the trials take most of it, and come to the
@@ -95,6 +105,7 @@ def tried_once() -> Generator[None]:
         return found
 
     with (
+        patch("start_llm.app.unsuited_by", _judged_once),
         patch("start_llm.model_runtime.load", loaded),
         patch("start_llm.model_runtime.measure_work", once(model_runtime.measure_work)),
         patch("start_llm.model_runtime.check_batching", once(model_runtime.check_batching)),
