@@ -97,7 +97,7 @@ def test_pages_that_come_back_changed_are_found(model: Path, monkeypatch):
         return caches
 
     monkeypatch.setattr(Layers, "assemble", hurt)
-    assert "of the reply is off by" in faults(examined(model))["truth"]
+    assert "of the reply is off by" in faults(examined(model, MANY))["truth"]
 
 
 @pytest.mark.thorough
@@ -125,7 +125,7 @@ def test_positions_that_are_wrong_after_a_restore_alone_are_found(model: Path, m
         return caches
 
     monkeypatch.setattr(Layers, "assemble", moved)
-    assert set(faults(examined(model))) >= {"truth"}
+    assert set(faults(examined(model, MANY))) >= {"truth"}
 
 
 @pytest.mark.thorough
@@ -178,7 +178,7 @@ def test_without_a_prompt_cache_reuse_is_not_judged(model: Path):
 
 @pytest.mark.thorough
 def test_pages_with_fewer_bits_are_no_fault(model: Path):
-    found = {one.topic: one for one in examined(model, kv_bits=4, kv_quant_start=0)}
+    found = {one.topic: one for one in examined(model, MANY, kv_bits=4, kv_quant_start=0)}
     assert found["truth"].verdict == "look"
     assert "KV_BITS" in found["truth"].text
 
