@@ -28,7 +28,7 @@ from tests.slices import rounds
 
 pytestmark = pytest.mark.thorough
 
-STARTS = rounds(50, checked=12)
+STARTS = rounds(50, checked=8)
 FIRST, OTHER = "qwen3", "llama"
 
 

@@ -326,7 +326,6 @@ OPTIONS = st.fixed_dictionaries(
 )
 
 
-@pytest.mark.checked(2)
 @pytest.mark.sample(12)
 @pytest.mark.parametrize("trait", TRAITS)
 @examples(15, few=4)

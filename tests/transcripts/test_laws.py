@@ -37,7 +37,6 @@ POLICIES: tuple[KeptReasoning, ...] = ("true", "template", "false")
 THINKERS = [trait for trait in TRAITS if form_of(trait, REASONED, on=True)]
 
 
-@pytest.mark.checked(2)
 @pytest.mark.sample(24)
 @pytest.mark.parametrize("trait", TRAITS)
 @examples(5, few=2)
