@@ -5,12 +5,9 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 import zipfile
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -18,9 +15,9 @@ import install_and_run
 from start_llm import __version__
 from start_llm.cli import _parser
 from start_llm.core import openblas
-from tests.conftest import pytest_unconfigure
 
 HASHED = "--require-hashes --no-deps --requirement {venv}"
+ROOT = Path(install_and_run.__file__).parent
 PIP = f"-m pip install --disable-pip-version-check --no-input {HASHED}"
 
 
@@ -568,18 +565,37 @@ def test_tests_keep_their_bytecode_out_of_a_tree_that_shall_have_none(sandbox):
     assert "bytecode: 1,\n" in done.stdout, "a server writes what it is told to write"
 
 
-def test_bytecode_of_what_tests_wrote_goes_when_all_of_them_have_run(monkeypatch, tmp_path):
-    kept = tmp_path / "work" / "start_llm"
-    written = Path(f"{tmp_path}{tempfile.gettempdir()}") / "pytest-of-me"
-    for folder in (kept, written):
-        folder.mkdir(parents=True)
-    monkeypatch.setattr(sys, "pycache_prefix", str(tmp_path))
-    worker: Any = SimpleNamespace(workerinput={})
-    pytest_unconfigure(worker)
-    assert written.exists(), "other processes still use it"
-    whole: Any = SimpleNamespace()
-    pytest_unconfigure(whole)
-    assert (kept.exists(), written.exists()) == (True, False)
+def test_tests_leave_no_temporary_folder_and_the_bytecode_of_the_tree_alone(tmp_path):
+    """As two processes, which xdist ends without their own clean-up."""
+    (tmp_path / "tmp").mkdir()
+    (tmp_path / "test_it.py").write_text(
+        "from tests.conftest import *\n"
+        "def test_one(tmp_path):\n"
+        "    (lasting_folder() / 'left').write_text('')\n"
+        "    (tmp_path / 'own.py').write_text('')\n"
+        "    sys.path.insert(0, str(tmp_path))\n"
+        "    import own\n"
+    )
+    bytecode = tmp_path / "bytecode"
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    environment |= {"TMPDIR": str(tmp_path / "tmp"), "PYTHONPYCACHEPREFIX": str(bytecode)}
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-p",
+        "tests.conftest",
+        "-n",
+        "1",
+        str(tmp_path / "test_it.py"),
+    ]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    left = {path.name for path in (tmp_path / "tmp").iterdir()}
+    assert {name for name in left if not name.startswith("pytest-of-")} <= {"mlx"}
+    assert not [*bytecode.rglob("own*.pyc")]
+    assert [*bytecode.rglob("conftest*.pyc")]
 
 
 @pytest.mark.sample(2)

@@ -105,6 +105,8 @@ class Bench:
             compileall.compile_dir(self.tree, quiet=1, invalidation_mode=by_content)
         environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
         environment |= {"PYTHONDONTWRITEBYTECODE": "1", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+        (folder / "left").mkdir()
+        environment["TMPDIR"] = str(folder / "left")  # a fork ends without the clean-up of a process
         # In this folder there is no other `start_llm` or `tests` to import.
         self._worker = subprocess.Popen(
             [sys.executable, "-P", str(WORKER)],
