@@ -566,36 +566,29 @@ def test_tests_keep_their_bytecode_out_of_a_tree_that_shall_have_none(sandbox):
 
 
 def test_tests_leave_no_temporary_folder_and_the_bytecode_of_the_tree_alone(tmp_path):
-    """As two processes, which xdist ends without their own clean-up."""
-    (tmp_path / "tmp").mkdir()
-    (tmp_path / "test_it.py").write_text(
-        "from tests.conftest import *\n"
+    """As in a process that ends without the clean-up of Python, and with a tree among temporary folders."""
+    tree, bytecode = tmp_path / "tmp" / "tree", tmp_path / "bytecode"
+    tree.mkdir(parents=True)
+    (tree / "test_it.py").write_text(
+        "import atexit, os, sys\n"
+        "from tests.conftest import lasting_folder\n"
         "def test_one(tmp_path):\n"
+        "    atexit.register(os._exit, 0)\n"
         "    (lasting_folder() / 'left').write_text('')\n"
         "    (tmp_path / 'own.py').write_text('')\n"
         "    sys.path.insert(0, str(tmp_path))\n"
         "    import own\n"
     )
-    bytecode = tmp_path / "bytecode"
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
-    environment |= {"TMPDIR": str(tmp_path / "tmp"), "PYTHONPYCACHEPREFIX": str(bytecode)}
+    environment |= {"TMPDIR": str(tree.parent), "PYTHONPYCACHEPREFIX": str(bytecode)}
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-p",
-        "tests.conftest",
-        "-n",
-        "1",
-        str(tmp_path / "test_it.py"),
-    ]
+    options = ["-p", "tests.conftest", "-p", "no:cacheprovider", "--rootdir", str(ROOT)]
+    command = [sys.executable, "-m", "pytest", *options, str(tree / "test_it.py")]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    left = {path.name for path in (tmp_path / "tmp").iterdir()}
-    assert {name for name in left if not name.startswith("pytest-of-")} <= {"mlx"}
+    assert "[100%]" in done.stdout, done.stdout + done.stderr
+    assert {path.name.partition("-of-")[0] for path in tree.parent.iterdir()} <= {"tree", "pytest", "mlx"}
     assert not [*bytecode.rglob("own*.pyc")]
-    assert [*bytecode.rglob("conftest*.pyc")]
+    assert [*bytecode.rglob("test_it*.pyc")]
 
 
 @pytest.mark.sample(2)
