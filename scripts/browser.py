@@ -57,6 +57,7 @@ def browsing() -> Generator[Browser]:
         raise PageError("no Chromium on PATH")
     profile = tempfile.mkdtemp(prefix="start_llm-browser-")
     environment = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
+    environment["TMPDIR"] = profile  # where it leaves folders when it is killed
     process = subprocess.Popen(
         [program, *_OPTIONS, f"--user-data-dir={profile}", "about:blank"],
         stdout=subprocess.DEVNULL,

@@ -2,7 +2,9 @@
 
 import gc
 import os
+import shutil
 import signal
+import sys
 import tempfile
 from collections.abc import Callable, Generator, Mapping, Sequence
 from functools import cache
@@ -37,12 +39,32 @@ os.environ["HF_ENDPOINT"] = "http://127.0.0.1:9"
 # Nor is what any server of a test keeps to stand there.
 _state = tempfile.TemporaryDirectory()
 os.environ["STATE_ROOT"] = _state.name
+_lasting = tempfile.TemporaryDirectory()
+# tiktoken copies each file that it reads, by the name of the file.
+os.environ["DATA_GYM_CACHE_DIR"] = f"{_lasting.name}/tiktoken"
 # Those that a test starts in a process of its own write no pages, unless it says so.
 os.environ["SSD_CACHE_DIR"] = "off"
 
 
+def lasting_folder() -> Path:
+    """Return a new folder that goes when this process has run its tests."""
+    return Path(tempfile.mkdtemp(dir=_lasting.name))
+
+
 def pytest_configure(config: pytest.Config) -> None:
     slices.begin(config.option.markexpr)
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Remove what outlives single tests; a process of xdist ends without its own clean-up.
+
+    Where bytecode has a folder of its own, that of what tests have written goes too.
+    """
+    for folder in (_state, _lasting):
+        folder.cleanup()
+    if sys.pycache_prefix and not hasattr(config, "workerinput"):
+        for written in Path(sys.pycache_prefix + tempfile.gettempdir()).glob("pytest-of-*"):
+            shutil.rmtree(written, ignore_errors=True)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -16,15 +16,15 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+from start_llm import model_runtime
 from start_llm.app import App
+from start_llm.audit.subject import AuditedModel
 from start_llm.config.kinds import OFF
 from start_llm.config.settings import Settings
-from start_llm.engine.self_test import check_batching
-from start_llm.engine.work import measure_tower, measure_work
-from start_llm.models.loader import load
 from start_llm.models.trial import TemplateTrials
 from start_llm.prompt.audit import audit
 from start_llm.prompt.samples import rendered_samples
+from start_llm.startup_summary import unsuited_by
 from start_llm.telemetry.terminal import Terminal
 
 _TRIED: dict[tuple[Any, ...], Any] = {}
@@ -63,20 +63,32 @@ class Server:
             return json.load(reply)
 
 
+def _judged_once(model: AuditedModel, window: int) -> dict[str, str]:
+    tokenizer = model.tokenizer
+    key = "clients", tokenizer.definition(), tokenizer.chat_template, model.family.name, window
+    if key not in _TRIED:
+        _TRIED[key] = unsuited_by(model, window)
+    return _TRIED[key]
+
+
 @contextmanager
 def tried_once() -> Generator[None]:
-    """Try each model once in this process, not at each start of an application: the trials take most of
-    the start, and comes to the same each time. `tests/engine` has the tests of the trials themselves."""
-    loading = threading.local()  # the folder, in the engine thread that goes on to try its model
+    """Try each model once in this process, not at each load: the trials take most of it, and come to the
+    same each time. `tests/engine` has the tests of the trials themselves.
+
+    What a test has put in place of a trial is called in its place. A copy of a folder is the same model.
+    """
+    loading = threading.local()  # its files, in the engine thread that goes on to try the model
+    load = model_runtime.load
 
     def loaded(folder: Path, **options: Any) -> Any:
-        weights = [path.stat().st_mtime_ns for path in sorted(folder.iterdir())]
-        loading.key = str(folder), *weights, *options.items()
+        files = [(path.name, path.stat()) for path in sorted(folder.iterdir())]
+        loading.key = *((name, file.st_mtime_ns, file.st_size) for name, file in files), *options.items()
         return load(folder, **options)
 
     def once(trial: Callable[..., Any]) -> Callable[..., Any]:
         def found(network: Any, *rest: Any, **how: Any) -> Any:
-            key = trial.__name__, *loading.key, *rest[1:], *how.items()
+            key = trial, *loading.key, *rest[1:], *how.items()
             if key not in _TRIED:
                 _TRIED[key] = trial(network, *rest, **how)
             return _TRIED[key]
@@ -93,12 +105,13 @@ def tried_once() -> Generator[None]:
         return found
 
     with (
+        patch("start_llm.app.unsuited_by", _judged_once),
         patch("start_llm.model_runtime.load", loaded),
-        patch("start_llm.model_runtime.measure_work", once(measure_work)),
-        patch("start_llm.model_runtime.check_batching", once(check_batching)),
+        patch("start_llm.model_runtime.measure_work", once(model_runtime.measure_work)),
+        patch("start_llm.model_runtime.check_batching", once(model_runtime.check_batching)),
         patch("start_llm.prompt.prepare.audit", once_for_a_template(audit)),
         patch("start_llm.wiring.rendered_samples", once_for_a_template(rendered_samples)),
-        patch("start_llm.model_runtime.measure_tower", once(measure_tower)),
+        patch("start_llm.model_runtime.measure_tower", once(model_runtime.measure_tower)),
         patch("start_llm.model_host.TemplateTrials", lambda: _TRIALS),
     ):
         yield

@@ -4,6 +4,8 @@
 @pytest.mark.product(axes=f)    the same for one parameter that is made of several values, which `f` tells
 @pytest.mark.sample(4)          one case of four; the next function of the file runs others.
                                 Where a product stands too, one of four of those cases
+@pytest.mark.checked(3)         of the cases that are left out by default, one of three runs in CI; the others
+                                are `long`. Of a product CI runs those that meet every value too
 @examples(15, few=5)            so many examples of Hypothesis, and by default fewer of them
 rounds(50, checked=12, few=1)   rounds of the same: all of them, `few` by default, and `checked` of them
                                 where what is `long` is left out (`scripts/check --all`, CI)
@@ -62,23 +64,34 @@ def mark_thorough(items: Iterable[pytest.Item]) -> None:
         if is_product and product in first.own_markers and sample not in first.own_markers:
             sample = None  # a file's sample is for its functions without a product of their own
         values = [_values(item, **product.kwargs) for item in cases] if product and is_product else None
-        kept = default_cases(len(cases), values, sample.args[0] if sample else 1, places[str(first.path)])
+        wanted = spread(values) if values else {*range(len(cases))}
+        kept = default_cases(wanted, sample.args[0] if sample else 1, places[str(first.path)])
         places[str(first.path)] += sample is not None
         for index in set(range(len(cases))) - kept:
             cases[index].add_marker("thorough")
+        if checked := first.get_closest_marker("checked"):
+            if first.get_closest_marker("thorough"):
+                kept = set()
+            for index in left_to_long_runs(len(cases), kept | (wanted if values else set()), *checked.args):
+                cases[index].add_marker("long")
 
 
-def default_cases(count: int, product: Sequence[Case] | None, every: int, place: int) -> set[int]:
+def default_cases(wanted: Iterable[int], every: int, place: int) -> set[int]:
     """Return the indices of the cases that run by default.
 
     Args:
-        count: of all cases.
-        product: their values, if only cases that have all values between them are wanted.
+        wanted: of all cases; of a product, those that have all values between them.
         every: one of so many of those is wanted; of a function at the next `place`, another one.
     """
-    chosen = sorted(spread(product)) if product else list(range(count))
+    chosen = sorted(wanted)
     every = min(every, len(chosen))
     return set(chosen[place % every :: every])
+
+
+def left_to_long_runs(count: int, wanted: Iterable[int], every: int) -> set[int]:
+    """Return the indices of the cases that CI leaves out: of those not `wanted`, all but one of `every`."""
+    rest = sorted({*range(count)}.difference(wanted))
+    return {*rest}.difference(rest[::every])
 
 
 def spread(cases: Sequence[Case]) -> set[int]:

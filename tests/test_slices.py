@@ -5,8 +5,17 @@ from pathlib import Path
 
 import pytest
 
-from tests.slices import default_cases, spread
+from tests.slices import default_cases, left_to_long_runs, mark_thorough, spread
 from tests.units import UNITS, rank, unit
+
+pytest_plugins = "pytester"
+
+
+def marks_of(pytester: pytest.Pytester) -> dict[str, set[str]]:
+    """By name of each case of the file that was made."""
+    items, _ = pytester.inline_genitems()
+    mark_thorough(items)
+    return {item.name: {mark.name for mark in item.iter_markers()} for item in items}
 
 
 def sliced(*axes: range) -> list[tuple[int, ...]]:
@@ -37,19 +46,67 @@ def test_a_case_with_a_value_of_its_own_is_always_taken():
 
 
 def test_the_functions_of_a_file_run_different_cases_of_their_samples():
-    samples = [default_cases(10, None, 4, place) for place in range(4)]
+    samples = [default_cases(range(10), 4, place) for place in range(4)]
     assert samples[:2] == [{0, 4, 8}, {1, 5, 9}]
     assert set().union(*samples) == {*range(10)}
 
 
 def test_of_a_sample_at_least_one_case_runs():
-    assert [default_cases(2, None, 40, place) for place in range(3)] == [{0}, {1}, {0}]
+    assert [default_cases(range(2), 40, place) for place in range(3)] == [{0}, {1}, {0}]
 
 
 def test_of_a_product_a_sample_takes_some_cases():
     square = list(product(range(4), range(4)))
-    assert default_cases(16, square, 1, 0) == {0, 5, 10, 15}
-    assert default_cases(16, square, 2, 1) == {5, 15}
+    assert default_cases(spread(square), 1, 0) == {0, 5, 10, 15}
+    assert default_cases(spread(square), 2, 1) == {5, 15}
+
+
+def test_ci_runs_a_part_of_what_is_left_out_by_default():
+    assert left_to_long_runs(8, {0, 4}, 3) == {2, 3, 6, 7}
+    assert left_to_long_runs(2, {0, 1}, 3) == left_to_long_runs(2, {0}, 3) == set()
+
+
+def test_what_ci_leaves_out_of_a_product_has_values_that_other_cases_have(pytester: pytest.Pytester):
+    pytester.makepyfile(
+        """
+        import pytest
+
+        @pytest.mark.sample(4)
+        @pytest.mark.product
+        @pytest.mark.checked(4)
+        @pytest.mark.parametrize("a", [0, 1, 2, 3])
+        @pytest.mark.parametrize("b", [0, 1, 2, 3])
+        def test_product(a, b): pass
+        """
+    )
+    in_ci = {name for name, marks in marks_of(pytester).items() if "long" not in marks}
+    assert len(in_ci) == 4 + 12 / 4
+    assert in_ci >= {f"test_product[{n}-{n}]" for n in range(4)}
+
+
+def test_a_case_that_ci_leaves_out_is_long_and_thorough(pytester: pytest.Pytester):
+    pytester.makepyfile(
+        """
+        import pytest
+
+        @pytest.mark.sample(4)
+        @pytest.mark.checked(2)
+        @pytest.mark.parametrize("n", range(8))
+        def test_sampled(n): pass
+
+        @pytest.mark.thorough
+        @pytest.mark.checked(4)
+        @pytest.mark.parametrize("n", range(8))
+        def test_whole(n): pass
+        """
+    )
+    told = marks_of(pytester)
+    by_default = {name for name, marks in told.items() if "thorough" not in marks}
+    in_ci = {name for name, marks in told.items() if "long" not in marks}
+    assert by_default == {"test_sampled[0]", "test_sampled[4]"}
+    assert in_ci - by_default == {f"test_sampled[{n}]" for n in (1, 3, 6)} | {
+        f"test_whole[{n}]" for n in (0, 4)
+    }
 
 
 @pytest.mark.parametrize("start", [start for starts in UNITS.values() for start in starts])

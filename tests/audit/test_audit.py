@@ -59,6 +59,7 @@ def test_a_reply_is_written_as_the_model_writes_it(trait, on):
         assert subject_of(trait).written(request, message) == turn(trait, message, on=on).said
 
 
+@pytest.mark.checked(3)
 @pytest.mark.sample(24)
 @pytest.mark.parametrize("client", CLIENTS)
 @pytest.mark.parametrize("trait", TRAITS)

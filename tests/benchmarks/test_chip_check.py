@@ -143,7 +143,15 @@ def test_an_unknown_part_and_a_place_that_cannot_be_written_are_refused_first(mo
 
 @pytest.mark.thorough
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("name", [name for name in NAMES if name != "tests"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        # `tests/doctor/test_command.py` has the quick examination too, and is in CI.
+        pytest.param(name, marks=[pytest.mark.long] if name == "doctor" else [])
+        for name in NAMES
+        if name != "tests"
+    ],
+)
 def test_a_quick_version_of_each_part_runs_here_and_has_figures(name: str, tmp_path: Path):
     """As a user starts it. `tests` is what runs this."""
     report = tmp_path / "out.json"

@@ -11,6 +11,7 @@ SWALLOWED = (
 )
 
 
+@pytest.mark.checked(2)
 @pytest.mark.sample(8)
 @pytest.mark.parametrize("name", sorted(WRITERS))
 def test_no_damaged_reply_harms_an_agent(name):

@@ -227,7 +227,7 @@ def test_a_rotation_keeps_lengths_and_its_inverse_gives_the_row_back(width):
 @pytest.mark.parametrize(("width", "bits"), [(64, 3), (128, 4), (256, 6)])
 def test_levels_are_those_with_the_least_error_for_rows_of_a_normal_distribution(width, bits):
     """Beside even steps; and no single level can be moved to a better place."""
-    rows = np.abs(np.random.default_rng(1).normal(size=(4000, width)))
+    rows = np.abs(np.random.default_rng(1).normal(size=(1000, width)))
     largest = rows.max(axis=1, keepdims=True)
 
     def error(levels: np.ndarray) -> float:

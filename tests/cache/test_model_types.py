@@ -80,7 +80,7 @@ class FormerState(Layers):
         ("llama", OnePositionOff),
         ("cohere2", FormerState),
         ("falcon_h1", FormerState),
-        ("deepseek_v41", FormerState),
+        pytest.param("deepseek_v41", FormerState, marks=pytest.mark.long),
     ],
 )
 @pytest.mark.thorough

@@ -60,7 +60,9 @@ def usage(watched: Watched) -> Any:
 
 
 @pytest.mark.parametrize("room", [None, 600], ids=["plenty of memory", "memory for two prompts"])
+@pytest.mark.product
 @pytest.mark.sample(12)
+@pytest.mark.checked(5)
 def test_random_conversations_are_what_they_are_without_a_cache(resources, tally, room):
     engine = Cached(resources, PLENTY if room is None else memory_for(resources, room))
     plain = Stepper(resources)

@@ -87,6 +87,7 @@ def test_a_first_pass_that_compiles_makes_no_machine_slow(network: Any):
     assert machine.measure(Layers(network)).notice == ""
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_memory_that_few_tokens_do_not_tell_of_is_estimated_from_the_config(
     tiny_model: TinyModel, family: str

@@ -22,7 +22,7 @@ from tests.serving import AS_JSON, serving
 from tests.templates.traits import trait_folder
 from tests.transcripts.world import CARRIER
 
-pytestmark = [pytest.mark.product, pytest.mark.sample(2)]
+pytestmark = [pytest.mark.product, pytest.mark.sample(2), pytest.mark.checked(2)]
 
 REST = "Be brief and say what you see. " * 8
 

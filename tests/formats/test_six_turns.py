@@ -22,7 +22,7 @@ from tests.prompt.replies import REASONING_FORMS, TOOLS, Answer, answer_of, next
 from tests.templates.traits import TRAITS, trait_tokenizer
 from tests.transcripts.fakes import transcripts
 
-pytestmark = pytest.mark.product
+pytestmark = [pytest.mark.product, pytest.mark.checked(6)]
 
 WINDOW, CHANCE = 10**9, 100.0
 ASKED = (system("You are an agent. " * 40), user("Mend it."))

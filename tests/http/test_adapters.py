@@ -22,7 +22,7 @@ from tests import tiny_adapters
 from tests.conftest import TinyModel
 from tests.images.files import data_url, picture
 from tests.server.client import Client, Reply, ask, engine_is_free, wait_until
-from tests.serving import Server, serving
+from tests.serving import Server, serving, tried_once
 
 PATH = "/v1/adapters"
 NAMES = ("a", "b", "c")
@@ -50,7 +50,7 @@ def root(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @contextmanager
 def adapting(folder: Path, root: Path, *names: str, **settings: Any) -> Generator[Server]:
     """A server with these adapters."""
-    with serving(folder, adapter_dir=str(root), max_kv_size=4096, **settings) as server:
+    with tried_once(), serving(folder, adapter_dir=str(root), max_kv_size=4096, **settings) as server:
         for name in names:
             assert mount(server, name).status == 200
         yield server

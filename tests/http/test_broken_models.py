@@ -218,8 +218,12 @@ def test_requests_that_wait_for_a_model_that_fails_do_not_try_it_again(
         go_on.wait(30)
         raise ModelError("no such layer")
 
-    monkeypatch.setattr("start_llm.model_runtime.check_batching", broken)
-    with hosting(folder, max_loaded=2) as server, ThreadPoolExecutor(8) as clients:
+    with (
+        hosting(folder, max_loaded=2) as server,
+        ThreadPoolExecutor(8) as clients,
+        monkeypatch.context() as patched,
+    ):
+        patched.setattr("start_llm.model_runtime.check_batching", broken)
         host: Any = server.app._host
         asked = [clients.submit(refusal, server, "llama") for _ in range(8)]
         wait_until(lambda: len(host._changed._waiters) == 8, within_s=20)

@@ -46,6 +46,7 @@ def written(name: str, script: str) -> str:
     return answers(FORMS[name])[script].removesuffix(FORMS[name].end)
 
 
+@pytest.mark.checked(3)
 @pytest.mark.sample(16)
 @pytest.mark.parametrize(("name", "script"), SCRIPTS)
 @pytest.mark.product

@@ -121,6 +121,7 @@ TIME = {
 DEMANDED = {"tool_choice": {"type": "custom", "name": "apply_patch"}, "parallel_tool_calls": False}
 
 
+@pytest.mark.checked(2)
 @pytest.mark.sample(18)
 @pytest.mark.parametrize("name", FORMS)
 def test_a_demanded_custom_call_follows_its_grammar_and_its_echo_is_bound(name, babbling: Random):

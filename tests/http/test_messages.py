@@ -81,6 +81,7 @@ def with_plain_arguments(one: Said) -> Said:
     return Said(content=one.content, reasoning=one.reasoning, calls=tuple(calls), finish=one.finish)
 
 
+@pytest.mark.checked(3)
 @pytest.mark.sample(8)
 @pytest.mark.parametrize(("name", "script"), SCRIPTS)
 @pytest.mark.product
@@ -223,6 +224,7 @@ def caller(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     return folder
 
 
+@pytest.mark.checked(2)
 @pytest.mark.parametrize("display", ["summarized", "omitted"])
 @pytest.mark.parametrize("name", THINKING)
 @pytest.mark.product
@@ -244,6 +246,7 @@ def test_claude_code_is_bound_at_each_reply(name: str, display: str, caller: Cal
     assert stats["prompt_cache"]["efficiency"] >= 0.9
 
 
+@pytest.mark.checked(2)
 @pytest.mark.parametrize("display", ["summarized", "omitted"])
 @pytest.mark.parametrize("name", THINKING)
 @pytest.mark.product

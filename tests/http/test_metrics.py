@@ -21,7 +21,7 @@ from prometheus_client.openmetrics import parser as openmetrics_parser
 
 from tests.conftest import TinyModel
 from tests.server.client import CHAT, ask, wait_until
-from tests.serving import Server, serving
+from tests.serving import Server, serving, tried_once
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 OPENMETRICS = "application/openmetrics-text; version=1.0.0"
@@ -217,7 +217,8 @@ def test_a_counter_never_goes_down_while_models_come_and_go(tiny_model: TinyMode
             problems.extend(str(key) for key, was in last.items() if now.get(key, 0) < was)
             last, rounds = last | now, rounds + 1
 
-    with serving(Path("qwen3"), model_dir=str(tmp_path), max_kv_size=4096, max_loaded=1) as server:
+    settings: dict[str, Any] = {"model_dir": str(tmp_path), "max_kv_size": 4096, "max_loaded": 1}
+    with tried_once(), serving(Path("qwen3"), **settings) as server:
         with ThreadPoolExecutor() as threads:
             watching = threads.submit(watch)
             for number in range(4):

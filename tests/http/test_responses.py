@@ -57,6 +57,7 @@ def _text(item: Any) -> Any:
     return part["text"]
 
 
+@pytest.mark.checked(3)
 @pytest.mark.parametrize(("name", "script"), SCRIPTS)
 @pytest.mark.product
 @pytest.mark.sample(6)

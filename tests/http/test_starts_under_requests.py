@@ -23,12 +23,12 @@ from start_llm.telemetry import slow_steps
 from start_llm.telemetry.terminal import Terminal
 from tests.engine.harness import Wrapped
 from tests.server.client import wait_until
-from tests.serving import AS_JSON, Server, serving
+from tests.serving import AS_JSON, Server, serving, tried_once
 from tests.slices import rounds
 
 pytestmark = pytest.mark.thorough
 
-STARTS = rounds(50, checked=12)
+STARTS = rounds(50, checked=8)
 FIRST, OTHER = "qwen3", "llama"
 
 
@@ -84,7 +84,8 @@ class Impatient(App):
 
 @contextmanager
 def starting(folder: Path, make: Any) -> Generator[Server]:
-    with serving(Path(FIRST), make, model_dir=str(folder), max_kv_size=4096, max_loaded=1) as server:
+    settings: dict[str, Any] = {"model_dir": str(folder), "max_kv_size": 4096, "max_loaded": 1}
+    with tried_once(), serving(Path(FIRST), make, **settings) as server:
         yield server
 
 

@@ -34,7 +34,8 @@ case "$*" in
         while [ -e "$root/slow-pip" ]; do echo x >> "$root/pip-started"; sleep 0.05; done ;;
     "-m start_llm "* | "-m pytest"*)
         printf 'argument: %s\\n' "$@"; echo "folder: $PWD"; echo "preload: $LD_PRELOAD"
-        echo "threads: $OPENBLAS_NUM_THREADS"; exit 7 ;;
+        echo "threads: $OPENBLAS_NUM_THREADS"
+        echo "bytecode: $PYTHONDONTWRITEBYTECODE,$PYTHONPYCACHEPREFIX"; exit 7 ;;
 esac
 """
 

@@ -27,7 +27,12 @@ def ci(sandbox):
         sandbox.write_script(
             sandbox.venv / "bin/python", f'echo "$*" >> "{sandbox.root}/calls"; exit {status}'
         )
-        return sandbox.run_command([script], PATH=f"{sandbox.bin}:{os.defpath}")
+        (sandbox.home / "tmp").mkdir(exist_ok=True)
+        done = sandbox.run_command(
+            [script], PATH=f"{sandbox.bin}:{os.defpath}", TMPDIR=str(sandbox.home / "tmp")
+        )
+        assert not [*(sandbox.home / "tmp").iterdir()], "it leaves nothing behind"
+        return done
 
     return run
 
@@ -63,3 +68,10 @@ def test_weights_that_are_not_what_they_were_stop_it(sandbox, ci):
     assert done.returncode == 1
     assert "the real weights could not be built" in done.stderr
     assert REAL_TESTS not in sandbox.calls()
+
+
+def test_where_no_python_suits_uv_is_tried_and_its_folder_removed(sandbox, ci):
+    sandbox.write_script(sandbox.bin / "python", 'case "$*" in "-B -c "*) exit 1 ;; esac')
+    done = ci(0)
+    assert done.returncode != 0
+    assert ".ci/run: no Python 3.12 here; trying uv" in done.stdout.splitlines()

@@ -17,6 +17,7 @@ from start_llm.cli import _parser
 from start_llm.core import openblas
 
 HASHED = "--require-hashes --no-deps --requirement {venv}"
+ROOT = Path(install_and_run.__file__).parent
 PIP = f"-m pip install --disable-pip-version-check --no-input {HASHED}"
 
 
@@ -550,6 +551,44 @@ def test_all_tests_run_in_two_processes(sandbox):
     done = sandbox.run("--test")
     assert started_with(done) == ["-m", "pytest", "-n", "2", "--dist", "loadfile"]
     assert "threads: 1\n" in done.stdout
+    assert "bytecode: ,\n" in done.stdout
+
+
+def test_tests_keep_their_bytecode_out_of_a_tree_that_shall_have_none(sandbox):
+    sandbox.add_installed_environment()
+    folder = sandbox.root / ".pytest_cache" / "bytecode"
+    done = sandbox.run("--test", PYTHONDONTWRITEBYTECODE="1")
+    assert f"bytecode: ,{folder}\n" in done.stdout
+    done = sandbox.run("--test", PYTHONDONTWRITEBYTECODE="1", PYTHONPYCACHEPREFIX="/elsewhere")
+    assert "bytecode: ,/elsewhere\n" in done.stdout
+    done = sandbox.run(PYTHONDONTWRITEBYTECODE="1")
+    assert "bytecode: 1,\n" in done.stdout, "a server writes what it is told to write"
+
+
+def test_tests_leave_no_temporary_folder_and_the_bytecode_of_the_tree_alone(tmp_path):
+    """As in a process that ends without the clean-up of Python, and with a tree among temporary folders."""
+    tree, bytecode = tmp_path / "tmp" / "tree", tmp_path / "bytecode"
+    tree.mkdir(parents=True)
+    (tree / "test_it.py").write_text(
+        "import atexit, os, sys\n"
+        "from tests.conftest import lasting_folder\n"
+        "def test_one(tmp_path):\n"
+        "    atexit.register(os._exit, 0)\n"
+        "    (lasting_folder() / 'left').write_text('')\n"
+        "    (tmp_path / 'own.py').write_text('')\n"
+        "    sys.path.insert(0, str(tmp_path))\n"
+        "    import own\n"
+    )
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    environment |= {"TMPDIR": str(tree.parent), "PYTHONPYCACHEPREFIX": str(bytecode)}
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
+    options = ["-p", "tests.conftest", "-p", "no:cacheprovider", "--rootdir", str(ROOT)]
+    command = [sys.executable, "-m", "pytest", *options, str(tree / "test_it.py")]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert "[100%]" in done.stdout, done.stdout + done.stderr
+    assert {path.name.partition("-of-")[0] for path in tree.parent.iterdir()} <= {"tree", "pytest", "mlx"}
+    assert not [*bytecode.rglob("own*.pyc")]
+    assert [*bytecode.rglob("test_it*.pyc")]
 
 
 @pytest.mark.sample(2)

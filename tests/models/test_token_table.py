@@ -7,9 +7,7 @@ import json
 from collections.abc import Callable, Iterable
 from functools import cache
 from importlib.resources import files
-from pathlib import Path
 from random import Random
-from tempfile import mkdtemp
 from typing import Any
 
 import pytest
@@ -25,6 +23,7 @@ from transformers.integrations.mistral.tokenizer import MistralConverter
 from scripts import tiny_models
 from start_llm.engine.detokenize import Detokenizer
 from start_llm.models.tokenizer import Tokenizer
+from tests.conftest import lasting_folder
 from tests.models.panicking import with_panicking_tokenizer
 from tests.models.test_tokenizer import DEMO, SPACE, byte_fallback, saved, word_level
 from tests.slices import examples
@@ -116,13 +115,13 @@ def tiny_bytes() -> Iterable[str]:
 
 
 def tiktoken() -> tokenizers.Tokenizer:
-    path = Path(mkdtemp()) / "ranks.tiktoken"
+    path = lasting_folder() / "ranks.tiktoken"
     path.write_text("".join(f"{base64.b64encode(one).decode()} {rank}\n" for rank, one in enumerate(RANKS)))
     return TikTokenConverter(str(path), pattern=PATTERN, extra_special_tokens=["<|end|>"]).converted()
 
 
 def tekken() -> tokenizers.Tokenizer:
-    path = Path(mkdtemp()) / "tekken.json"
+    path = lasting_folder() / "tekken.json"
     vocabulary = [
         {"rank": rank, "token_bytes": base64.b64encode(one).decode(), "token_str": None}
         for rank, one in enumerate(RANKS)
@@ -156,7 +155,7 @@ BACKENDS: dict[str, Callable[[], tokenizers.Tokenizer]] = {
 
 def sentence_piece(kind: str, *, prefix: bool) -> Tokenizer:
     """As SentencePiece itself trains it and transformers converts it."""
-    folder = Path(mkdtemp())
+    folder = lasting_folder()
     with (folder / "tokenizer.model").open("wb") as file:
         sentencepiece.SentencePieceTrainer.Train(
             sentence_iterator=iter(CORPUS * 20),
@@ -178,7 +177,7 @@ def sentence_piece(kind: str, *, prefix: bool) -> Tokenizer:
 def of_litellm() -> Tokenizer:
     """A real vocabulary of 65,000 tokens, which the package ships."""
     shipped = files("litellm") / "litellm_core_utils" / "tokenizers" / "anthropic_tokenizer.json"
-    return saved(tokenizers.Tokenizer.from_str(shipped.read_text(encoding="utf-8")), Path(mkdtemp()))
+    return saved(tokenizers.Tokenizer.from_str(shipped.read_text(encoding="utf-8")), lasting_folder())
 
 
 WHOLE: dict[str, Callable[[], Tokenizer]] = {
@@ -192,7 +191,7 @@ NAMES = (*BACKENDS, *WHOLE)
 
 @cache
 def tokenizer_of(name: str) -> Tokenizer:
-    return WHOLE[name]() if name in WHOLE else saved(BACKENDS[name](), Path(mkdtemp()))
+    return WHOLE[name]() if name in WHOLE else saved(BACKENDS[name](), lasting_folder())
 
 
 def backend_of(tokenizer: Tokenizer) -> tokenizers.Tokenizer:
@@ -286,7 +285,7 @@ def test_a_part_of_a_character_has_its_bytes():
 def test_a_mark_that_the_decoder_would_change_spells_its_own_text():
     backend = byte_fallback(trims=False)
     backend.add_special_tokens([AddedToken(f"<tool{SPACE}call>", special=True, normalized=False)])
-    tokenizer = saved(backend, Path(mkdtemp()))
+    tokenizer = saved(backend, lasting_folder())
     token = tokenizer.control_tokens[f"<tool{SPACE}call>"]
     assert tokenizer.token_bytes(token) == f"<tool{SPACE}call>".encode()
 
@@ -315,14 +314,14 @@ def ends_of_words() -> tokenizers.Tokenizer:
 
 
 def test_a_decoder_that_changes_tokens_beside_others_is_warned_of():
-    tokenizer = saved(ends_of_words(), Path(mkdtemp()))
+    tokenizer = saved(ends_of_words(), lasting_folder())
     assert "it changes tokens beside others" in tokenizer.decoding_warning
 
 
 def test_a_piece_that_does_not_say_its_bytes_is_warned_of_and_shown_as_decode_shows_it():
     backend = byte_level()
     backend.decoder = decoders.Sequence([decoders.Replace("ð", "\ufffd-"), decoders.Fuse()])
-    tokenizer = saved(backend, Path(mkdtemp()))
+    tokenizer = saved(backend, lasting_folder())
     token = backend.get_vocab()["ð"]
     assert "The spelling of 2 tokens, such as 'ð'" in tokenizer.decoding_warning
     assert tokenizer.token_bytes(token) == "\ufffd-".encode()

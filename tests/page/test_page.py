@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -12,7 +14,7 @@ import pytest
 from scripts.browser import Browser, Page
 from tests.conftest import ChainModel, TinyModel
 from tests.page.conftest import HURT, KEY, NAME, SCRIPT, refused, talk
-from tests.serving import Server, serving
+from tests.serving import Server, serving, tried_once
 
 pytestmark = pytest.mark.thorough
 
@@ -343,6 +345,13 @@ def test_records_that_come_later_join_those_that_are_there(browser: Browser, hos
         assert page.run("document.querySelectorAll('#recent > li').length") == page.run("known.recent.size")
 
 
+@contextmanager
+def hosting(folder: Path) -> Generator[Server]:
+    """A server of the models in this folder that has loaded the one called `one`."""
+    with tried_once(), serving(folder / "one", model_dir=str(folder)) as server:
+        yield server
+
+
 def button_of(action: str, name: str) -> str:
     wanted = f"one.textContent === '{action} {name}' && !one.hidden"
     return f"[...document.querySelectorAll('#models button')].find(one => {wanted})"
@@ -352,7 +361,7 @@ def button_of(action: str, name: str) -> str:
 def test_models_are_loaded_and_unloaded_with_a_click(browser: Browser, tiny_model: TinyModel, tmp_path: Path):
     for name in ("one", "lab/two"):
         shutil.copytree(tiny_model("qwen3"), tmp_path / name)
-    with serving(tmp_path / "one", model_dir=str(tmp_path)) as server, browser.page(server.url) as page:
+    with hosting(tmp_path) as server, browser.page(server.url) as page:
         page.until(f"!!({button_of('Load', 'lab/two')})")
         page.run(f"({button_of('Load', 'lab/two')}).click()")
         page.until(f"!!({button_of('Unload', 'lab/two')})", 30)
@@ -387,7 +396,7 @@ def test_a_chat_asks_the_chosen_model_names_who_answers_and_outlives_a_reload(
 ):
     for name, word in (("one", "First."), ("two", "Second.")):
         shutil.copytree(chain_model({"\n": [word]}), tmp_path / name)
-    with serving(tmp_path / "one", model_dir=str(tmp_path)) as server, browser.page(server.url) as page:
+    with hosting(tmp_path) as server, browser.page(server.url) as page:
         page.until("document.querySelectorAll('#chat-model option').length === 3")
         say_in_chat(page, "Hello")
         page.run("document.getElementById('chat-model').value = 'two'")

@@ -24,7 +24,7 @@ from tests.conftest import TinyModel
 from tests.proxy.conftest import KEY, PROXIED, Proxied
 from tests.sdk.endpoints import Endpoints
 from tests.server.test_access import trap, with_images
-from tests.serving import serving
+from tests.serving import serving, tried_once
 
 LOOPBACK, LOOPBACK_6 = "0100007F", "00000000000000000000000001000000"
 """127.0.0.1 and ::1, as the kernel's tables write them."""
@@ -241,9 +241,8 @@ def two_models(
     """The address of the proxy, in front of a server with two models for the time of a test."""
     for family in ("qwen3", "llama"):
         shutil.copytree(tiny_model(family, hidden=128, layers=2), tmp_path / family)
-    with serving(
-        Path("qwen3"), model_dir=str(tmp_path), max_kv_size=4096, aliases=("small=llama",)
-    ) as server:
+    settings: dict[str, Any] = {"model_dir": str(tmp_path), "max_kv_size": 4096, "aliases": ("small=llama",)}
+    with tried_once(), serving(Path("qwen3"), **settings) as server:
         yield endpoints.of(server, PROXIED).url
     endpoints.of(proxied.server, PROXIED)
 

@@ -17,7 +17,7 @@ from start_llm.model_runtime import start_model
 from tests.conftest import TinyModel
 from tests.proxy.conftest import PROXIED, Proxied
 from tests.sdk.endpoints import Endpoints
-from tests.serving import serving
+from tests.serving import serving, tried_once
 
 pytestmark = pytest.mark.thorough
 
@@ -57,7 +57,8 @@ def loading(
     for family in ("qwen3", "llama"):
         shutil.copytree(tiny_model(family, hidden=128, layers=2), tmp_path / family)
     one = Loading()
-    with serving(Path("qwen3"), model_dir=str(tmp_path), max_kv_size=4096, keep_alive_s=0.05) as server:
+    settings: dict[str, Any] = {"model_dir": str(tmp_path), "max_kv_size": 4096, "keep_alive_s": 0.05}
+    with tried_once(), serving(Path("qwen3"), **settings) as server:
         monkeypatch.setattr("start_llm.model_host.start_model", one)
         endpoints.of(server, PROXIED)
         yield one

@@ -91,7 +91,7 @@ def closing(server: Server) -> threading.Thread:
 def test_a_running_stream_is_finished_while_new_requests_are_sent_away(patient: Server):
     with Client(patient.port) as talking, Client(patient.port) as kept:
         assert kept.ask("GET", "/health").json["status"] == "ok"
-        talking.request("POST", TEXT, STREAM | {"max_tokens": 600})
+        talking.request("POST", TEXT, STREAM | {"max_tokens": 300})
         assert talking.head()[0] == 200
         ending = closing(patient)
         health = kept.ask("GET", "/health").json

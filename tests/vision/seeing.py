@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import random
-import tempfile
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -24,11 +23,10 @@ from start_llm.models.loader import LoadedModel, load
 from start_llm.models.vision import Vision
 from start_llm.models.vision_families import VISION_FAMILIES
 from tests.cache.conversations import Picture
+from tests.conftest import lasting_folder
 from tests.engine.harness import Watched, engine_request
 
 FAMILIES = tiny_vision_models.VISION_FAMILIES
-_FOLDERS = list[tempfile.TemporaryDirectory[str]]()
-"""They last as long as the process."""
 WORDS = "the window shows a red button and behind it some text about a file".split()
 
 type Part = str | Image
@@ -37,8 +35,7 @@ type Part = str | Image
 @cache
 def folder_of(family: str) -> Path:
     """The folder of a tiny model that sees. Do not change it."""
-    _FOLDERS.append(tempfile.TemporaryDirectory())
-    return tiny_vision_models.build(family, Path(_FOLDERS[-1].name))
+    return tiny_vision_models.build(family, lasting_folder())
 
 
 @cache

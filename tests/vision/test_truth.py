@@ -16,7 +16,7 @@ from tests.ties import Tally
 from tests.vision.seeing import FAMILIES, model_of, pictures, resources_of
 
 ROUNDS = rounds(12, checked=6)
-LIVES = rounds(4, checked=3)
+LIVES = rounds(4, checked=2)
 
 
 @pytest.fixture(scope="module")
@@ -29,6 +29,8 @@ def tally() -> Iterator[Tally]:
 @pytest.mark.parametrize("room", [None, 600], ids=["plenty of memory", "memory for two prompts"])
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.thorough
+@pytest.mark.product
+@pytest.mark.checked(6)
 def test_random_conversations_with_images_are_what_they_are_without_a_cache(family, room, tally):
     resources = resources_of(family)
     engine = Cached(resources, PLENTY if room is None else memory_for(resources, room))
