@@ -42,6 +42,11 @@ CALLS: Mapping[str, Call] = {
     "bash": ("bash", {"command": COMMAND, "description": "Reads it"}),
     "exec": ("exec", {"command": COMMAND}),
     "exec_command": ("exec_command", {"cmd": COMMAND}),
+    "run_shell_command": (
+        "run_shell_command",
+        {"command": COMMAND, "is_background": False, "description": "Reads it"},
+    ),
+    "run_commands": ("run_commands", {"commands": [COMMAND]}),
 }
 """By the name of the tool."""
 DELEGATE = "Let two others look at the note at once."
@@ -131,7 +136,7 @@ def write_agents_model(tmp: Path, commands: Mapping[str, str] = {QUESTION: COMMA
         cut(trait, scripts),
         chat_template=trait.template + hook,
         words=[*scripts],
-        hidden=320 * len(commands),
+        hidden=448 * len(commands),
         layers=1,
     )
 
