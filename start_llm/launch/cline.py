@@ -44,6 +44,8 @@ def _files(served: ServerInfo, _folder: Path) -> Files:
         },
         "data/settings/models.json": {"version": 1, "providers": {_PROVIDER: {"models": models}}},
         "data/settings/global-settings.json": {"telemetryOptOut": True, "autoUpdateEnabled": False},
+        # Otherwise an advertisement lies over the first screen.
+        "data/settings/cli-notices.json": {"shown": {"cline-cli-cline-pass-intro": True}},
     }
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from tests.clients.conftest import installed
 from tests.clients.model import ANSWER, DEEDS, ERASE, ESCALATE, MEASURED, NOTE, PIPE, write_agents_model
-from tests.clients.screen import DOWN, ENTER, RIGHT, Screen
+from tests.clients.screen import DOWN, ENTER, ESCAPE, RIGHT, Screen
 from tests.clients.table import LAUNCHED
 from tests.clients.talk import Talk
 from tests.serving import Server, serving
@@ -59,6 +59,15 @@ ASKS: Mapping[str, Ask] = {
         starts="Ask anything", asks="Permission required", yes=[ENTER], no=[RIGHT, RIGHT, ENTER, ENTER]
     ),
     "pi": Ask(starts="(auto)", asks="Allow bash?", yes=[ENTER], no=[DOWN, DOWN, ENTER]),
+    "qwen": Ask(
+        starts="Ask permissions",
+        asks="Allow execution of",
+        yes=[ENTER],
+        no=[ESCAPE],
+        trusts=("Do you trust this folder?", [ENTER]),
+    ),
+    "cline": Ask(starts="Auto-approve all disabled", asks="Approve tool call?", yes=["y"], no=["n"]),
+    "continue": Ask(starts="Ask anything", asks="Would you like to continue?", yes=[ENTER], no=[ESCAPE]),
 }
 
 
@@ -68,6 +77,9 @@ ALONE: Mapping[str, Sequence[str]] = {
     "openclaw": ["agent", "--local", "--agent", "main", "--session-id", "notes", "--message"],
     "opencode": ["run"],
     "pi": ["-p"],
+    "qwen": ["--prompt"],
+    "cline": [],
+    "continue": ["-p"],
 }
 """How each is asked once, without a terminal."""
 

@@ -273,6 +273,7 @@ FILES: dict[str, dict[str, object]] = {
             },
         },
         "data/settings/global-settings.json": {"telemetryOptOut": True, "autoUpdateEnabled": False},
+        "data/settings/cli-notices.json": {"shown": {"cline-cli-cline-pass-intro": True}},
     },
     "continue": {
         "config.yaml": {
