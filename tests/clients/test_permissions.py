@@ -34,6 +34,7 @@ class Ask:
         yes, no: keys that answer.
         words: with which it is started.
         trusts: what stands on a question about the folder, and the keys that trust it.
+        settles_s: how long what is typed may still be lost after that.
     """
 
     starts: str
@@ -42,6 +43,7 @@ class Ask:
     no: Keys
     words: Sequence[str] = ()
     trusts: tuple[str, Keys] | None = None
+    settles_s: float = 2
 
 
 ASKS: Mapping[str, Ask] = {
@@ -65,8 +67,11 @@ ASKS: Mapping[str, Ask] = {
         yes=[ENTER],
         no=[ESCAPE],
         trusts=("Do you trust this folder?", [ENTER]),
+        settles_s=10,
     ),
-    "cline": Ask(starts="Auto-approve all disabled", asks="Approve tool call?", yes=["y"], no=["n"]),
+    "cline": Ask(
+        starts="Auto-approve all disabled", asks="Approve tool call?", yes=["y"], no=["n"], settles_s=10
+    ),
     "continue": Ask(starts="Ask anything", asks="Would you like to continue?", yes=[ENTER], no=[ESCAPE]),
 }
 
@@ -125,7 +130,7 @@ def at_desk(name: str, server: Server, clients_home: Path, root: Path) -> Genera
             screen.look(2)
             screen.press(*keys)
         screen.wait(lambda text: ask.starts in text)
-        screen.look(2)
+        screen.look(ask.settles_s)
         try:
             yield Desk(screen, agent.folder_of_its_tools(talk.place))
         finally:
