@@ -13,6 +13,8 @@ from start_llm.launch.server_info import OfferedModel, ServerInfo
 
 _PROVIDER = "openai-compatible"
 """One that Cline has. It starts with its own service in place of a provider that it does not know."""
+_ADVERTISEMENTS = ("cline-cli-cline-pass-intro", "cline-cli-desktop-launch", "cline-cli-zen")
+"""They lie over the first screen, each until it has been shown once."""
 _CHOSEN_AT = "2026-01-01T00:00:00.000Z"
 
 
@@ -44,8 +46,7 @@ def _files(served: ServerInfo, _folder: Path) -> Files:
         },
         "data/settings/models.json": {"version": 1, "providers": {_PROVIDER: {"models": models}}},
         "data/settings/global-settings.json": {"telemetryOptOut": True, "autoUpdateEnabled": False},
-        # Otherwise an advertisement lies over the first screen.
-        "data/settings/cli-notices.json": {"shown": {"cline-cli-cline-pass-intro": True}},
+        "data/settings/cli-notices.json": {"shown": dict.fromkeys(_ADVERTISEMENTS, True)},
     }
 
 

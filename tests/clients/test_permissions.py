@@ -119,7 +119,7 @@ class Desk:
 
 @contextmanager
 def at_desk(name: str, server: Server, clients_home: Path, root: Path) -> Generator[Desk]:
-    ask, agent = ASKS[name], installed(LAUNCHED[name], clients_home)
+    ask, agent = ASKS[name], replace(installed(LAUNCHED[name], clients_home), files=lambda _: {})
     talk = Talk(agent, clients_home, server.port, None, root)
     talk.put(NOTE, b"One line.\n")
     command = [*agent.command(clients_home, talk.place), *ask.words]

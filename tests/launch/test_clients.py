@@ -273,7 +273,13 @@ FILES: dict[str, dict[str, object]] = {
             },
         },
         "data/settings/global-settings.json": {"telemetryOptOut": True, "autoUpdateEnabled": False},
-        "data/settings/cli-notices.json": {"shown": {"cline-cli-cline-pass-intro": True}},
+        "data/settings/cli-notices.json": {
+            "shown": {
+                "cline-cli-cline-pass-intro": True,
+                "cline-cli-desktop-launch": True,
+                "cline-cli-zen": True,
+            }
+        },
     },
     "continue": {
         "config.yaml": {
