@@ -2,7 +2,7 @@
 
     .venv/bin/python -m scripts.page_pictures
 
-Needs Chromium.
+Needs Chromium. On Linux start it with the BLAS that install_and_run.py preloads.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ from typing import Any
 from PIL import Image
 
 from scripts.browser import Page, browsing
-from start_llm.core.openblas import run_with_openblas
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "docs" / "pictures"
@@ -179,5 +178,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    run_with_openblas()
     main()

@@ -3,7 +3,7 @@
     .venv/bin/python -m scripts.terminal_pictures
 
 Server and menu run on a pseudo-terminal. The bytes that it writes are replayed, and rich draws what is to be
-seen of them.
+seen of them. On Linux start it with the BLAS that install_and_run.py preloads.
 """
 
 from __future__ import annotations
@@ -29,7 +29,6 @@ from rich.console import Console
 from rich.text import Text
 
 from scripts.page_pictures import NOTES, PATIENCE_S, answers, ask, make_traffic, wait_until
-from start_llm.core.openblas import run_with_openblas
 
 ROOT = Path(__file__).resolve().parent.parent
 PICTURES = ROOT / "docs" / "pictures"
@@ -172,5 +171,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    run_with_openblas()
     main()

@@ -143,9 +143,8 @@ def write_agents_model(tmp: Path, commands: Mapping[str, str] = {QUESTION: COMMA
 
 def _running(call: Call, command: str, escalates: bool) -> Call:
     name, arguments = call
-    replaced = {COMMAND: command, (COMMAND,): [command]}
     changed = {
-        key: replaced.get(tuple(value) if isinstance(value, list) else value, value)
+        key: command if value == COMMAND else [command] if value == [COMMAND] else value
         for key, value in arguments.items()
     }
     return name, changed | (_ESCALATED if escalates and name == "exec_command" else {})
