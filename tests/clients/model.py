@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from start_llm.core.chat import Json
 from tests.http.forms import FORMS, Call
 from tests.http.scripts import cut
 from tests.templates.traits import TRAITS, trait_folder
@@ -143,8 +144,9 @@ def write_agents_model(tmp: Path, commands: Mapping[str, str] = {QUESTION: COMMA
 
 def _running(call: Call, command: str, escalates: bool) -> Call:
     name, arguments = call
+    commands: list[Json] = [command]
     changed = {
-        key: command if value == COMMAND else [command] if value == [COMMAND] else value
+        key: command if value == COMMAND else commands if value == [COMMAND] else value
         for key, value in arguments.items()
     }
     return name, changed | (_ESCALATED if escalates and name == "exec_command" else {})
