@@ -27,7 +27,7 @@ in this process, which keeps nothing (the floor) and reads no reasoning and no c
 --model they all serve that one, which has to say by itself what a shape is about. Counts depend on no
 machine, times do, and so does the moment at which the cancelled prefill is left: half of the time that
 another one like it took. What it had computed until then comes from the engine's count, and is estimated (≈)
-where there is none. On Linux start it with the BLAS that install_and_run.py preloads.
+where there is none.
 """
 
 from __future__ import annotations
@@ -60,6 +60,7 @@ from benchmarks.agent_shapes import (  # noqa: E402
     ServerFailed,
     Size,
 )
+from start_llm.core.openblas import run_with_openblas  # noqa: E402
 
 FAMILIES = {"dense": "qwen3", "hybrid": "qwen3_5", "sliding": "gemma3_text", "latent": "glm4_moe_lite"}
 COLUMNS = (
@@ -223,4 +224,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    run_with_openblas()
     main()

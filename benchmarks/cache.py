@@ -22,7 +22,7 @@
 - `growth`: resident memory of the process along a random run: the median of the end of each quarter.
 
 Everything runs in this process, on random models. --lengths replaces the prompt lengths of every section but
-the random runs, for a quick look. On Linux start it with the BLAS that install_and_run.py preloads.
+the random runs, for a quick look.
 """
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ from mlx_lm.generate import generation_stream  # noqa: E402
 
 from benchmarks import cache_cut, cache_memory, cache_speed, cache_texts, servers  # noqa: E402 - found through the line above
 from benchmarks.cache_engine import PAGE, Model, Row, Size, build  # noqa: E402
+from start_llm.core.openblas import run_with_openblas  # noqa: E402
 
 FAMILIES = {"dense": "qwen3", "hybrid": "qwen3_5", "sliding": "gemma3_text"}
 ALL_FAMILIES = {**FAMILIES, "latent": "glm4_moe_lite"}
@@ -146,4 +147,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    run_with_openblas()
     main()

@@ -32,6 +32,7 @@ sys.path.insert(0, str(ROOT))
 from benchmarks import servers  # noqa: E402 - found through the line above
 from scripts import tiny_models  # noqa: E402
 from start_llm.core.allocator import limit_malloc_retention  # noqa: E402
+from start_llm.core.openblas import run_with_openblas  # noqa: E402
 from tests.chaos.play import TROUBLES, Crowd, Outcome, play  # noqa: E402
 
 FAMILIES = ("qwen3", "qwen3_5", "gemma3_text")
@@ -121,4 +122,5 @@ def summary(outcomes: Sequence[Outcome]) -> None:
 
 
 if __name__ == "__main__":
+    run_with_openblas()
     main()

@@ -40,6 +40,7 @@ from typing import IO, Any, Literal
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from start_llm.core.openblas import run_with_openblas  # noqa: E402
 from start_llm.doctor.machine import device_finding  # noqa: E402 - found through the line above
 
 MOST_S = 600
@@ -304,4 +305,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
+    run_with_openblas()
     sys.exit(main())

@@ -38,6 +38,7 @@ sys.path.insert(0, str(ROOT))
 from benchmarks import chip_costs  # noqa: E402 - found through the line above
 from benchmarks.chip_costs import CHIPS, GB, MODELS, ChipSpec, Cost, ModelSpec  # noqa: E402
 from benchmarks.chip_scenarios import Outcome, Scenario, scenarios  # noqa: E402
+from start_llm.core.openblas import run_with_openblas  # noqa: E402
 
 
 @dataclass(frozen=True)
@@ -168,4 +169,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
+    run_with_openblas()
     sys.exit(main())

@@ -25,6 +25,7 @@ import mlx.core as mx  # noqa: E402 - found through the line above
 from mlx_lm.models.cache import make_prompt_cache  # noqa: E402
 
 from benchmarks.servers import machine  # noqa: E402
+from start_llm.core.openblas import run_with_openblas  # noqa: E402
 from start_llm.models.loader import LoadedModel, load  # noqa: E402
 from start_llm.models.machines import gib  # noqa: E402
 
@@ -115,4 +116,5 @@ def main(folders: list[Path]) -> None:
 
 
 if __name__ == "__main__":
+    run_with_openblas()
     main([Path(one) for one in sys.argv[1:]])

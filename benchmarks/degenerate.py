@@ -37,6 +37,7 @@ import regex
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from start_llm.core.openblas import run_with_openblas  # noqa: E402
 from tests.output.corpus.case import Call, Case, Outcome, leaves, outcome_of, split  # noqa: E402
 from tests.output.corpus.writers import WRITERS, Writer  # noqa: E402
 
@@ -326,4 +327,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    run_with_openblas()
     main()

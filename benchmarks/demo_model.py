@@ -44,6 +44,7 @@ from scripts.demo_model.conversations import ANSWER, REASONING, RETURNED, TOO_LO
 from scripts.demo_model.corpus import read_corpus  # noqa: E402
 from scripts.demo_model.wordings import filled  # noqa: E402
 from scripts.demo_model.words import Words  # noqa: E402
+from start_llm.core.openblas import run_with_openblas  # noqa: E402
 
 LONGEST, BEYOND = 4500, 10_000
 """Tokens that are surely not too long for the model, and that surely are."""
@@ -301,4 +302,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    run_with_openblas()
     main()

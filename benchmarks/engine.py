@@ -6,7 +6,7 @@
 Over HTTP: builds a random model whose decode step takes at least 10 ms on this machine, starts the real
 server on it in a process of its own, and runs the bare loops of mlx_lm on the same weights here. Bare and
 served rounds alternate, so that a machine whose speed drifts favours neither; the figures are medians of the
-rounds' ratios. On Linux start it with the BLAS that install_and_run.py preloads.
+rounds' ratios.
 
 In process: *families* does the same for each family after prompts of each length, without HTTP, and demands
 0.97 of the bare speed of prefill and 0.98 of decoding, at one row and at eight; the exit status is 1 if one
@@ -40,6 +40,7 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks import engine_families, servers  # noqa: E402 - found through the line above
 from scripts import tiny_models  # noqa: E402
+from start_llm.core.openblas import run_with_openblas  # noqa: E402
 
 STREAMS = 8
 REPLY_TOKENS = 128
@@ -245,4 +246,5 @@ def health_line(seconds: list[float]) -> str:
 
 
 if __name__ == "__main__":
+    run_with_openblas()
     sys.exit(main())

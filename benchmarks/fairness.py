@@ -36,6 +36,7 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks import servers  # noqa: E402 - found through the line above
 from scripts import tiny_models, tiny_vision_models  # noqa: E402
+from start_llm.core.openblas import run_with_openblas  # noqa: E402
 
 MEGABYTE = 2**20
 ALLOWED_S = 1.0
@@ -349,4 +350,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    run_with_openblas()
     main()

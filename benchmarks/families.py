@@ -19,8 +19,7 @@ without a cache. A type counts only if its logits change by at least 0.01 when a
 of a prompt do: a network that hears nothing of its prompt proves nothing.
 
 Each type has a process of its own, so that one that breaks takes no other with it. The table goes to standard
-output, or into FILE. Ends with status 1 if a type is wrong. On Linux start it with the BLAS that
-install_and_run.py preloads.
+output, or into FILE. Ends with status 1 if a type is wrong.
 """
 
 from __future__ import annotations
@@ -40,6 +39,9 @@ from typing import Any, cast
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
+
+from start_llm.core.openblas import run_with_openblas  # noqa: E402
+
 os.environ["MLX_ENABLE_TF32"] = "0"  # the limits are those of float32, not of a GPU's shorter matrices
 
 import mlx.core as mx  # noqa: E402 - found through the line above
@@ -377,4 +379,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    run_with_openblas()
     main()

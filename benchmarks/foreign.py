@@ -32,6 +32,7 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks import servers  # noqa: E402 - found through the line above
 from scripts import tiny_models  # noqa: E402
+from start_llm.core.openblas import run_with_openblas  # noqa: E402
 from tests.foreign.sessions import Sessions, Trace  # noqa: E402
 from tests.proxy.conftest import SECRET  # noqa: E402
 from tests.sdk.endpoints import PROXIED, Endpoints, opened_endpoints  # noqa: E402
@@ -109,4 +110,5 @@ def stretch(
 
 
 if __name__ == "__main__":
+    run_with_openblas()
     main()

@@ -30,6 +30,7 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks import servers  # noqa: E402 - found through the line above
 from scripts import tiny_vision_models  # noqa: E402
+from start_llm.core.openblas import run_with_openblas  # noqa: E402
 from tests.fuzz.bodies import SCRIPTS, STARTS, TRAIT  # noqa: E402
 from tests.fuzz.play import PATIENCE_S, Failure, Fuzz, asked_for, shrunk  # noqa: E402
 from tests.fuzz.requests import Request, request, request_with_images  # noqa: E402
@@ -217,4 +218,5 @@ def _seeing(root: Path) -> tuple[Path, Make]:
 
 
 if __name__ == "__main__":
+    run_with_openblas()
     sys.exit(main())

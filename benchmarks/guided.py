@@ -30,6 +30,7 @@ from scripts import tiny_models  # noqa: E402
 from start_llm.core.chat import ChatRequest, Json, JsonAnswer, Message, OutputConstraint  # noqa: E402
 from start_llm.core.engine_request import Guide  # noqa: E402
 from start_llm.core.family import Family  # noqa: E402
+from start_llm.core.openblas import run_with_openblas  # noqa: E402
 from start_llm.core.prompt import ModelTokens, Prompt  # noqa: E402
 from start_llm.engine.loop import EngineResources  # noqa: E402
 from start_llm.engine.pacing import LONGEST_CHUNK  # noqa: E402
@@ -197,4 +198,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    run_with_openblas()
     main()

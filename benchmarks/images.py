@@ -29,6 +29,7 @@ from PIL import Image as Pillow  # noqa: E402 - found through the line above
 
 from benchmarks import servers  # noqa: E402
 from scripts import tiny_vision_models  # noqa: E402
+from start_llm.core.openblas import run_with_openblas  # noqa: E402
 from start_llm.images.checking import ImageChecker, ImageLimits  # noqa: E402
 from tests.images.files import data_url, empty_png, picture, saved  # noqa: E402
 
@@ -159,4 +160,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    run_with_openblas()
     main()

@@ -39,6 +39,7 @@ sys.path.insert(0, str(ROOT))
 from benchmarks import servers  # noqa: E402 - found through the line above
 from benchmarks.agent_account import Message, Rendering, Request, user  # noqa: E402
 from scripts import tiny_models  # noqa: E402
+from start_llm.core.openblas import run_with_openblas  # noqa: E402
 from start_llm.engine.resources import EngineResources  # noqa: E402
 from start_llm.models.loader import load  # noqa: E402
 from tests.cache.conversations import reference, says_too, tokens  # noqa: E402
@@ -285,4 +286,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
+    run_with_openblas()
     sys.exit(main())

@@ -31,6 +31,7 @@ from scripts import tiny_models  # noqa: E402
 from start_llm.cache.kv_format import KVFormat, first_quantized  # noqa: E402
 from start_llm.cache.layers import Layers  # noqa: E402
 from start_llm.config.paths import DEMO_MODEL  # noqa: E402
+from start_llm.core.openblas import run_with_openblas  # noqa: E402
 from start_llm.models.loader import LoadedModel, load  # noqa: E402
 from tests.cache.conversations import layers_of, tokens  # noqa: E402
 from tests.cache.quantised_prompts import Loss, PromptBehindPages, loss  # noqa: E402
@@ -185,4 +186,5 @@ def _cpu_ms(work: Callable[[], object], times: int = 5) -> float:
 
 
 if __name__ == "__main__":
+    run_with_openblas()
     main()

@@ -28,6 +28,7 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks import servers  # noqa: E402 - found through the line above
 from scripts import tiny_models  # noqa: E402
+from start_llm.core.openblas import run_with_openblas  # noqa: E402
 from start_llm.models.loader import load  # noqa: E402
 from tests.ties import Tally, greedy_reference  # noqa: E402
 
@@ -144,4 +145,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    run_with_openblas()
     main()

@@ -10,7 +10,6 @@ All requests but the last go to one server, the last one to another that was sta
 Efficiency is unavoidable / computed tokens, as in `agent_turns.py`: what the recorded replies say is new to
 this model. A reply has one token, so the time of an answer is the time to the first token; "cold" is that of
 the last prompt on a server which keeps nothing. The tokens of the prompt are those of the last request.
-On Linux start it with the BLAS that install_and_run.py preloads.
 """
 
 from __future__ import annotations
@@ -37,6 +36,7 @@ from benchmarks.agent_account import Charge, Ledger, Message, Rendering, Request
 from scripts import real_model  # noqa: E402
 from start_llm.core import chat  # noqa: E402
 from start_llm.core.chat import ChatRequest  # noqa: E402
+from start_llm.core.openblas import run_with_openblas  # noqa: E402
 from tests.serving import Server, serving  # noqa: E402
 from tests.transcripts.recorded import parsed, raw_recording  # noqa: E402
 
@@ -230,4 +230,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    run_with_openblas()
     main()

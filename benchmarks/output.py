@@ -38,6 +38,7 @@ sys.path.insert(0, str(ROOT))
 from start_llm.core.chat import Json  # noqa: E402 - found through the line above
 from start_llm.core.events import CallArguments, Content, Finished, Reasoning, Text, Usage  # noqa: E402
 from start_llm.core.family import Family, ReasoningMarks  # noqa: E402
+from start_llm.core.openblas import run_with_openblas  # noqa: E402
 from start_llm.engine.detokenize import Detokenizer  # noqa: E402
 from start_llm.formats.reading.schema import Tools  # noqa: E402
 from start_llm.formats.registry import family_by_name  # noqa: E402
@@ -280,4 +281,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    run_with_openblas()
     main()

@@ -27,6 +27,7 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks import servers  # noqa: E402 - found through the line above
 from scripts import tiny_models  # noqa: E402
+from start_llm.core.openblas import run_with_openblas  # noqa: E402
 
 MOST_SHARE = 0.01
 CONVERSATIONS, TURNS = 20, 24
@@ -138,4 +139,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
+    run_with_openblas()
     sys.exit(main())

@@ -30,6 +30,7 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks import servers  # noqa: E402 - found through the line above
 from start_llm.core.chat import ChatRequest, Message  # noqa: E402
+from start_llm.core.openblas import run_with_openblas  # noqa: E402
 from start_llm.prompt.prepare import Preparer  # noqa: E402
 from tests.prompt.fakes import call, family_of, function, reply, result, system, user  # noqa: E402
 from tests.templates.traits import trait_tokenizer  # noqa: E402
@@ -172,4 +173,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    run_with_openblas()
     main()

@@ -24,6 +24,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from benchmarks import servers  # noqa: E402 - found through the line above
+from start_llm.core.openblas import run_with_openblas  # noqa: E402
 
 REPLY_TOKENS = 48
 
@@ -98,4 +99,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    run_with_openblas()
     main()

@@ -15,7 +15,7 @@ Rounding is what the last two differ by. A reply that parts from the cold one wh
 by more than twice the largest difference of mlx_lm's rows is something else, and ends this with status 1. The
 difference is that of log-probabilities, of all tokens that are among the 20 likeliest of both, up to the
 token at which the replies part. On a CPU, 4 bits take about two seconds for each token of a reply, bfloat16
-a quarter of one. On Linux start it with the BLAS that install_and_run.py preloads.
+a quarter of one.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ sys.path.insert(0, str(ROOT))
 from benchmarks import servers  # noqa: E402 - found through the line above
 from scripts import real_model  # noqa: E402
 from start_llm.core.events import Finished, Text  # noqa: E402
+from start_llm.core.openblas import run_with_openblas  # noqa: E402
 from start_llm.engine.resources import EngineResources  # noqa: E402
 from start_llm.models.loader import load  # noqa: E402
 from tests.cache.conversations import Cached, Tokens  # noqa: E402
@@ -248,4 +249,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    run_with_openblas()
     main()

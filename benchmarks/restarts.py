@@ -31,6 +31,7 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks import servers  # noqa: E402 - found through the line above
 from scripts import tiny_models  # noqa: E402
+from start_llm.core.openblas import run_with_openblas  # noqa: E402
 from tests.http.continued import FAMILIES, Conversation, conversations, turn  # noqa: E402
 
 MOST_AGAIN = 64
@@ -174,4 +175,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
+    run_with_openblas()
     sys.exit(main())

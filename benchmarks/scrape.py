@@ -33,6 +33,7 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks import servers  # noqa: E402 - found through the line above
 from scripts import tiny_models  # noqa: E402
+from start_llm.core.openblas import run_with_openblas  # noqa: E402
 
 FAMILIES = ("qwen3", "llama")
 _COUNTER = re.compile(r"start_llm_\w+_(total|bucket|count|sum)")
@@ -191,4 +192,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
+    run_with_openblas()
     raise SystemExit(main())

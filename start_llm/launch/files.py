@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from start_llm.core.errors import LaunchError
 from start_llm.core.private_files import private_folder
+from start_llm.launch.yaml import parse_yaml
 
 type Content = Mapping[str, Any] | str
 """Values, or the text of a program."""
@@ -44,13 +45,15 @@ def _as_toml(content: Mapping[str, Any]) -> str:
 _FORMATS: Mapping[str, _Format] = {
     ".json": _Format(json.loads, _as_json),
     ".toml": _Format(tomllib.loads, _as_toml),
+    ".yaml": _Format(parse_yaml, _as_json),  # JSON is YAML
     ".js": _Format(str, str),
     ".rules": _Format(str, str),
+    "": _Format(str, str),
 }
 
 
 def text_of(path: Path, content: Content) -> str:
-    """Return `content` in the format of the path's suffix: JSON, TOML, or the text that it is."""
+    """Return `content` in the format of the path's suffix: JSON (YAML too), TOML, or the text that it is."""
     return _FORMATS[path.suffix].write(content)
 
 

@@ -17,6 +17,7 @@ from start_llm.core.errors import LaunchError
 from start_llm.launch.files import deep_merge
 from start_llm.launch.own_settings import OwnSettings
 from start_llm.launch.permissions import Permissions
+from start_llm.launch.yaml import parse_yaml
 
 type Rules = dict[str, dict[str, Json]]
 """Tool to pattern to "allow", "ask" or "deny". The last one that matches decides."""
@@ -152,13 +153,11 @@ def _agents(own: OwnSettings, config: Mapping[str, Any]) -> Mapping[str, Mapping
 
 def _front_matter(text: str, path: Path) -> Mapping[str, Any]:
     """Return the settings at the top of an agent's file, between two lines of dashes."""
-    import yaml  # noqa: PLC0415 - takes time that only users with such files need to spend
-
     _, dashes, rest = text.partition("---\n")
     head, end, _ = rest.partition("\n---")
     try:
-        content = yaml.safe_load(head) if dashes and end else None
-    except yaml.YAMLError:
+        content = parse_yaml(head) if dashes and end else None
+    except ValueError:
         raise LaunchError(
             f"{path} cannot be read, so the permissions of that agent cannot be kept."
         ) from None

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import re
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from start_llm.core.errors import LaunchError
+from start_llm.launch.yaml import parse_yaml
 
 _TOKENS = re.compile(
     r'(?P<double>"(?:\\.|[^"\\])*")'
@@ -51,14 +52,14 @@ class OwnSettings:
         yield from reversed(around if root is None else around[: root + 1])
 
     def read(self, path: Path) -> Mapping[str, Any]:
-        """Return what a file of JSON, JSON5 or TOML says; nothing if there is none.
+        """Return what a file of JSON, JSON5, TOML or YAML says; nothing if there is none.
 
         Raises:
             LaunchError: it cannot be read, so nobody knows what the user wants.
         """
         text = self.text(path)
         try:
-            content = tomllib.loads(text) if path.suffix == ".toml" else lenient_json(text)
+            content = _PARSERS.get(path.suffix, lenient_json)(text)
         except ValueError as error:
             raise LaunchError(_unreadable(path, str(error))) from None
         return content if isinstance(content, Mapping) else {}
@@ -106,3 +107,7 @@ def _plain(found: re.Match[str]) -> str:
             return f'"{found[0]}"'
         case _:
             return found[0]
+
+
+_PARSERS: Mapping[str, Callable[[str], Any]] = {".toml": tomllib.loads, ".yaml": parse_yaml}
+"""By suffix; all other files are JSON, as people write it."""

@@ -63,7 +63,7 @@ def claude(own: OwnSettings, _folder: Path) -> Permissions:
     """
     place = own.place("CLAUDE_CONFIG_DIR", ".claude")
     theirs = own.read(place / "settings.json")
-    rules = _table(theirs, "permissions")
+    rules = table(theirs, "permissions")
     permissions: dict[str, Json] = {
         "defaultMode": next(
             (mode for mode in _CLAUDE_STRICTER_MODES if mode == rules.get("defaultMode")), "default"
@@ -72,10 +72,10 @@ def claude(own: OwnSettings, _folder: Path) -> Permissions:
     }
     permissions |= {name: value for name, value in _CLAUDE_RESTRICTIONS.items() if rules.get(name) == value}
     for name in ("deny", "ask"):
-        if listed := _texts(rules.get(name)):
+        if listed := texts(rules.get(name)):
             permissions[name] = Joined(_wherever(listed, place))
     settings: dict[str, Json] = {"permissions": permissions}
-    if sandbox := _claude_sandbox(_table(theirs, "sandbox")):
+    if sandbox := _claude_sandbox(table(theirs, "sandbox")):
         settings["sandbox"] = sandbox
     notes = [f"The hooks in {place / 'settings.json'} do not run here."] if theirs.get("hooks") else []
     return Permissions(files={"settings.json": settings}, notes=notes)
@@ -101,8 +101,8 @@ def _claude_sandbox(theirs: Mapping[str, Any]) -> dict[str, Json]:
     if theirs.get("failIfUnavailable") is True:
         sandbox["failIfUnavailable"] = True
     for group, name in _CLAUDE_SANDBOX_LISTS:
-        if listed := _texts(_table(theirs, group).get(name)):
-            sandbox[group] = {**_table(sandbox, group), name: Joined(listed)}
+        if listed := texts(table(theirs, group).get(name)):
+            sandbox[group] = {**table(sandbox, group), name: Joined(listed)}
     return sandbox
 
 
@@ -118,7 +118,7 @@ def codex(own: OwnSettings, _folder: Path) -> Permissions:
     """
     place = own.place("CODEX_HOME", ".codex")
     theirs = own.read(place / "config.toml")
-    chosen = {**theirs, **_table(_table(theirs, "profiles"), str(theirs.get("profile")))}
+    chosen = {**theirs, **table(table(theirs, "profiles"), str(theirs.get("profile")))}
     policy, notes = _codex_policy(chosen), []
     if policy == "never":
         notes.append(
@@ -185,7 +185,7 @@ def pi(own: OwnSettings, _folder: Path) -> Permissions:
         "defaultProjectTrust": "never" if theirs.get("defaultProjectTrust") == "never" else "ask"
     }
     if isinstance(theirs.get("defaultTools"), list):
-        settings["defaultTools"] = _texts(theirs["defaultTools"])
+        settings["defaultTools"] = texts(theirs["defaultTools"])
     has_extensions = theirs.get("extensions") or theirs.get("packages") or (place / "extensions").is_dir()
     notes = [f"The extensions in {place} do not run here, also not those that forbid something."]
     return Permissions(
@@ -213,13 +213,13 @@ def openclaw(own: OwnSettings, _folder: Path) -> Permissions:
     """
     place = own.place("OPENCLAW_STATE_DIR", ".openclaw")
     named = own.variables.get("OPENCLAW_CONFIG_PATH")
-    theirs = _table(own.read(Path(named) if named else place / "openclaw.json"), "tools")
+    theirs = table(own.read(Path(named) if named else place / "openclaw.json"), "tools")
     tools: dict[str, Json] = {
         "elevated": {"enabled": False},
-        "exec": _openclaw_policy(_table(theirs, "exec")),
+        "exec": _openclaw_policy(table(theirs, "exec")),
         "fs": {"workspaceOnly": True},
     }
-    if denied := _texts(theirs.get("deny")):
+    if denied := texts(theirs.get("deny")):
         tools["deny"] = Joined(denied)
     return Permissions(files={"openclaw.json": {"tools": tools}}, notes=[_OPENCLAW_NOTE])
 
@@ -242,10 +242,12 @@ def _gate(client: str) -> str:
     return (resources(__package__) / "ask_first" / f"{client}.js").read_text(encoding="utf-8")
 
 
-def _table(content: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    table = content.get(name)
-    return table if isinstance(table, Mapping) else {}
+def table(content: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """Return what the name has in a table, if that is a table too, or else an empty one."""
+    inner = content.get(name)
+    return inner if isinstance(inner, Mapping) else {}
 
 
-def _texts(value: Any) -> list[Any]:
+def texts(value: Any) -> list[Any]:
+    """Return the texts of a list; none if it is no list."""
     return [text for text in value if isinstance(text, str)] if isinstance(value, list) else []

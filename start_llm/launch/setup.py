@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from start_llm.launch.clients import Client
+from start_llm.launch.client import Client
 from start_llm.launch.files import Content, deep_merge, text_of
 from start_llm.launch.http_requests import LOOPBACK
 from start_llm.launch.own_settings import OwnSettings

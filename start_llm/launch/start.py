@@ -10,7 +10,7 @@ from typing import NoReturn
 
 from start_llm.core.errors import LaunchError
 from start_llm.launch import files
-from start_llm.launch.clients import Client
+from start_llm.launch.client import Client
 from start_llm.launch.setup import Setup
 
 _IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from itertools import cycle, islice
 
-from start_llm.launch.clients import CLIENTS, Client
+from start_llm.launch.client import Client
+from start_llm.launch.clients import CLIENTS
 
 type CountTokens = Callable[[str, str], int | None]
 """Returns the tokens of a prompt, given its system text and a tool's description; None if nobody knows."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from start_llm.core.chat import Json
 from tests.http.forms import FORMS, Call
 from tests.http.scripts import cut
 from tests.templates.traits import TRAITS, trait_folder
@@ -42,6 +43,11 @@ CALLS: Mapping[str, Call] = {
     "bash": ("bash", {"command": COMMAND, "description": "Reads it"}),
     "exec": ("exec", {"command": COMMAND}),
     "exec_command": ("exec_command", {"cmd": COMMAND}),
+    "run_shell_command": (
+        "run_shell_command",
+        {"command": COMMAND, "is_background": False, "description": "Reads it"},
+    ),
+    "run_commands": ("run_commands", {"commands": [COMMAND]}),
 }
 """By the name of the tool."""
 DELEGATE = "Let two others look at the note at once."
@@ -131,12 +137,16 @@ def write_agents_model(tmp: Path, commands: Mapping[str, str] = {QUESTION: COMMA
         cut(trait, scripts),
         chat_template=trait.template + hook,
         words=[*scripts],
-        hidden=320 * len(commands),
+        hidden=448 * len(commands),
         layers=1,
     )
 
 
 def _running(call: Call, command: str, escalates: bool) -> Call:
     name, arguments = call
-    changed = {key: command if value == COMMAND else value for key, value in arguments.items()}
+    commands: list[Json] = [command]
+    changed = {
+        key: command if value == COMMAND else commands if value == [COMMAND] else value
+        for key, value in arguments.items()
+    }
     return name, changed | (_ESCALATED if escalates and name == "exec_command" else {})

@@ -21,7 +21,7 @@ from typing import Any, Self
 import pyte
 
 ROWS, COLUMNS = 50, 120
-ENTER, DOWN, RIGHT = "\r", "\x1b[B", "\x1b[C"
+ENTER, ESCAPE, DOWN, RIGHT = "\r", "\x1b", "\x1b[B", "\x1b[C"
 _LOOK_S = 0.2
 _PATIENCE_S = 90
 

@@ -47,6 +47,7 @@ class Agent:
             it has to be read again, without it.
         launched_as: its name for the launcher, which then says where the server is and what it has.
         folder_of_its_tools: where its commands run.
+        asks_its_maker: it asks its maker's service about something at each start, and has no switch for that.
     """
 
     folder: str
@@ -58,6 +59,7 @@ class Agent:
     has_asides: bool = False
     launched_as: str | None = None
     folder_of_its_tools: Callable[[Place], Path] = lambda place: place.work
+    asks_its_maker: bool = False
 
     def path(self, clients_home: Path) -> Path:
         return clients_home / self.folder / "node_modules" / ".bin" / self.program
@@ -296,8 +298,28 @@ def _state(place: Place) -> Path:
     return place.home / "state"
 
 
+def _launched_only(name: str, program: str, first: Words, later: Words) -> Agent:
+    """As its user starts it; these tests do not configure it themselves."""
+    return Agent(
+        folder=name,
+        program=program,
+        launched_as=name,
+        first=lambda _, prompt: (*first, prompt),
+        later=lambda _, prompt: (*later, prompt),
+        environment=lambda place: {"STATE_ROOT": str(_state(place))},
+    )
+
+
 _OPENCLAW_RUNS = {"agents": {"entries": {"main": {"tools": {"exec": {"mode": "full"}}}}}}
 """The word of its user that commands may run."""
+_APPROVED = ("--auto-approve", "true")
+
+
+def _qwen_trusts(place: Place) -> Mapping[str, str]:
+    """The word of its user that what is in this folder may run."""
+    return {"state/clients/qwen/trustedFolders.json": json.dumps({str(place.work): "TRUST_FOLDER"})}
+
+
 LAUNCHED: Mapping[str, Agent] = {
     "claude": _launched("claude", (*_UNASKED, "-p"), (*_UNASKED, "--continue", "-p"), IS_SANDBOX="1"),
     "pi": _launched("pi", (*_UNASKED, "-p"), ("--continue", *_UNASKED, "-p")),
@@ -310,5 +332,19 @@ LAUNCHED: Mapping[str, Agent] = {
     "opencode": _launched(
         "opencode", ("run", *_UNASKED), ("run", *_UNASKED, "--continue"), npm_config_offline="true"
     ),
+    "qwen": replace(
+        _launched_only("qwen", "qwen", ("--yolo",), ("--yolo", "--continue")), files=_qwen_trusts
+    ),
+    # Without a terminal Cline goes on with no conversation: each turn begins one.
+    "cline": replace(_launched_only("cline", "cline", _APPROVED, _APPROVED), asks_its_maker=True),
+    "continue": replace(
+        _launched_only("continue", "cn", ("--auto", "-p"), ("--auto", "--resume", "-p")),
+        asks_its_maker=True,
+    ),
 }
 """The clients of the launcher, which meet no configuration but its own."""
+HELD: Mapping[str, Agent] = {
+    **{name: agent for name, agent in LAUNCHED.items() if name not in ("cline", *AGENTS)},
+    **AGENTS,
+}
+"""Each client that goes on with a conversation without a terminal."""

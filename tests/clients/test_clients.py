@@ -13,7 +13,7 @@ import pytest
 
 from tests.clients.conftest import Endpoints, installed
 from tests.clients.model import ANSWER
-from tests.clients.table import AGENTS
+from tests.clients.table import AGENTS, HELD
 from tests.clients.talk import Turn, converse
 from tests.proxy.tunnel import Tunnel
 
@@ -21,9 +21,9 @@ pytestmark = [pytest.mark.clients, pytest.mark.timeout(1200)]
 
 
 @pytest.mark.parametrize("port", [8080, 4000])
-@pytest.mark.parametrize("name", AGENTS)
+@pytest.mark.parametrize("name", HELD)
 def test_three_turns(name: str, port: int, endpoints: Endpoints, clients_home: Path, tmp_path: Path):
-    agent = installed(AGENTS[name], clients_home)
+    agent = installed(HELD[name], clients_home)
     turns: list[Turn] = []
     for turn in converse(agent, clients_home, endpoints.ports[port], endpoints.trace, tmp_path):
         print(f"{name} on {port}: {turn}")
@@ -36,7 +36,7 @@ def test_three_turns(name: str, port: int, endpoints: Endpoints, clients_home: P
     if None in (tries := [turn.tries for turn in turns]):
         warnings.warn(f"{name} could have reached other machines: no network namespace here", stacklevel=1)
     else:
-        assert tries == [0] * 3, "it looked for other machines"
+        assert [number > 0 for number in tries if number is not None] == [agent.asks_its_maker] * 3, tries
 
 
 def test_the_older_claude_changes_its_header_with_every_request(

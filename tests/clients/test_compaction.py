@@ -47,7 +47,7 @@ def answered(turn: Turn) -> Turn:
 
 
 @pytest.mark.parametrize("port", [8080, 4000])
-@pytest.mark.parametrize("name", LAUNCHED)
+@pytest.mark.parametrize("name", LINES)
 def test_a_conversation_that_fills_the_window_is_compacted_and_goes_on(
     name: str, port: int, small_endpoints: Endpoints, clients_home: Path, tmp_path: Path
 ):

@@ -1,4 +1,4 @@
-"""The coding agent pi with the demo model: three turns, and the first of them calls a tool.
+"""Coding agents that suit the demo model, with it: three turns, and the first of them calls a tool.
 
 CLIENTS_HOME=~/clients python3 install_and_run.py --test -m clients tests/clients/test_demo_model.py
 """
@@ -14,7 +14,7 @@ from scripts.demo_model.conversations import ANSWER, RETURNED
 from start_llm.config.paths import DEMO_MODEL
 from tests.clients.conftest import Endpoints, installed, open_endpoints
 from tests.clients.model import COMMAND, NOTE
-from tests.clients.table import AGENTS
+from tests.clients.table import HELD
 from tests.clients.talk import Talk
 
 pytestmark = [pytest.mark.clients, pytest.mark.timeout(1200)]
@@ -27,14 +27,15 @@ def demo_endpoints(clients_home: Path, tmp_path_factory: pytest.TempPathFactory)
 
 
 @pytest.mark.parametrize("port", [8080, 4000])
-def test_pi_holds_three_turns_with_the_demo_model(
-    port: int, demo_endpoints: Endpoints, clients_home: Path, tmp_path: Path
+@pytest.mark.parametrize(("name", "tool"), [("pi", "bash"), ("continue", "Bash")])
+def test_three_turns_with_the_demo_model(
+    name: str, tool: str, port: int, demo_endpoints: Endpoints, clients_home: Path, tmp_path: Path
 ):
-    agent = installed(AGENTS["pi"], clients_home)
+    agent = installed(HELD[name], clients_home)
     talk = Talk(agent, clients_home, demo_endpoints.ports[port], demo_endpoints.trace, tmp_path)
     (talk.place.work / NOTE).write_text("The kettle sings at nine.\nNot before.\n")
     said = {
-        f"Use the bash tool to run {COMMAND}": f"{RETURNED}The kettle sings at nine.",
+        f"Use the {tool} tool to run {COMMAND}": f"{RETURNED}The kettle sings at nine.",
         "Reply with the single word pelican": "pelican",
         "Who are you?": ANSWER,
     }

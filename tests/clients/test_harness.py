@@ -54,14 +54,16 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 @pytest.mark.parametrize("name", CALLS)
 @pytest.mark.sample(8)
 def test_a_question_is_a_call_and_a_result_an_answer(server: Server, name: str, thinking: bool):
-    tools = [tool("other"), tool(name, **dict.fromkeys(CALLS[name][1], "string"))]
+    types = {key: "array" if isinstance(value, list) else "string" for key, value in CALLS[name][1].items()}
+    tools = [tool("other"), tool(name, **types)]
     messages = [{"role": "user", "content": f"{QUESTION} (1)"}]
     for _ in range(2):
         asked = {"messages": messages, "tools": tools, "enable_thinking": thinking}
         said = post(server, asked).json["choices"][0]["message"]
         (call,) = said["tool_calls"]
         assert call["function"]["name"] == name
-        assert COMMAND in json.loads(call["function"]["arguments"]).values()
+        arguments = json.loads(call["function"]["arguments"])
+        assert COMMAND in arguments.values() or [COMMAND] in arguments.values()
         messages += [said, {"role": "tool", "tool_call_id": call["id"], "content": "It says this."}]
         aside = {"role": "user", "content": "Nobody asked for this."}
         said = post(server, {**asked, "messages": [*messages, aside]}).json["choices"][0]["message"]

@@ -20,8 +20,11 @@ OWN: Mapping[str, str] = {
     ".claude/settings.json": '{"env": {"ANTHROPIC_BASE_URL": "http://192.0.2.1"}, "model": "elsewhere"}',
     ".codex/config.toml": 'model = "elsewhere"\nmodel_provider = "elsewhere"\n',
     ".config/opencode/opencode.json": '{"$schema": "https://opencode.ai/config.json", "model": "else/where"}',
+    ".cline/data/settings/providers.json": '{"version": 1, "lastUsedProvider": "cline", "providers": {}}',
+    ".continue/config.yaml": "models: [{name: elsewhere, provider: ollama, model: elsewhere}]\n",
     ".openclaw/openclaw.json": '{"agents": {"defaults": {"model": {"primary": "elsewhere/model"}}}}',
     ".pi/agent/settings.json": '{"defaultProvider": "elsewhere", "defaultModel": "model"}',
+    ".qwen/settings.json": '{"model": {"name": "elsewhere"}}',
 }
 """A user's own configuration, which leads elsewhere. opencode adds the schema itself."""
 _PACKAGES = {".gitignore", "bun.lock", "node_modules", "package.json", "package-lock.json"}
@@ -42,7 +45,7 @@ def test_a_launched_client_works_and_leaves_its_users_folders_alone(
         assert turn.status == 0, turn.printed
         assert ANSWER in turn.printed
         assert turn.was_told_the_note, turn.printed
-        assert turn.tries in (0, None), "it looked for other machines"
+        assert turn.tries is None or (turn.tries > 0) == agent.asks_its_maker, turn.tries
     assert min(turns[1].efficiency, turns[1].cached) >= 0.97, str(turns[1])
     assert dict(_users_own(talk.place.home)) == OWN
 

@@ -14,7 +14,7 @@ import pytest
 
 from tests.clients.conftest import installed
 from tests.clients.model import ANSWER, DEEDS, ERASE, ESCALATE, MEASURED, NOTE, PIPE, write_agents_model
-from tests.clients.screen import DOWN, ENTER, RIGHT, Screen
+from tests.clients.screen import DOWN, ENTER, ESCAPE, RIGHT, Screen
 from tests.clients.table import LAUNCHED
 from tests.clients.talk import Talk
 from tests.serving import Server, serving
@@ -34,6 +34,7 @@ class Ask:
         yes, no: keys that answer.
         words: with which it is started.
         trusts: what stands on a question about the folder, and the keys that trust it.
+        settles_s: how long what is typed may still be lost after that.
     """
 
     starts: str
@@ -42,6 +43,7 @@ class Ask:
     no: Keys
     words: Sequence[str] = ()
     trusts: tuple[str, Keys] | None = None
+    settles_s: float = 2
 
 
 ASKS: Mapping[str, Ask] = {
@@ -59,6 +61,18 @@ ASKS: Mapping[str, Ask] = {
         starts="Ask anything", asks="Permission required", yes=[ENTER], no=[RIGHT, RIGHT, ENTER, ENTER]
     ),
     "pi": Ask(starts="(auto)", asks="Allow bash?", yes=[ENTER], no=[DOWN, DOWN, ENTER]),
+    "qwen": Ask(
+        starts="Ask permissions",
+        asks="Allow execution of",
+        yes=[ENTER],
+        no=[ESCAPE],
+        trusts=("Do you trust this folder?", [ENTER]),
+        settles_s=10,
+    ),
+    "cline": Ask(
+        starts="Auto-approve all disabled", asks="Approve tool call?", yes=["y"], no=["n"], settles_s=10
+    ),
+    "continue": Ask(starts="Ask anything", asks="Would you like to continue?", yes=[ENTER], no=[ESCAPE]),
 }
 
 
@@ -68,6 +82,9 @@ ALONE: Mapping[str, Sequence[str]] = {
     "openclaw": ["agent", "--local", "--agent", "main", "--session-id", "notes", "--message"],
     "opencode": ["run"],
     "pi": ["-p"],
+    "qwen": ["--prompt"],
+    "cline": [],
+    "continue": ["-p"],
 }
 """How each is asked once, without a terminal."""
 
@@ -102,7 +119,7 @@ class Desk:
 
 @contextmanager
 def at_desk(name: str, server: Server, clients_home: Path, root: Path) -> Generator[Desk]:
-    ask, agent = ASKS[name], installed(LAUNCHED[name], clients_home)
+    ask, agent = ASKS[name], replace(installed(LAUNCHED[name], clients_home), files=lambda _: {})
     talk = Talk(agent, clients_home, server.port, None, root)
     talk.put(NOTE, b"One line.\n")
     command = [*agent.command(clients_home, talk.place), *ask.words]
@@ -113,7 +130,7 @@ def at_desk(name: str, server: Server, clients_home: Path, root: Path) -> Genera
             screen.look(2)
             screen.press(*keys)
         screen.wait(lambda text: ask.starts in text)
-        screen.look(2)
+        screen.look(ask.settles_s)
         try:
             yield Desk(screen, agent.folder_of_its_tools(talk.place))
         finally:

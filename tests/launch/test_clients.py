@@ -4,17 +4,20 @@ import json
 import tomllib
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from start_llm.config.settings import Settings
-from start_llm.launch.clients import CLIENTS, Client
+from start_llm.launch.client import Client
+from start_llm.launch.clients import CLIENTS
 from start_llm.launch.files import text_of
 from start_llm.launch.http_requests import Address
 from start_llm.launch.own_settings import OwnSettings
 from start_llm.launch.permissions import Permissions
 from start_llm.launch.server_info import NO_KEY, ServerInfo, address_at, addresses, reply_limit
 from start_llm.launch.setup import make_setup
+from start_llm.launch.yaml import parse_yaml
 
 FOLDER = Path("/private/folder")
 SERVED = ServerInfo(
@@ -79,6 +82,25 @@ ENVIRONMENTS: dict[str, dict[str, str]] = {
         "OPENCLAW_STATE_DIR": "/private/folder",
         "OPENCLAW_CONFIG_PATH": "/private/folder/openclaw.json",
         "OPENCLAW_NO_AUTO_UPDATE": "1",
+    },
+    "qwen": KEY
+    | {
+        "QWEN_HOME": "/private/folder",
+        "QWEN_RUNTIME_DIR": "/private/folder",
+        "QWEN_STREAM_MAX_LIFETIME_MS": "3600000",
+    },
+    "cline": {
+        "CLINE_DIR": "/private/folder",
+        "CLINE_DATA_DIR": "/private/folder/data",
+        "CLINE_SESSION_BACKEND_MODE": "local",
+        "OPENAI_API_KEY": "sk-1",
+    },
+    "continue": KEY
+    | {
+        "CONTINUE_GLOBAL_DIR": "/private/folder",
+        "CONTINUE_CLI_AUTO_UPDATED": "1",
+        "CONTINUE_CLI_ENABLE_TELEMETRY": "0",
+        "CONTINUE_METRICS_ENABLED": "0",
     },
 }
 FILES: dict[str, dict[str, object]] = {
@@ -183,6 +205,102 @@ FILES: dict[str, dict[str, object]] = {
             "telemetry": {"enabled": False},
         }
     },
+    "qwen": {
+        "settings.json": {
+            "$version": 4,
+            "security": {"auth": {"selectedType": "openai"}},
+            "modelProviders": {
+                "openai": [
+                    {
+                        "id": "openai/tiny",
+                        "name": "openai/tiny",
+                        "envKey": "START_LLM_API_KEY",
+                        "baseUrl": "http://127.0.0.1:4000/v1",
+                        "generationConfig": {
+                            "contextWindowSize": 131_072,
+                            "modalities": {"image": False},
+                            "samplingParams": {"max_tokens": 32_000},
+                            "streamIdleTimeoutMs": HOUR_MS,
+                            "timeout": HOUR_MS,
+                        },
+                    }
+                ]
+            },
+            "model": {"name": "openai/tiny"},
+            "general": {"enableAutoUpdate": False},
+            "privacy": {"usageStatisticsEnabled": False},
+            "telemetry": {"enabled": False},
+            "memory": {
+                "enableManagedAutoMemory": False,
+                "enableManagedAutoDream": False,
+                "enableAutoSkill": False,
+            },
+            "ui": {"enableFollowupSuggestions": False, "enableUserFeedback": False},
+        }
+    },
+    "cline": {
+        "data/settings/providers.json": {
+            "version": 1,
+            "lastUsedProvider": "openai-compatible",
+            "modes": {},
+            "providers": {
+                "openai-compatible": {
+                    "settings": {
+                        "provider": "openai-compatible",
+                        "model": "openai/tiny",
+                        "baseUrl": "http://127.0.0.1:4000/v1",
+                        "timeout": HOUR_MS,
+                    },
+                    "updatedAt": "2026-01-01T00:00:00.000Z",
+                    "tokenSource": "manual",
+                }
+            },
+        },
+        "data/settings/models.json": {
+            "version": 1,
+            "providers": {
+                "openai-compatible": {
+                    "models": {
+                        "openai/tiny": {
+                            "id": "openai/tiny",
+                            "name": "openai/tiny",
+                            "contextWindow": 131_072,
+                            "maxTokens": 32_000,
+                            "capabilities": ["tools", "streaming", "reasoning"],
+                        }
+                    }
+                }
+            },
+        },
+        "data/settings/global-settings.json": {"telemetryOptOut": True, "autoUpdateEnabled": False},
+        "data/settings/cli-notices.json": {
+            "shown": {
+                "cline-cli-cline-pass-intro": True,
+                "cline-cli-desktop-launch": True,
+                "cline-cli-zen": True,
+            }
+        },
+    },
+    "continue": {
+        "config.yaml": {
+            "name": "start_llm",
+            "version": "1.0.0",
+            "schema": "v1",
+            "models": [
+                {
+                    "name": "openai/tiny",
+                    "provider": "openai",
+                    "model": "openai/tiny",
+                    "apiBase": "http://127.0.0.1:4000/v1",
+                    "apiKey": "${{ secrets.START_LLM_API_KEY }}",
+                    "roles": ["chat"],
+                    "capabilities": ["tool_use"],
+                    "defaultCompletionOptions": {"contextLength": 131_072, "maxTokens": 32_000},
+                }
+            ],
+        },
+        ".onboarding_complete": "\n",
+    },
 }
 
 
@@ -209,7 +327,7 @@ def test_the_files_are_exactly_these(name):
 @pytest.mark.parametrize("name", CLIENTS)
 def test_each_file_reads_back_in_its_own_form(name):
     for path, content in make_setup(CLIENTS[name], SERVED, FOLDER, nothing_of_their_own()).files.items():
-        read = {".json": json.loads, ".toml": tomllib.loads}.get(path.suffix, str)
+        read = {".json": json.loads, ".toml": tomllib.loads, ".yaml": parse_yaml}.get(path.suffix, str)
         assert read(text_of(path, content)) == content
 
 
@@ -246,6 +364,9 @@ def test_clients_with_a_switch_for_images_are_told_of_a_model_that_sees():
         assert '"input":["text","image"]' in files(name)
     assert '"attachment":true' in files("opencode")
     assert '"modalities":{"input":["text","image"],"output":["text"]}' in files("opencode")
+    assert '"modalities":{"image":true}' in files("qwen")
+    assert '"reasoning","images"]' in files("cline")
+    assert '["tool_use","image_input"]' in files("continue")
     for name in ("claude", "codex"):
         assert files(name) == files(name).replace("image", "")
 
@@ -267,10 +388,11 @@ def test_compaction_comes_in_time_and_does_not_come_again_at_once(window):
     """At the limit a whole reply has room; after a compaction the limit is not reached."""
     reply = reply_limit(window, window)
     served = ServerInfo(url="http://127.0.0.1:8080", key="k", model="m", window=window, reply=reply)
-    codex = CLIENTS["codex"].files(served, FOLDER)["config.toml"]
+    codex: Any = CLIENTS["codex"].files(served, FOLDER)["config.toml"]
+    pi: Any = CLIENTS["pi"].files(served, FOLDER)["settings.json"]
     assert codex["model_auto_compact_token_limit_scope"] == "body_after_prefix"
     assert codex["model_auto_compact_token_limit"] == max(window // 4, window - reply - 12_000)
-    match CLIENTS["pi"].files(served, FOLDER)["settings.json"]["compaction"]:
+    match pi["compaction"]:
         case {"reserveTokens": int(reserve), "keepRecentTokens": int(kept)}:
             assert reserve == reply + 4096, "pi keeps that many free besides the reply"
             assert 4 * kept <= window // 2, "pi takes four characters for a token"

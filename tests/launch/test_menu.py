@@ -55,7 +55,9 @@ def test_an_installed_client_is_suggested(programs: Path):
 def test_one_that_does_not_suit_the_model_is_not_suggested(programs: Path):
     assert suggested({"PATH": str(programs.parent)}, ("pi",)) == ["clients"]
     title, lines = paste_lines("http://127.0.0.1:1", "m", ("pi",), asks_key=False)[-1]
-    assert title.startswith("Or start a coding client (claude, openclaw, codex, opencode)")
+    assert title.startswith(
+        "Or start a coding client (claude, openclaw, codex, opencode, qwen, cline, continue)"
+    )
     assert lines[0].endswith("start_llm clients")
     assert lines[1].startswith("# pi: not with this model")
 

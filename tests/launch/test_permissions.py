@@ -17,6 +17,7 @@ from start_llm.launch.files import deep_merge, write_all
 from start_llm.launch.own_settings import OwnSettings, lenient_json
 from start_llm.launch.server_info import ServerInfo
 from start_llm.launch.setup import Setup, as_script, make_setup
+from start_llm.launch.yaml import parse_yaml
 
 SERVED = ServerInfo(url="http://127.0.0.1:4000", key="k", model="m", window=131_072, reply=32_000)
 FOLDER = Path("/private/folder")
@@ -81,6 +82,23 @@ def test_openclaw_refuses_commands_and_says_so(user):
     }
     (note,) = user.setup("openclaw").notes
     assert "refuses commands" in note
+
+
+def test_qwen_starts_in_the_mode_that_asks_and_trusts_no_folder_unasked(user):
+    settings = user.file("qwen", "settings.json")
+    assert settings["tools"] == {"approvalMode": "default"}
+    assert settings["security"]["folderTrust"] == {"enabled": True}
+    assert "permissions" not in settings
+
+
+def test_cline_approves_nothing_by_itself(user):
+    assert user.file("cline", "data/settings/global-settings.json")["toolAutoApprove"] is False
+
+
+def test_continue_asks_where_its_own_rules_would_not(user):
+    assert user.file("continue", "permissions.yaml") == {
+        "ask": ["Bash", "Edit", "MultiEdit", "Write", "Fetch"]
+    }
 
 
 @pytest.mark.parametrize("client", sorted({*CLIENTS} - {"openclaw"}))
@@ -413,6 +431,86 @@ def test_tools_that_are_off_in_an_older_form_stay_off(user):
     assert decision(setup, "build", "grep", "x") == "allow"
 
 
+# ------------------------------------------------------------------------------ Qwen Code, Cline and Continue
+
+
+@pytest.mark.parametrize(
+    ("theirs", "mode"),
+    [
+        ("plan", "plan"),
+        ("default", "default"),
+        ("auto-edit", "default"),
+        ("auto", "default"),
+        ("yolo", "default"),
+    ],
+)
+def test_the_stricter_mode_of_qwen_wins(theirs, mode, user):
+    user.has(".qwen/settings.json", json.dumps({"tools": {"approvalMode": theirs}}))
+    assert user.file("qwen", "settings.json")["tools"]["approvalMode"] == mode
+
+
+def test_what_qwen_is_forbidden_stays_forbidden_and_what_it_is_allowed_is_a_question(user):
+    theirs = {
+        "tools": {
+            "allowed": ["run_shell_command"],
+            "core": ["read_file"],
+            "exclude": ["web_fetch"],
+            "executionSandbox": {"filesystem": "read-only", "network": "closed"},
+            "sandbox": False,
+        },
+        "permissions": {"allow": ["Bash"], "ask": ["Read"], "deny": ["Bash(rm *)"]},
+        "security": {"folderTrust": {"enabled": False}},
+        "hooks": {"PreToolUse": []},
+    }
+    user.has(".qwen/settings.json", json.dumps(theirs))
+    setup = user.setup("qwen")
+    settings = setup.files[FOLDER / "settings.json"]
+    assert settings["tools"] == {
+        "approvalMode": "default",
+        "core": ["read_file"],
+        "exclude": ["web_fetch"],
+        "executionSandbox": {"filesystem": "read-only", "network": "closed"},
+    }
+    assert settings["permissions"] == {"ask": ["Read"], "deny": ["Bash(rm *)"]}
+    assert settings["security"]["folderTrust"] == {"enabled": True}
+    assert setup.notes == [f"The hooks in {user.home}/.qwen/settings.json do not run here."]
+
+
+def test_tools_that_cline_may_not_have_stay_away_wherever_its_settings_are(user, tmp_path):
+    theirs = {"toolAutoApprove": True, "disabledTools": ["run_commands"], "planActMode": "plan"}
+    kept = {"toolAutoApprove": False, "disabledTools": ["run_commands"], "planActMode": "plan"}
+    for place, variables in (
+        (user.home / ".cline/data", {}),
+        (tmp_path / "mine/data", {"CLINE_DIR": str(tmp_path / "mine")}),
+        (tmp_path / "data", {"CLINE_DATA_DIR": str(tmp_path / "data")}),
+    ):
+        (place / "settings").mkdir(parents=True)
+        (place / "settings/global-settings.json").write_text(json.dumps(theirs))
+        settings = user.file("cline", "data/settings/global-settings.json", **variables)
+        assert kept.items() <= settings.items()
+
+
+def test_tools_that_continue_may_not_have_stay_away(user):
+    user.has(".continue/permissions.yaml", "allow: [Bash]\nask:\n  - Read\nexclude:\n  - Write\n")
+    assert user.file("continue", "permissions.yaml") == {
+        "ask": ["Bash", "Edit", "MultiEdit", "Write", "Fetch", "Read"],
+        "exclude": ["Write"],
+    }
+
+
+def test_what_is_allowed_inside_of_a_launched_continue_stays(user, tmp_path):
+    """It writes the file anew, as YAML with a comment."""
+    folder = tmp_path / "private"
+    folder.mkdir()
+    (folder / "permissions.yaml").write_text("# managed\nallow:\n  - Bash(ls*)\nask:\n  - Bash\n")
+    for _ in range(2):
+        write_all(folder, user.setup_in(folder, "continue").files)
+        assert parse_yaml((folder / "permissions.yaml").read_text()) == {
+            "allow": ["Bash(ls*)"],
+            "ask": ["Bash", "Edit", "MultiEdit", "Write", "Fetch"],
+        }
+
+
 # --------------------------------------------------------------------------------------------- what is read
 
 BROKEN = {
@@ -421,6 +519,9 @@ BROKEN = {
     "pi": ".pi/agent/settings.json",
     "openclaw": ".openclaw/openclaw.json",
     "opencode": ".config/opencode/opencode.json",
+    "qwen": ".qwen/settings.json",
+    "cline": ".cline/data/settings/global-settings.json",
+    "continue": ".continue/permissions.yaml",
 }
 
 

@@ -79,6 +79,23 @@ def test_opencode_lists_all_models_with_their_windows() -> None:
     }
 
 
+def test_qwen_cline_and_continue_list_all_models_and_begin_with_the_one_in_use() -> None:
+    qwen = files("qwen")["settings.json"]
+    assert ids(qwen["modelProviders"]["openai"]) == ["lab/used", "small", "lab/big"]
+    assert qwen["model"] == {"name": "lab/used"}
+    cline = files("cline")
+    listed = cline["data/settings/models.json"]["providers"]["openai-compatible"]["models"]
+    assert {name: model["contextWindow"] for name, model in listed.items()} == {
+        "lab/used": 131_072,
+        "small": 8192,
+        "lab/big": 40_000,
+    }
+    chosen = cline["data/settings/providers.json"]["providers"]["openai-compatible"]["settings"]
+    assert chosen["model"] == "lab/used"
+    models = files("continue")["config.yaml"]["models"]
+    assert [model["model"] for model in models] == ["lab/used", "small", "lab/big"]
+
+
 def test_the_first_of_the_list_is_used_and_the_others_are_offered() -> None:
     found = served(*LISTED)
     assert (found.model, found.window) == ("lab/used", 30_000)

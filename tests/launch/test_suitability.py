@@ -18,7 +18,7 @@ from start_llm.launch.suitability import unsuited, unsuited_clients
 from tests.launch.home import ROOT, Home
 from tests.serving import Server, serving
 
-CUT_BY_THE_DEMO = ["claude", "openclaw", "codex"]
+CUT_BY_THE_DEMO = ["claude", "openclaw", "codex", "qwen"]
 """Clients whose instructions have more than the 16,000 characters that the demo model's template shows."""
 
 
@@ -71,7 +71,7 @@ def test_who_launches_a_client_that_does_not_suit_is_told_before_it_starts(home:
     assert done.returncode == 0, "without a terminal nobody is asked"
     assert done.stderr.startswith(
         "claude does not suit demo: the model's template cuts the client's own prompt off.\n"
-        "pi and opencode would: start_llm launch pi\n"
+        "These suit it: pi, opencode, cline, continue. Try: start_llm launch pi\n"
     )
     assert home.told().arguments == []
     done = home.run("launch", "--base-url", demo.url, "pi")
@@ -101,5 +101,5 @@ def test_the_start_proposes_a_client_that_suits(
     demo: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     printed = demo.printed()
-    assert "Or start a coding client (pi, opencode) in the folder to work in:" in printed
-    assert "# claude, openclaw, codex: not with this model" in printed
+    assert "Or start a coding client (pi, opencode, cline, continue) in the folder to work in:" in printed
+    assert "# claude, openclaw, codex, qwen: not with this model" in printed

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Generator
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -322,6 +324,28 @@ def test_the_policy_would_stop_what_the_script_does_not(browser: Browser, hostil
             page.run(f"(() => {{ try {{ {hole} }} catch (error) {{ console.error(String(error)) }} }})()")
             page.browser.listen(0.1)
             assert page.problems, hole
+
+
+def test_the_gaps_between_turns_are_the_times_between_them(browser: Browser, busy: Server):
+    with browser.page(busy.url, 1000) as page:
+        page.until(LOADED)
+        lefts = page.run(TURNS_AT.replace("TIMES", "[0, 10, 100, 100.001]"))
+        gaps = [later - earlier for earlier, later in pairwise(lefts)]
+        assert gaps[1] == pytest.approx(9 * gaps[0], rel=0.2)
+        assert gaps[2] == pytest.approx(9, abs=1), "turns at one time stand side by side"
+        axes = page.run("[...document.querySelectorAll('#conversations .axis')].map(one => one.innerText)")
+        counts = page.run("[...known.conversations.values()].reverse().map(one => one.turns.length)")
+        times = [len(re.findall(r"\d\d:\d\d:\d\d", axis)) for axis in axes]
+        assert times == [min(count, 2) for count in counts], "of the first turn and of the last"
+
+
+TURNS_AT = """(() => {
+  const list = document.querySelector("#conversations ol").cloneNode();
+  document.querySelector('#conversations').append(list);
+  showTurns(list, TIMES.map(at => (
+    { ended_at: at, cached_tokens: 5, new_tokens: 5, again_tokens: 0, reason: null })));
+  return [...list.children].map(one => one.getBoundingClientRect().left);
+})()"""
 
 
 @pytest.mark.thorough

@@ -143,13 +143,24 @@ function turnSentence(turn) {
   return `${clock(turn.ended_at)}: ${tokens(turn.cached_tokens)} kept, ${number.format(turn.new_tokens)} new${again}.`;
 }
 
+/** Set the columns of the grid: one for each turn, and before each later one a gap for the time that passed. */
+function setTimeAxis(list, turns) {
+  const all = Math.max(turns.at(-1).ended_at - turns[0].ended_at, 1e-3);
+  const gaps = turns.slice(1).map((turn, place) => Math.round(1000 * (turn.ended_at - turns[place].ended_at) / all));
+  list.style.setProperty("grid-template-columns", ["var(--turn)", ...gaps.map(gap => `minmax(3px, ${Math.max(gap, 1)}fr) var(--turn)`)].join(" "));
+}
+
 function showTurns(list, turns) {
+  setTimeAxis(list, turns);
   const longest = Math.max(...turns.map(one => one.cached_tokens + one.new_tokens + one.again_tokens), 1);
   show(list, turns, turn => String(turn.ended_at), turn => {
     const kinds = ["again", "new", "cached"].map(kind => make("span", { class: kind }));
     return make("li", { title: turnSentence(turn) }, ...kinds, make("span", { class: "sr" }, turnSentence(turn)));
-  }, (element, turn) => ["again", "new", "cached"].forEach((kind, place) =>
-    element.children[place].style.setProperty("height", `${100 * turn[`${kind}_tokens`] / longest}%`)));
+  }, (element, turn) => {
+    element.style.setProperty("grid-column", String(2 * turns.indexOf(turn) + 1));
+    ["again", "new", "cached"].forEach((kind, place) =>
+      element.children[place].style.setProperty("height", `${100 * turn[`${kind}_tokens`] / longest}%`));
+  });
 }
 
 /** Add what is new to what the page knows, the newest first; the server forgets the oldest, too. */
@@ -178,17 +189,20 @@ function put(records, name, record) {
 }
 
 function showConversations(conversations) {
-  say(byId("conversations-summary"), conversations.length ? "Each column is one turn, the newest at the right; its height is the length of its prompt." : "No conversation so far.");
+  say(byId("conversations-summary"), conversations.length ? "Each column is one turn, and its height the length of its prompt; the gap before it is the time that passed." : "No conversation so far.");
   show(byId("conversations"), conversations, ([name]) => name,
     ([, one]) => {
       const item = make("li", {}, who({ ...one, endpoint: "" }, `Session ${label(one)}`),
-        make("ol", { class: "turns", "aria-label": `Turns of session ${label(one)}` }));
+        make("ol", { class: "turns", "aria-label": `Turns of session ${label(one)}` }),
+        make("p", { class: "axis", "aria-hidden": "true" }, make("span"), make("span")));
       item.firstChild.append(make("p", { class: "what last" }));
       return item;
     },
     (element, [, one]) => {
       say(element.querySelector(".last"), `Last turn at ${turnSentence(one.turns.at(-1))}`);
       showTurns(element.querySelector("ol"), one.turns);
+      const ends = one.turns.length > 1 ? [one.turns[0], one.turns.at(-1)] : [one.turns[0]];
+      ends.forEach((turn, place) => say(element.querySelector(".axis").children[place], clock(turn.ended_at)));
     });
 }
 
