@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, MutableMapping, Sequence
-from functools import partial
 from pathlib import Path
 
 from start_llm.core.adapters import BASE_MODEL, MountedAdapter
@@ -38,7 +37,7 @@ class ModelAdapters:
             InvalidRequest: it is none for this model; what was mounted stays.
             EngineDied: the engine has stopped.
         """
-        mounted: MountedAdapter = self._engine.run(partial(self._adapters.load, name, folder))
+        mounted = self._engine.run("load an adapter", self._adapters.load, name, folder)
         self._folders[name] = folder
         return mounted
 
@@ -51,7 +50,8 @@ class ModelAdapters:
         """
         self._adapters.remove(name)
         self._folders.pop(name, None)
-        self._engine.run(partial(self._adapters.mount, BASE_MODEL))  # or the network would keep its layers
+        # Otherwise the network would keep its layers.
+        self._engine.run("unmount adapters", self._adapters.mount, BASE_MODEL)
 
     def mount_again(self, say: Callable[[str], None]) -> None:
         """Mount what was mounted when the model was last loaded. Tell the user of what cannot be."""

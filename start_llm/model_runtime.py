@@ -465,7 +465,7 @@ class EngineEmbedder:
         return self.tokenizer.fewest_tokens(text)
 
     def embed(self, ids: Sequence[int]) -> list[float]:
-        return self.engine.run(partial(self.embedder.embed, ids))
+        return self.engine.run("make a vector", self.embedder.embed, ids)
 
 
 def _embedder(loaded: LoadedEngine, tokenizer: Tokenizer) -> EngineEmbedder | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from start_llm.doctor.network import Network, Rounding, Sense, forget_peak_memor
 from start_llm.doctor.server import ExaminedServer, examined_server
 from start_llm.doctor.text import PASSAGE, prose
 from start_llm.doctor.truth import Comparison, Truth
+from start_llm.engine.engine import Engine
 from start_llm.models.loader import read
 from start_llm.wiring import memory_budget
 
@@ -112,17 +112,17 @@ class _Examination:
 
     def _before_the_restart(self) -> tuple[Truth, CacheTrial | None]:
         network = self._network()
-        rounding = self._on_engine(lambda: network.rounding(self._samples()))
+        rounding = self._engine.run("measure rounding", network.rounding, self._samples())
         self._add(judged_rounding(rounding))
-        self._add(judged_sense(self._on_engine(lambda: network.sense(self._encode(PASSAGE)))))
+        self._add(judged_sense(self._engine.run("measure sense", network.sense, self._encode(PASSAGE))))
         truth = self._truth(rounding)
-        engine, extent = self._server.runtime.engine, self._extent
+        engine, extent = self._engine, self._extent
         comparison = truth.play(engine, network, extent.conversations, extent.truth_s)
         self._add(self._truth_finding(comparison))
         cache = None
         if self._server.runtime.startup.model.tokenizer.has_chat_template:
             # What the network computed for comparison is not the server's memory.
-            self._on_engine(forget_peak_memory)
+            self._engine.run("forget the peak of memory", forget_peak_memory)
             cache = CacheTrial.play(self._server, prompt_length(self._server, extent.cold_s))
             self._add(self._peak())
             for finding in decode_findings(self._server, network):
@@ -134,8 +134,7 @@ class _Examination:
             for finding in cache.findings_after_restart(reuses=self._reuses):
                 self._add(finding)
         if self._reuses:
-            engine = self._server.runtime.engine
-            comparison = truth.go_on(engine, self._network(), _AFTER_RESTART, self._extent.restarted_s)
+            comparison = truth.go_on(self._engine, self._network(), _AFTER_RESTART, self._extent.restarted_s)
             self._add(self._restart_finding(comparison))
             self._add(self._files())
 
@@ -144,12 +143,13 @@ class _Examination:
         """True if there is a prompt cache."""
         return self._server.runtime.metrics.cache.budget_bytes > 0
 
-    def _on_engine[T](self, work: Callable[[], T]) -> T:
-        return self._server.runtime.engine.run(work)
+    @property
+    def _engine(self) -> Engine:
+        return self._server.runtime.engine
 
     def _network(self) -> Network:
         model = self._server.runtime.startup.model
-        return self._on_engine(lambda: Network(model.network, model.tokenizer.eos_token_ids))
+        return self._engine.run("look at the network", Network, model.network, model.tokenizer.eos_token_ids)
 
     def _encode(self, text: str) -> list[int]:
         return self._server.runtime.startup.model.tokenizer.encode(text, as_document=False)
@@ -198,7 +198,7 @@ class _Examination:
         return Finding(topic, "fault", text, comparison.figures)
 
     def _peak(self) -> Finding:
-        peak, budget = self._on_engine(peak_memory), memory_budget(self._settings)
+        peak, budget = self._engine.run("read the peak of memory", peak_memory), memory_budget(self._settings)
         text = f"{peak / _GIB:.2f} GiB at most, of {budget / _GIB:.1f} GiB"
         verdict: Verdict = "fine" if peak <= budget else "fault"
         return Finding("peak memory", verdict, text, {"peak_bytes": peak, "budget_bytes": budget})

@@ -203,7 +203,9 @@ def decode_findings(server: ExaminedServer, network: Network) -> Iterator[Findin
     bias = dict.fromkeys(map(str, runtime.startup.model.tokenizer.eos_token_ids), AGAINST_THE_END)
     bare, ours = list[float](), list[float]()
     for _ in range(_DECODE_RUNS):
-        bare.append(runtime.engine.run(lambda: network.decode_speed(prompt, _DECODED_TOKENS)))
+        bare.append(
+            runtime.engine.run("decode without a server", network.decode_speed, prompt, _DECODED_TOKENS)
+        )
         ours.append(_speed(server.chat([_rules_of(_TRIAL_WORDS)], _DECODED_TOKENS, logit_bias=bias)))
     own, theirs = statistics.median(ours), statistics.median(bare)
     figures = {

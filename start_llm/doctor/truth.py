@@ -145,7 +145,7 @@ class Truth:
         asked = [(one, engine.submit(self._request(one))) for one in group]
         replies = [(one, self._read(generation, comparison)) for one, generation in asked]
         for one, reply in replies:
-            difference = engine.run(lambda reply=reply: network.difference(reply, self._tolerance))
+            difference = engine.run("compare a reply", network.difference, reply, self._tolerance)
             comparison.replies += 1
             comparison.tokens += len(reply.tokens)
             if difference and difference.is_rounding:

@@ -7,13 +7,12 @@ import threading
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
 
 from start_llm.core.engine_request import EngineRequest
 from start_llm.core.errors import EngineDied, ModelError, Overloaded, StartLLMError
 from start_llm.core.events import Failed, Restored
 from start_llm.engine.cache_probe import CacheProbe
-from start_llm.engine.engine_task import EngineTask
+from start_llm.engine.engine_task import EngineCommand, EngineTask
 from start_llm.engine.engine_thread import EngineThread
 from start_llm.engine.generation import Generation
 from start_llm.engine.inbox import DiskNews, Inbox, MemoryShare, StopRequest
@@ -99,14 +98,23 @@ class Engine:
                 return restored
         raise EngineDied("The engine cannot tell what it has of this prompt.")
 
-    def run(self, work: Callable[[], Any]) -> Any:
+    def run[**Values, Result](
+        self,
+        name: str,
+        work: Callable[Values, Result],
+        *arguments: Values.args,
+        **options: Values.kwargs,
+    ) -> Result:
         """Do some work on the engine thread, between two steps, and return what it returns.
+
+        Args:
+            name: what it is, in words.
 
         Raises:
             RequestError: the work raised it.
             EngineDied: the engine has stopped.
         """
-        task = EngineTask(work)
+        task = EngineTask(EngineCommand(name, work, arguments, options))
         self._inbox.put(task)
         while self.is_alive():
             with suppress(queue.Empty):

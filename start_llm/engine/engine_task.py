@@ -4,34 +4,51 @@ from __future__ import annotations
 
 import queue
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from start_llm.core.errors import InternalError, RequestError
 from start_llm.core.thread_owners import ENGINE, REQUEST, owned_by
 
 
-class EngineTask:
-    """A piece of work and its outcome. The engine thread runs it; one other thread waits.
+@dataclass(frozen=True, slots=True)
+class EngineCommand:
+    """What is to be done.
 
-    Args:
+    Attributes:
+        name: what it is, in words.
         work: returns what the waiting thread wants, or raises a `RequestError` for it.
+        arguments, options: values for it.
     """
 
-    def __init__(self, work: Callable[[], Any]) -> None:
-        self._work = work
+    name: str
+    work: Callable[..., Any]
+    arguments: tuple[Any, ...] = ()
+    options: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+    def __call__(self) -> Any:
+        return self.work(*self.arguments, **self.options)
+
+
+class EngineTask:
+    """A command and its outcome. The engine thread runs it; one other thread waits."""
+
+    def __init__(self, command: EngineCommand) -> None:
+        self.command = command
         self._outcome: queue.SimpleQueue[tuple[Any, RequestError | None]] = queue.SimpleQueue()
 
     @owned_by(ENGINE)
     def run(self) -> None:
         """Do the work. Nothing is raised here: requests that run have no part in it."""
         try:
-            self._outcome.put((self._work(), None))
+            self._outcome.put((self.command(), None))
         except RequestError as error:
             self._outcome.put((None, error))
         except Exception as error:  # noqa: BLE001 - whatever it is, it belongs to the thread that waits
             traceback.print_exc()
-            self._outcome.put((None, InternalError(f"{type(error).__name__}: {error}")))
+            told = f"{self.command.name}: {type(error).__name__}: {error}"
+            self._outcome.put((None, InternalError(told)))
 
     @owned_by(REQUEST)
     def wait(self, timeout_s: float) -> Any:
