@@ -589,8 +589,10 @@ def log(text: str) -> None:
 
 
 def keep_bytecode_of_tests() -> None:
-    """Where Python may not write bytecode beside its sources, write it to a folder of pytest's: the tests start
-    dozens of processes, and each would compile thousands of files again, those of LiteLLM for 6 seconds."""
+    """Where Python may not write bytecode beside its sources, write it to a folder of pytest's.
+
+    The tests start dozens of processes, and each would compile its files again: LiteLLM's for six seconds.
+    """
     if os.environ.pop("PYTHONDONTWRITEBYTECODE", None):
         os.environ.setdefault("PYTHONPYCACHEPREFIX", str(ROOT / ".pytest_cache" / "bytecode"))
 
