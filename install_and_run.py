@@ -591,7 +591,7 @@ def log(text: str) -> None:
 def keep_bytecode_of_tests() -> None:
     """Where Python may not write bytecode beside its sources, write it to a folder of pytest's.
 
-    The tests start dozens of processes, and each would compile thousands of files, those of LiteLLM for 6 s.
+    The tests start dozens of processes, and each would compile its files again: LiteLLM's for six seconds.
     """
     if os.environ.pop("PYTHONDONTWRITEBYTECODE", None):
         os.environ.setdefault("PYTHONPYCACHEPREFIX", str(ROOT / ".pytest_cache" / "bytecode"))
