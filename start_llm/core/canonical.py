@@ -135,58 +135,69 @@ class Root(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MessageRecord:
+    """A message of a conversation, and the prefix that ends with it.
+
+    Attributes:
+        canonical: as it is compared.
+        key: of the prefix.
+        exact: a name of the prefix that also covers what its key leaves out, and the reasoning that was sent.
+        echoed: digest of the reasoning that the client sent; None if it sent none.
+        shown: digest of the reasoning that the model sees if everything is rendered fresh.
+        ids: the random names that the client sends with it: in the ids of its calls, and in the id of the
+            reply that it says the message is (`core.ids`).
+        can_hold_note: whether a note may follow it.
+        ignored: what of it is not content.
+    """
+
+    role: str
+    canonical: CanonicalMessage
+    key: CanonicalKey
+    exact: bytes
+    echoed: bytes | None = None
+    shown: bytes | None = None
+    ids: frozenset[str] = frozenset()
+    can_hold_note: bool = True
+    ignored: tuple[Ignored, ...] = ()
+
+    @property
+    def omitted(self) -> tuple[OmittedText, ...]:
+        """The pieces that its key leaves out."""
+        return self.canonical.omitted
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Conversation:
     """A request in the form in which it is compared.
 
     Attributes:
         tenant: whose request it is.
         root: what precedes the first message.
-        roles: of the messages.
-        messages: as they are compared.
-        keys: of the prefixes, one for each message.
-        exact: for each prefix a name that also covers what its key leaves out, and the reasoning that was
-            sent.
-        echoed: for each message the digest of the reasoning that the client sent; None if it sent none.
-        shown: for each message the digest of the reasoning that the model sees if everything is rendered
-            fresh.
-        ids: for each message the random names that the client sends with it: in the ids of its calls, and in
-            the id of the reply that it says the message is (`core.ids`).
-        can_hold_note: for each message whether a note may follow it.
         name: the client's name for this one conversation; None if it gives none.
         session: what its requests have in common, for statistics: a name, or the first messages.
-        ignored: for each message what of it is not content.
         transient: messages after these that the next request will not have.
     """
 
     tenant: bytes
     root: Root
-    roles: Sequence[str]
-    messages: Sequence[CanonicalMessage]
-    keys: Sequence[CanonicalKey]
-    exact: Sequence[bytes]
-    echoed: Sequence[bytes | None]
-    shown: Sequence[bytes | None]
-    ids: Sequence[frozenset[str]]
-    can_hold_note: Sequence[bool]
+    messages: tuple[MessageRecord, ...]
     name: str | None
     session: str
-    ignored: Sequence[tuple[Ignored, ...]]
     transient: tuple[Ignored, ...] = ()
 
     def without_last(self) -> Conversation:
         """Return the conversation as it was before its last message."""
-        return replace(
-            self,
-            roles=self.roles[:-1],
-            messages=self.messages[:-1],
-            keys=self.keys[:-1],
-            exact=self.exact[:-1],
-            echoed=self.echoed[:-1],
-            shown=self.shown[:-1],
-            ids=self.ids[:-1],
-            can_hold_note=self.can_hold_note[:-1],
-            ignored=self.ignored[:-1],
-        )
+        return replace(self, messages=self.messages[:-1])
+
+    @property
+    def keys(self) -> tuple[CanonicalKey, ...]:
+        """The keys of its prefixes, one for each message."""
+        return tuple(message.key for message in self.messages)
+
+    @property
+    def canonical(self) -> tuple[CanonicalMessage, ...]:
+        """Its messages as they are compared."""
+        return tuple(message.canonical for message in self.messages)
 
     @property
     def names(self) -> dict[str, None]:
@@ -211,7 +222,8 @@ def exact_after(conversation: Conversation, reply: CanonicalMessage) -> bytes:
 
     A reply behind transient messages was drawn from words that no later request has: none is equal.
     """
-    key, beside = conversation.keys[-1].with_message(reply), conversation.exact[-1][_SIZE:]
+    last = conversation.messages[-1]
+    key, beside = last.key.with_message(reply), last.exact[_SIZE:]
     if conversation.transient:
         beside = CanonicalKey.of(beside, *(one.digest for one in conversation.transient)).digest
     return key.digest + (_with_beside(beside, key, reply, None) if reply.omitted else beside)

@@ -11,6 +11,7 @@ from functools import partial
 from start_llm.core.canonical import (
     CanonicalMessage,
     Conversation,
+    MessageRecord,
     OmittedText,
     Root,
     chain,
@@ -177,10 +178,10 @@ class Preparer:
             boundaries=tuple(map(Boundary, ends, encoded.cuts)),
             conversation=None
             if transient and self._has_moving(request)
-            else replace(asked, shown=self._digests(shown, is_shown)),
+            else self._with_shown(asked, shown, is_shown),
             has_transient=bool(transient),
             lasting_end=self._encoded(text.lasting_end, (), runs).ids if text.lasting_end else None,
-            omitted_chars=sum(message.omitted_chars for message in asked.messages),
+            omitted_chars=sum(message.omitted_chars for message in asked.canonical),
             reasoning_is_open=self._opens_reasoning(text.tail or text.behind(len(shown) - 1)),
             thinking=self._thinks(request.thinking),
         )
@@ -311,33 +312,39 @@ class Preparer:
         looked: ConversationScan,
         now: datetime,
     ) -> Conversation:
-        """Return the conversation as the client sent it; `shown` is filled in later.
+        """Return the conversation as the client sent it; what is shown of reasoning is filled in later.
 
         Args:
             transient: messages after those of the request.
         """
-        messages, keys = [look.canonical for look in looked.looks], looked.keys
+        compared, keys = [look.canonical for look in looked.looks], looked.keys
         apart = [look.apart for look in looked.looks]
-        if self._policy.checks_keys and _is_much_left_out(messages, apart):
-            messages = canonical(apart, request.late_tools, rules=rules_of("exact"))
-            keys = chain(looked.root, messages)
-        messages = self._dated(messages, now)
-        echoed = [look.echoed for look in looked.looks]
+        if self._policy.checks_keys and _is_much_left_out(compared, apart):
+            compared = canonical(apart, request.late_tools, rules=rules_of("exact"))
+            keys = chain(looked.root, compared)
+        compared = self._dated(compared, now)
+        exact = exact_keys(keys, compared, [look.echoed for look in looked.looks])
         roles = [message.role for message in request.messages]
         return Conversation(
             tenant=request.tenant,
             root=root,
-            roles=roles,
-            messages=messages,
-            keys=keys,
-            exact=exact_keys(keys, messages, echoed),
-            echoed=echoed,
-            shown=(),
-            ids=looked.names,
-            can_hold_note=[role in _ASKING for role in roles],
+            messages=tuple(
+                MessageRecord(
+                    role=role,
+                    canonical=message,
+                    key=key,
+                    exact=name,
+                    echoed=look.echoed,
+                    ids=ids,
+                    can_hold_note=role in _ASKING,
+                    ignored=look.ignored,
+                )
+                for role, message, key, name, look, ids in zip(
+                    roles, compared, keys, exact, looked.looks, looked.names, strict=True
+                )
+            ),
             name=request.conversation_id,
             session=request.session_id or keys[_first_question(roles)].digest.hex(),
-            ignored=[look.ignored for look in looked.looks],
             transient=tuple(one for some in ignored(transient) for one in some),
         )
 
@@ -392,13 +399,22 @@ class Preparer:
         broken = self._client_marks.broken(text, cuts)
         return self._images.encode(broken.text, broken.cuts, runs, broken.breaks)
 
-    def _digests(self, messages: Sequence[Message], is_shown: Sequence[bool]) -> list[bytes | None]:
-        """Return the digest of each message's reasoning, None for one that is not shown."""
+    def _with_shown(
+        self, asked: Conversation, messages: Sequence[Message], is_shown: Sequence[bool]
+    ) -> Conversation:
+        """Return a conversation with the digest of the reasoning that is shown of each message.
+
+        Args:
+            messages: as they are rendered.
+        """
         apart = (split_inline_reasoning(message, self._marks) for message in messages)
-        return [
-            reasoning_digest(message.reasoning) if shown else None
-            for message, shown in zip(apart, is_shown, strict=True)
-        ]
+        return replace(
+            asked,
+            messages=tuple(
+                replace(record, shown=reasoning_digest(message.reasoning) if is_seen else None)
+                for record, message, is_seen in zip(asked.messages, apart, is_shown, strict=True)
+            ),
+        )
 
     def _thinks(self, thinking: Thinking) -> bool:
         switch = self.facts.switch

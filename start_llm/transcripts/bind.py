@@ -74,13 +74,8 @@ def fresh(conversation: Conversation, ids: tuple[int, ...], boundaries: Sequence
 def _details(conversation: Conversation, first: int) -> tuple[MessageDetails, ...]:
     """Return the details of the messages from `first` on, as the fresh rendering shows them."""
     return tuple(
-        MessageDetails(message.omitted, reasoning=shown, is_ours=echoed is None)
-        for message, shown, echoed in zip(
-            conversation.messages[first:],
-            conversation.shown[first:],
-            conversation.echoed[first:],
-            strict=True,
-        )
+        MessageDetails(message.omitted, reasoning=message.shown, is_ours=message.echoed is None)
+        for message in conversation.messages[first:]
     )
 
 
@@ -149,7 +144,8 @@ class PromptBinder:
             candidates: the longest first.
         """
         last_note_holder = max(
-            (one.message for one in boundaries if self.conversation.can_hold_note[one.message]), default=-1
+            (one.message for one in boundaries if self.conversation.messages[one.message].can_hold_note),
+            default=-1,
         )
         best: _BindingCandidate | None = None
         costly_notes = impossible_notes = 0
@@ -177,7 +173,7 @@ class PromptBinder:
         """Yield the recorded prefixes that the guard admits, the longest first."""
         ends = {boundary.message: boundary.tokens for boundary in boundaries}
         for depth in sorted(ends, reverse=True):
-            for variant in self.store.at(self.conversation.keys[depth]):
+            for variant in self.store.at(self.conversation.messages[depth].key):
                 if self._knows_images(variant) and self.guard.admits(variant):
                     yield _BindingCandidate(variant, ends[depth])
 
@@ -204,7 +200,7 @@ class PromptBinder:
         """Return what a note would have to tell the model: what the recorded tokens lack or say wrongly."""
         details = (*variant.all_details(), *_details(self.conversation, variant.depth + 1))
         proven = self.guard.proven(variant)
-        return tuple(drift.changes(details, self.conversation.messages, proven=proven))
+        return tuple(drift.changes(details, self.conversation.canonical, proven=proven))
 
     def _with_paid_note(
         self, one: _BindingCandidate, changes: tuple[drift.Change, ...], fresh_length: int
@@ -237,8 +233,8 @@ class PromptBinder:
 
     def _with_note(self, bound: BoundPrompt, best: _BindingCandidate) -> BoundPrompt:
         """Insert the note at the end of the last message that can hold one, before its closer."""
-        can_hold_note = self.conversation.can_hold_note
-        place = next(one for one in reversed(bound.boundaries) if can_hold_note[one.message])
+        messages = self.conversation.messages
+        place = next(one for one in reversed(bound.boundaries) if messages[one.message].can_hold_note)
         details = list(bound.details)
         told = (*details[place.message].told, *(change.told for change in best.changes))
         note_tokens = details[place.message].note_tokens + len(best.note)
@@ -282,7 +278,7 @@ def record_prompt(store: TranscriptStore, conversation: Conversation, bound: Bou
         if last is not None and boundary.tokens <= last.length:
             continue  # it is recorded already; behind a note the last message of the prefix is not
         last = store.add(
-            PrefixNode(conversation.keys[boundary.message], boundary.message, boundary.tokens),
+            PrefixNode(conversation.messages[boundary.message].key, boundary.message, boundary.tokens),
             ids,
             bound.details,
             parent=_shorter(last, boundary.message),

@@ -58,10 +58,10 @@ def count_recomputed(computed: ComputedRequest, asked: ExplainedPrompt, restored
         asked: the request with the tokens that the model will read.
         restored: number of tokens that the cache has.
     """
-    said = Counter((*computed.conversation.messages, *computed.reply))
+    said = Counter((*computed.conversation.canonical, *computed.reply))
     spans = _spans(asked.boundaries, len(asked.conversation.messages), len(asked.ids))
     known = Counter[_TokenSpan]()
-    for span, message in zip(spans, asked.conversation.messages, strict=True):
+    for span, message in zip(spans, asked.conversation.canonical, strict=True):
         if said[message] > 0:
             said[message] -= 1  # the same words a second time are new
             known[span] += 1
@@ -107,7 +107,7 @@ class _Comparison:
         return Difference(message=None, role=None, drift="content", rule=None, what=what, **where._asdict())
 
     def _of_message(self, index: int) -> Iterator[Difference]:
-        if self._was.messages[index] != self._now.messages[index]:
+        if self._was.messages[index].canonical != self._now.messages[index].canonical:
             yield self._at(index, "content", None, "says something else")
             return
         reasoning = self._of_reasoning(index)
@@ -127,8 +127,8 @@ class _Comparison:
 
     def _of_reasoning(self, index: int) -> Difference | None:
         """Report reasoning from the client that is neither in the tokens nor what it sent last time."""
-        was, now = self._computed.reasoning_texts[index], self._now.echoed[index]
-        if now in (None, was) or (was is None and self._was.echoed[index] == now):
+        was, now = self._computed.reasoning_texts[index], self._now.messages[index].echoed
+        if now in (None, was) or (was is None and self._was.messages[index].echoed == now):
             return None
         return self._at(index, "content", None, "has other reasoning")
 
@@ -140,7 +140,7 @@ class _Comparison:
                 yield self._at(index, (new or old)[0].kind, name, _became(bool(old), bool(new)))
 
     def _of_ignored(self, index: int) -> Iterator[Difference]:
-        was, now = _by_rule(self._was.ignored[index]), _by_rule(self._now.ignored[index])
+        was, now = _by_rule(self._was.messages[index].ignored), _by_rule(self._now.messages[index].ignored)
         for rule in dict.fromkeys((*was, *now)):
             if was.get(rule) != now.get(rule):
                 drift = (now.get(rule) or was[rule]).drift
@@ -151,9 +151,9 @@ class _Comparison:
         index = len(self._was.messages)
         if not self._computed.reply or index >= len(self._now.messages):
             return
-        if self._now.messages[index] not in self._computed.reply:
+        if self._now.messages[index].canonical not in self._computed.reply:
             yield self._at(index, "content", None, "is not the reply that was given")
-        elif self._now.echoed[index] not in (None, self._computed.reasoning_texts[index]):
+        elif self._now.messages[index].echoed not in (None, self._computed.reasoning_texts[index]):
             yield self._at(index, "content", None, "has other reasoning")
 
     def _of_transient(self) -> Iterator[Difference]:
@@ -177,7 +177,7 @@ class _Comparison:
     def _at(self, index: int, drift: str, rule: str | None, what: str) -> Difference:
         is_read = rule is None or drift != "transport"
         where = self._apart(self._old_spans[index], self._new_spans[index]) if is_read else _Where(None)
-        role = self._now.roles[index]
+        role = self._now.messages[index].role
         return Difference(message=index, role=role, drift=drift, rule=rule, what=what, **where._asdict())
 
     def _apart(self, old: _TokenSpan, new: _TokenSpan) -> _Where:

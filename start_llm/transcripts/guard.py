@@ -187,7 +187,7 @@ class ConversationNames:
         """Note an answered conversation whose messages up to index `proven` are proven to be its own."""
         if conversation.name is None:
             return
-        beginning = conversation.name, conversation.keys[-1]
+        beginning = conversation.name, conversation.messages[-1].key
         begun = _UnprovenPart.of(conversation, proven)
         with self._lock:
             known = self._begun.pop(beginning, begun)
@@ -280,7 +280,8 @@ class Guard:
         self._keeps_reasoning = keeps_reasoning
         self._paths: dict[RecordedDetails, _PathFindings] = {}
         self._last_reply = max(
-            (depth for depth, role in enumerate(conversation.roles) if role == "assistant"), default=_NONE
+            (depth for depth, one in enumerate(conversation.messages) if one.role == "assistant"),
+            default=_NONE,
         )
         self._clocks: dict[Field, str] = {}
         for depth, message in enumerate(conversation.messages):
@@ -345,7 +346,7 @@ class Guard:
         for depth, reading in enumerate(recorded.details, first):
             if reading.told or reading.omitted != asked.messages[depth].omitted:
                 path = self._with_omitted(path, depth, reading)
-            if reading.reasoning is not None or asked.shown[depth] is not None:
+            if reading.reasoning is not None or asked.messages[depth].shown is not None:
                 path = self._with_reasoning(path, depth, reading, recorded.claims)
         if recorded.claims.is_delivered:
             path = path._replace(reply=recorded.depth)
@@ -357,9 +358,9 @@ class Guard:
     def _is_shown(self, recorded: RecordedDetails) -> bool:
         """Return whether the conversation proves that it received the reply that these tokens end with."""
         asked, depth, reasoning = self._conversation, recorded.depth, recorded.details[-1].reasoning
-        sends_reasoning = reasoning is not None and asked.echoed[depth] == reasoning
+        sends_reasoning = reasoning is not None and asked.messages[depth].echoed == reasoning
         return recorded.claims.proves_receipt(
-            self._name, asked.ids[depth], sends_reasoning=sends_reasoning, asked_as=asked.name
+            self._name, asked.messages[depth].ids, sends_reasoning=sends_reasoning, asked_as=asked.name
         )
 
     def _has_asked(self, recorded: RecordedDetails) -> bool:
@@ -386,7 +387,8 @@ class Guard:
         self, path: _PathFindings, depth: int, reading: MessageDetails, claims: Claims
     ) -> _PathFindings:
         held = reading.reasoning
-        sent, shown = self._conversation.echoed[depth], self._conversation.shown[depth]
+        message = self._conversation.messages[depth]
+        sent, shown = message.echoed, message.shown
         is_hidden = held is None and shown is not None
         is_another = held is not None and sent not in (None, held)
         is_too_much = held is not None and shown is None and not self._keeps_reasoning

@@ -43,7 +43,8 @@ class RecordedReasoning:
 
     def is_equal(self, conversation: Conversation, index: int) -> bool:
         """Return whether this conversation is equal byte for byte, and no other name claims the reply."""
-        return self.exact == conversation.exact[index] and not self.claims.from_other_names(conversation.name)
+        is_same = self.exact == conversation.messages[index].exact
+        return is_same and not self.claims.from_other_names(conversation.name)
 
     def is_proven(self, conversation: Conversation, index: int, name: str | None) -> bool:
         """Return whether this conversation proves that it received the reply.
@@ -52,7 +53,7 @@ class RecordedReasoning:
             name: name of the conversation, if it proves anything.
         """
         return self.claims.proves_receipt(
-            name, conversation.ids[index], sends_reasoning=False, asked_as=conversation.name
+            name, conversation.messages[index].ids, sends_reasoning=False, asked_as=conversation.name
         )
 
 
@@ -134,7 +135,7 @@ class ReasoningStore:
             index: index of the reply.
             name: name of the conversation, if it proves anything.
         """
-        key = conversation.keys[index]
+        key = conversation.messages[index].key
         with self._lock:
             known = self._reasoning_texts.get(key)
             if known is None:

@@ -49,21 +49,17 @@ class ComputedRequest:
         """
         if name is not None and name == self.conversation.name:
             return True
-        last, names = len(self.conversation.keys) - 1, (conversation.name, self.conversation.name)
+        last, names = len(self.conversation.messages) - 1, (conversation.name, self.conversation.name)
         from_other_names = None not in names and len({*names}) > 1
         if (
             not from_other_names
-            and last < len(conversation.exact)
-            and conversation.exact[last] == self.conversation.exact[last]
+            and last < len(conversation.messages)
+            and conversation.messages[last].exact == self.conversation.messages[last].exact
         ):
             return True
         if self.claims is None:
             return False
-        sent = [
-            ids
-            for ids, message in zip(conversation.ids, conversation.messages, strict=True)
-            if message in self.reply
-        ]
+        sent = [message.ids for message in conversation.messages if message.canonical in self.reply]
         return any(
             self.claims.proves_receipt(name, ids, sends_reasoning=False, asked_as=conversation.name)
             for ids in sent
@@ -75,7 +71,7 @@ class ComputedRequest:
 
     @property
     def nbytes(self) -> int:
-        said = sum(len(message.data) for message in self.conversation.messages)
+        said = sum(len(message.data) for message in self.conversation.canonical)
         return _TOKEN_BYTES * len(self.ids) + said
 
 
@@ -130,7 +126,7 @@ def _goes_on(newer: ComputedRequest, older: ComputedRequest) -> bool:
         _is_one_session(older, newer.conversation)
         and newer.conversation.tenant == older.conversation.tenant
         and newer.messages >= older.messages
-        and newer.conversation.keys[: len(older.conversation.keys)] == older.conversation.keys
+        and newer.conversation.keys[: len(older.conversation.messages)] == older.conversation.keys
     )
 
 
@@ -140,6 +136,6 @@ def _is_one_session(one: ComputedRequest, conversation: Conversation) -> bool:
 
 def _alike(one: ComputedRequest, conversation: Conversation) -> int:
     """Return the number of messages that are equal at the same index, the reply included."""
-    pairs = zip(one.conversation.messages, conversation.messages, strict=False)
-    answered = conversation.messages[len(one.conversation.messages) :][:1]
+    pairs = zip(one.conversation.canonical, conversation.canonical, strict=False)
+    answered = conversation.canonical[len(one.conversation.messages) :][:1]
     return sum(said == asked for said, asked in pairs) + any(said in one.reply for said in answered)

@@ -363,7 +363,7 @@ class Turn:
     def _record(self, conversation: Conversation, reply: _Reply, written: Sequence[int]) -> None:
         message, canonical = reply
         transcripts, reasoning = self._transcripts, reasoning_digest(message.reasoning)
-        key = conversation.keys[-1].with_message(canonical)
+        key = conversation.messages[-1].key.with_message(canonical)
         transcripts.seen.note(key)
         if message.reasoning and reasoning:
             if transcripts.kept_reasoning == "false":
@@ -374,7 +374,7 @@ class Turn:
             return
         tokens = array("I", (*self._beginning, *written))
         transcripts.store.add(
-            PrefixNode(key, len(conversation.keys), len(tokens)),
+            PrefixNode(key, len(conversation.messages), len(tokens)),
             tokens,
             (*self._bound.details, MessageDetails(canonical.omitted, reasoning, not conversation.transient)),
             parent=self._prompt,

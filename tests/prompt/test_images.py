@@ -344,7 +344,7 @@ def test_the_random_word_of_this_process_is_in_nothing_that_is_kept():
         user(reminder.format(DOG.word) + f"see {CAT.word} \n"),
     )
     assert made.conversation
-    kept = repr([(one.data, one.omitted) for one in made.conversation.messages]) + repr(made.conversation)
+    kept = repr([(one.data, one.omitted) for one in made.conversation.canonical]) + repr(made.conversation)
     for one in (CAT, DOG):
         assert one.word not in kept
         assert one.word[:37] not in kept

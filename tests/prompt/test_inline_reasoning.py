@@ -53,7 +53,11 @@ def test_it_is_compared_like_reasoning_in_its_own_field():
     stripped = prepared(TRAIT, *conversation(reply("", call())))
     assert keys(spoken) == keys(apart) == keys(stripped)
     assert spoken.conversation
-    assert spoken.conversation.echoed[1] == spoken.conversation.shown[1] == reasoning_digest("Look first.")
+    assert (
+        spoken.conversation.messages[1].echoed
+        == spoken.conversation.messages[1].shown
+        == reasoning_digest("Look first.")
+    )
 
 
 def test_the_model_reads_it_where_the_client_wrote_it():
@@ -64,7 +68,7 @@ def test_the_model_reads_it_where_the_client_wrote_it():
     assert SPOKEN in shown(TRAIT, *messages)
     prompt = prepared(TRAIT, *messages)
     assert prompt.conversation
-    assert prompt.conversation.shown[1] == reasoning_digest("Look first.")
+    assert prompt.conversation.messages[1].shown == reasoning_digest("Look first.")
 
 
 @pytest.mark.parametrize("say", ["Look first.", "think", "Here."])
@@ -73,7 +77,7 @@ def test_it_is_told_from_other_texts_with_its_words(say: str):
     spoken = reply(f"<think>\n{say}\n</think>\n\nHere. Look first: think.", call())
     prompt = prepared(TRAIT, *conversation(spoken))
     assert prompt.conversation
-    assert prompt.conversation.shown[1] == reasoning_digest(say)
+    assert prompt.conversation.messages[1].shown == reasoning_digest(say)
     assert with_reasoning(spoken, MARKS, "A").content == "<think>A</think>\n\nHere. Look first: think."
 
 

@@ -76,7 +76,7 @@ def told(preparing: Preparer, request: ChatRequest) -> Told | str:
     except InvalidRequest as error:
         return str(error)
     assert prompt.conversation
-    messages = prompt.conversation.messages
+    messages = prompt.conversation.canonical
     return prompt, [one.omitted for one in messages], [one.omitted_chars for one in messages]
 
 

@@ -3,9 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
-from start_llm.core.canonical import CanonicalKey, CanonicalMessage, Conversation, Root, chain, exact_keys
+from start_llm.core.canonical import (
+    CanonicalKey,
+    CanonicalMessage,
+    Conversation,
+    Ignored,
+    MessageRecord,
+    Root,
+    chain,
+    exact_keys,
+)
 from start_llm.prompt.canonical import canonical_reply
 from start_llm.telemetry.metrics import TranscriptMetrics
 from start_llm.transcripts.guard import ConversationNames
@@ -42,24 +52,28 @@ def transcripts(
     )
 
 
-def conversation_of(*messages: CanonicalMessage, tenant: bytes = b"", **more: Any) -> Conversation:
-    """Of somebody who makes no calls and has no name, if `more` says nothing else."""
-    nothing, keys = [None] * len(messages), chain(ROOT.key(tenant), messages)
-    plain: dict[str, Any] = {
-        "echoed": nothing,
-        "shown": nothing,
-        "ids": [frozenset[str]()] * len(messages),
-        "can_hold_note": [True] * len(messages),
-        "name": None,
-        "session": "",
-        "roles": ["user"] * len(messages),
-    }
+def conversation_of(
+    *messages: CanonicalMessage,
+    tenant: bytes = b"",
+    root: CanonicalKey | None = None,
+    name: str | None = None,
+    session: str = "",
+    transient: tuple[Ignored, ...] = (),
+    **columns: Sequence[Any],
+) -> Conversation:
+    """Of somebody who makes no calls and has no name, if nothing else is said.
+
+    Args:
+        root: the key at which its chain starts; that of `ROOT` if none is given.
+        columns: fields of `MessageRecord`, each with one value for each message.
+    """
+    keys = chain(root or ROOT.key(tenant), messages)
+    exact = exact_keys(keys, messages, columns.get("echoed", [None] * len(messages)))
+    rows = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+    records = [
+        replace(MessageRecord(role="user", canonical=message, key=key, exact=exactly), **row)
+        for message, key, exactly, row in zip(messages, keys, exact, rows or [{}] * len(keys), strict=True)
+    ]
     return Conversation(
-        tenant=tenant,
-        root=ROOT,
-        messages=messages,
-        keys=keys,
-        exact=exact_keys(keys, messages, more.get("echoed", nothing)),
-        ignored=[()] * len(messages),
-        **plain | more,
+        tenant=tenant, root=ROOT, messages=tuple(records), name=name, session=session, transient=transient
     )

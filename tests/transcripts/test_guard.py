@@ -498,14 +498,14 @@ def test_two_that_say_the_same_of_other_messages_are_two():
 
 
 def test_a_conversation_that_goes_on_keeps_its_name():
-    begun = conversation_of(ON_MAIN.messages[QUESTION], name=MINE)
+    begun = conversation_of(ON_MAIN.canonical[QUESTION], name=MINE)
     names = noting(begun, ON_A_BRANCH)
     assert begun.keys[QUESTION] == ON_A_BRANCH.keys[QUESTION]
     assert names.proving(ON_A_BRANCH) == names.proving(begun) == MINE
 
 
 def test_a_name_proves_nothing_of_what_goes_on_from_two_beginnings():
-    begun = [conversation_of(one.messages[QUESTION], name=MINE) for one in (ON_MAIN, ON_A_BRANCH)]
+    begun = [conversation_of(one.canonical[QUESTION], name=MINE) for one in (ON_MAIN, ON_A_BRANCH)]
     assert noting(*begun).proving(ON_MAIN) is None
 
 
@@ -570,7 +570,7 @@ OF_MINE = Claims({MINE: None})
 def test_a_question_that_was_asked_under_this_name_and_answered_is_its_own(roles):
     """Its reply was not recorded, so nothing behind the question proves anything."""
     recorded = two_turns(question=OF_MINE, reply=named())
-    assert admits(asked(name=MINE, roles=roles), recorded) == (roles == ROLES)
+    assert admits(asked(name=MINE, role=roles), recorded) == (roles == ROLES)
 
 
 @pytest.mark.parametrize(
@@ -584,7 +584,7 @@ def test_a_question_that_was_asked_under_this_name_and_answered_is_its_own(roles
     ids=["no reply before it", "asked under another name", "no name", "reply to another"],
 )
 def test_a_question_alone_is_nobodys(question, reply, name):
-    assert not admits(asked(name=name, roles=ROLES), two_turns(question=question, reply=reply))
+    assert not admits(asked(name=name, role=ROLES), two_turns(question=question, reply=reply))
 
 
 TODAY, TOMORROW = clock("friday"), clock("saturday")

@@ -20,7 +20,9 @@ def asked(question: str = "here", day: str = "", **more: Any) -> Conversation:
 
 
 def keep(store: ReasoningStore, conversation: Conversation, text: str, claims: Claims | None = None) -> None:
-    store.keep(conversation.keys[1], RecordedReasoning(text, conversation.exact[1], claims or Claims()))
+    store.keep(
+        conversation.keys[1], RecordedReasoning(text, conversation.messages[1].exact, claims or Claims())
+    )
 
 
 def known(store: ReasoningStore, conversation: Conversation, *, name: str | None = None) -> str | None:

@@ -150,7 +150,7 @@ def test_a_prompt_and_its_reply_are_one():
 
 def test_of_one_session_the_last_four_are_kept_and_32_in_all():
     recent = kept(*(computed(f"chat {number}", session="s") for number in range(9)))
-    assert [one.conversation.messages[0].data for one in recent._computed] == [
+    assert [one.conversation.canonical[0].data for one in recent._computed] == [
         f"chat {number}".encode() for number in (5, 6, 7, 8)
     ]
     recent = kept(*(computed(f"chat {number}", session=f"s{number}") for number in range(50)))

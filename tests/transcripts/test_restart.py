@@ -337,7 +337,7 @@ def test_reasoning_is_the_same_after_a_restart(steps):
                 case ("keep", which, text, claims):
                     asked = about(*which)
                     for store in stores:
-                        store.keep(asked.keys[1], RecordedReasoning(text, asked.exact[1], claims))
+                        store.keep(asked.keys[1], RecordedReasoning(text, asked.messages[1].exact, claims))
                 case ("get", which):
                     stores.same(lambda store, which=which: store.get(about(*which), 1, which[2]))
                 case _:
@@ -355,7 +355,7 @@ def test_reasoning_that_was_used_outlives_other_after_a_restart_too(tmp_path):
         store = ReasoningStore(2 * 410, table=database.table("rows"))
         for question in range(2):
             asked = about(question, 0)
-            store.keep(asked.keys[1], RecordedReasoning("Hm.", asked.exact[1], Claims()))
+            store.keep(asked.keys[1], RecordedReasoning("Hm.", asked.messages[1].exact, Claims()))
         assert store.get(about(0, 0), 1, None)
     with opened(tmp_path / "a.db") as database:
         store = ReasoningStore(410, table=database.table("rows"))
@@ -368,7 +368,7 @@ def test_claims_of_one_store_are_not_changed_through_another():
     claims = Claims({"mine": None})
     store, texts = TranscriptStore(PLENTY), ReasoningStore(10**6)
     asked = about(0, 0)
-    texts.keep(asked.keys[1], RecordedReasoning("Hm.", asked.exact[1], claims))
+    texts.keep(asked.keys[1], RecordedReasoning("Hm.", asked.messages[1].exact, claims))
     for given_claims in (claims, Claims({"yours": None})):
         add(store, KEYS[0], [1], claims=given_claims)
     assert store.at(KEYS[0])[0].claims.names == {"mine": None, "yours": None}

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from start_llm.core.canonical import CanonicalKey, Conversation, chain, exact_keys, reasoning_digest
+from start_llm.core.canonical import CanonicalKey, reasoning_digest
 from start_llm.core.chat import Message, ToolCall
 from start_llm.core.events import CallArguments, CallStarted, Content, Finished, Output, Reasoning, Usage
 from start_llm.core.prompt import Boundary, ModelTokens, Prompt
@@ -18,7 +18,7 @@ from start_llm.prompt.shorten import is_shortened
 from start_llm.transcripts.guard import ConversationNames
 from start_llm.transcripts.turn import Transcripts, Turn
 from tests.prompt.fakes import reply, user
-from tests.transcripts.fakes import ROOT, transcripts
+from tests.transcripts.fakes import conversation_of, transcripts
 
 WINDOW = 1000
 CLOSER, TAIL, STOP = "|", ">", "#"
@@ -43,21 +43,13 @@ def prompt_of(*messages: Message) -> Prompt:
         ends.append(Boundary(index, len(text)))
         text += CLOSER
     compared = canonical(in_native_form(messages, "ordinal"))
-    echoed = [reasoning_digest(message.reasoning) for message in messages]
-    keys = chain(CanonicalKey.of(b""), compared)
-    conversation = Conversation(
-        tenant=b"",
-        root=ROOT,
-        roles=[message.role for message in messages],
-        messages=compared,
-        keys=keys,
-        exact=exact_keys(keys, compared, echoed),
-        echoed=echoed,
-        shown=[None] * len(messages),
+    conversation = conversation_of(
+        *compared,
+        root=CanonicalKey.of(b""),
+        role=[message.role for message in messages],
+        echoed=[reasoning_digest(message.reasoning) for message in messages],
         ids=[frozenset(filter(None, [message.reply_name])) for message in messages],
         can_hold_note=[message.role != "assistant" for message in messages],
-        name=None,
-        session="",
         ignored=ignored(messages),
     )
     ids = tuple(map(ord, text + TAIL))
