@@ -6,7 +6,6 @@ import fnmatch
 import json
 import tomllib
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,38 +13,9 @@ import pytest
 from start_llm.core.errors import LaunchError
 from start_llm.launch.clients import CLIENTS
 from start_llm.launch.files import deep_merge, write_all
-from start_llm.launch.own_settings import OwnSettings, lenient_json
-from start_llm.launch.server_info import ServerInfo
-from start_llm.launch.setup import Setup, as_script, make_setup
-from start_llm.launch.yaml import parse_yaml
-
-SERVED = ServerInfo(url="http://127.0.0.1:4000", key="k", model="m", window=131_072, reply=32_000)
-FOLDER = Path("/private/folder")
-
-
-class User:
-    """A user with a home, and a project with a folder below it."""
-
-    def __init__(self, root: Path) -> None:
-        self.home, self.work = root / "home", root / "project" / "inner"
-        self.work.mkdir(parents=True)
-        (root / "project" / ".git").mkdir()
-
-    def has(self, name: str, text: str) -> None:
-        """Write a file of the user, by its name below the home."""
-        path = self.home / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-
-    def setup(self, client: str, **variables: str) -> Setup:
-        return self.setup_in(FOLDER, client, **variables)
-
-    def setup_in(self, folder: Path, client: str, **variables: str) -> Setup:
-        own = OwnSettings(variables={"HOME": str(self.home), **variables}, work=self.work)
-        return make_setup(CLIENTS[client], SERVED, folder, own)
-
-    def file(self, client: str, name: str, **variables: str) -> Any:
-        return self.setup(client, **variables).files[FOLDER / name]
+from start_llm.launch.own_settings import lenient_json
+from start_llm.launch.setup import Setup, as_script
+from tests.launch.user import FOLDER, User
 
 
 @pytest.fixture
@@ -429,86 +399,6 @@ def test_tools_that_are_off_in_an_older_form_stay_off(user):
     assert decision(setup, "build", "bash", "ls") == "deny"
     assert decision(setup, "build", "edit", "x") == "deny"
     assert decision(setup, "build", "grep", "x") == "allow"
-
-
-# ------------------------------------------------------------------------------ Qwen Code, Cline and Continue
-
-
-@pytest.mark.parametrize(
-    ("theirs", "mode"),
-    [
-        ("plan", "plan"),
-        ("default", "default"),
-        ("auto-edit", "default"),
-        ("auto", "default"),
-        ("yolo", "default"),
-    ],
-)
-def test_the_stricter_mode_of_qwen_wins(theirs, mode, user):
-    user.has(".qwen/settings.json", json.dumps({"tools": {"approvalMode": theirs}}))
-    assert user.file("qwen", "settings.json")["tools"]["approvalMode"] == mode
-
-
-def test_what_qwen_is_forbidden_stays_forbidden_and_what_it_is_allowed_is_a_question(user):
-    theirs = {
-        "tools": {
-            "allowed": ["run_shell_command"],
-            "core": ["read_file"],
-            "exclude": ["web_fetch"],
-            "executionSandbox": {"filesystem": "read-only", "network": "closed"},
-            "sandbox": False,
-        },
-        "permissions": {"allow": ["Bash"], "ask": ["Read"], "deny": ["Bash(rm *)"]},
-        "security": {"folderTrust": {"enabled": False}},
-        "hooks": {"PreToolUse": []},
-    }
-    user.has(".qwen/settings.json", json.dumps(theirs))
-    setup = user.setup("qwen")
-    settings = setup.files[FOLDER / "settings.json"]
-    assert settings["tools"] == {
-        "approvalMode": "default",
-        "core": ["read_file"],
-        "exclude": ["web_fetch"],
-        "executionSandbox": {"filesystem": "read-only", "network": "closed"},
-    }
-    assert settings["permissions"] == {"ask": ["Read"], "deny": ["Bash(rm *)"]}
-    assert settings["security"]["folderTrust"] == {"enabled": True}
-    assert setup.notes == [f"The hooks in {user.home}/.qwen/settings.json do not run here."]
-
-
-def test_tools_that_cline_may_not_have_stay_away_wherever_its_settings_are(user, tmp_path):
-    theirs = {"toolAutoApprove": True, "disabledTools": ["run_commands"], "planActMode": "plan"}
-    kept = {"toolAutoApprove": False, "disabledTools": ["run_commands"], "planActMode": "plan"}
-    for place, variables in (
-        (user.home / ".cline/data", {}),
-        (tmp_path / "mine/data", {"CLINE_DIR": str(tmp_path / "mine")}),
-        (tmp_path / "data", {"CLINE_DATA_DIR": str(tmp_path / "data")}),
-    ):
-        (place / "settings").mkdir(parents=True)
-        (place / "settings/global-settings.json").write_text(json.dumps(theirs))
-        settings = user.file("cline", "data/settings/global-settings.json", **variables)
-        assert kept.items() <= settings.items()
-
-
-def test_tools_that_continue_may_not_have_stay_away(user):
-    user.has(".continue/permissions.yaml", "allow: [Bash]\nask:\n  - Read\nexclude:\n  - Write\n")
-    assert user.file("continue", "permissions.yaml") == {
-        "ask": ["Bash", "Edit", "MultiEdit", "Write", "Fetch", "Read"],
-        "exclude": ["Write"],
-    }
-
-
-def test_what_is_allowed_inside_of_a_launched_continue_stays(user, tmp_path):
-    """It writes the file anew, as YAML with a comment."""
-    folder = tmp_path / "private"
-    folder.mkdir()
-    (folder / "permissions.yaml").write_text("# managed\nallow:\n  - Bash(ls*)\nask:\n  - Bash\n")
-    for _ in range(2):
-        write_all(folder, user.setup_in(folder, "continue").files)
-        assert parse_yaml((folder / "permissions.yaml").read_text()) == {
-            "allow": ["Bash(ls*)"],
-            "ask": ["Bash", "Edit", "MultiEdit", "Write", "Fetch"],
-        }
 
 
 # --------------------------------------------------------------------------------------------- what is read
