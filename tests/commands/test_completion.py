@@ -35,7 +35,7 @@ CASES = {
     "settings --format ": ["env", "markdown", "table"],
     "cache ": ["clear", "status", "verify"],
     "launch ": sorted(CLIENTS),
-    "launch --base-url http://x c": ["claude", "codex"],
+    "launch --base-url http://x c": sorted(name for name in CLIENTS if name.startswith("c")),
     "launch claude fi": ["file"],
     "serve --model fo": ["folder"],
     "serve --model-dir f": ["folder"],
