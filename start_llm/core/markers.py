@@ -23,10 +23,18 @@ def longest_beginning(text: str, markers: Sequence[str]) -> int:
     return longest
 
 
-def first_marker(text: str, markers: Sequence[str]) -> tuple[int, str] | None:
-    """Return the position of the first marker and the marker; of two at one position, the longer."""
+def first_marker(text: str, markers: Sequence[str], *, goes_on: bool = True) -> tuple[int, str] | None:
+    """Return the position of the first marker and the marker; of two at one position, the longer.
+
+    Args:
+        goes_on: more text may follow. None then, too, while the marker may become a longer one.
+    """
     match = _any_of(tuple(markers)).search(text)
-    return (match.start(), match[0]) if match else None
+    if match is None:
+        return None
+    rest = text[match.start() :]
+    may_be_longer = goes_on and longest_beginning(rest, markers) == len(rest)
+    return None if may_be_longer else (match.start(), match[0])
 
 
 @lru_cache(maxsize=64)

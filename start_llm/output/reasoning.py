@@ -62,7 +62,7 @@ class ReasoningReader:
         """Read the start of a piece and give back the rest. Return True if the reasoning ends there."""
         buffer, self._held = self._without_openings(self._held + piece), ""
         markers = self._markers
-        found = first_marker(buffer, markers)
+        found = first_marker(buffer, markers, goes_on=not self._is_closing)
         if found is None:
             keep = 0 if self._is_closing else self._undecided(buffer, markers)
             self._held = buffer[len(buffer) - keep :]

@@ -72,7 +72,7 @@ class BlockReader:
         if self.state != "reading":
             return []
         if self._step == self._read_tail:
-            self._finish(self._beyond_cut_end() if self._is_settled else self._buffer)
+            self._finish(self._beyond_end(complete) if self._is_settled else self._buffer)
             return []
         parts = self._close_call() if complete else self._cut_call()
         if self.state == "reading" and not self._is_settled:
@@ -159,13 +159,21 @@ class BlockReader:
         self.state = "done"
         self.rest = rest
 
-    def _beyond_cut_end(self) -> str:
-        """Return the text after a call when the reply stops there. Half of a block's end is not text."""
+    def _beyond_end(self, complete: bool) -> str:
+        """Return the text after a call when the reply stops there. Half of a block's end is not text.
+
+        What the limit has cut behind a comma was another call, most likely.
+        """
         match = compiled(self._block.block_end).match(self._buffer, partial=True)
-        if match is None:
+        if match is None or (not complete and _has_begun_junk(match)):
             return self._buffer
         self._note_junk(match)
         return ""
 
     def _note_junk(self, end: regex.Match[str]) -> None:
         self.was_repaired |= end.groupdict().get("junk") is not None
+
+
+def _has_begun_junk(end: regex.Match[str]) -> bool:
+    """Return whether something that may be junk was begun before a block's end, and is not whole."""
+    return "junk" in end.re.groupindex and end["junk"] is None and bool(end[0].strip(" \t\r\n]"))

@@ -31,7 +31,7 @@ CASES = (
     _case("a bad call first", f"[TOOL_CALLS][{_BAD}, {_GOOD}]", [A], f"[TOOL_CALLS][{_BAD}"),
     _case("a bad call last", f"[TOOL_CALLS][{_GOOD}, {_BAD}]", [A], f", {_BAD}]"),
     _case("a malformed call last", f'[TOOL_CALLS][{_GOOD}, {{"name": x}}]', [A], ', {"name": x}]'),
-    _case("no list after the comma", f"[TOOL_CALLS][{_GOOD}, 5]", [A], ", 5]"),
+    _case("junk after the comma", f"[TOOL_CALLS][{_GOOD}, 5]", [A]),
     _case("an id in the head", '[TOOL_CALLS]read[CALL_ID]abc123[ARGS]{"path": "a"}', [A]),
     _case("a head with spaces", '[TOOL_CALLS] read[ARGS] {"path": "a"}', [A]),
     _case("prose after a head", '[TOOL_CALLS]read[ARGS]{"path": "a"}\n\nDone.', [A], "Done."),
