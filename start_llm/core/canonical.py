@@ -189,6 +189,11 @@ class Conversation:
         """Return the conversation as it was before its last message."""
         return replace(self, messages=self.messages[:-1])
 
+    def with_shown(self, digests: Sequence[bytes | None]) -> Conversation:
+        """Return the conversation with the digest of the reasoning that the model sees of each message."""
+        pairs = zip(self.messages, digests, strict=True)
+        return replace(self, messages=tuple(replace(message, shown=shown) for message, shown in pairs))
+
     @property
     def keys(self) -> tuple[CanonicalKey, ...]:
         """The keys of its prefixes, one for each message."""

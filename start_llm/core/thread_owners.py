@@ -10,8 +10,8 @@
         def has(self): ...         either; the class sees to it that both can
 
 In debug mode (`python -X dev`, or START_LLM_CHECK_THREADS is set, as in the tests) such a method raises
-`WrongThread` on a thread of another role. The main thread has no role, since it starts and ends everything
-while nothing else runs; nor has a thread that a test starts.
+`WrongThread` on a thread of another role. Threads without a role may call everything and are not checked: the
+main thread, which starts and ends the others, and those that load models, listen and watch.
 """
 
 from __future__ import annotations

@@ -74,7 +74,7 @@ class BatchGroup:
         self._mount = mount
         self.adapters = sequence.adapters
         self._sequences = [sequence]
-        self._held = [len(sequence.tokens) - 1]
+        self._held = [len(sequence.tokens) - 1]  # tokens in their caches, with those of the launched step
         self._caches: list[Any] = sequence.layer_caches
         self._contexts: dict[int, TokenBuffer] = {}
         self._sampler: BatchSampler | None = None
@@ -85,11 +85,6 @@ class BatchGroup:
     @property
     def sequences(self) -> list[EngineSequence]:
         return list(self._sequences)
-
-    @property
-    def held(self) -> list[int]:
-        """For each sequence the tokens that its caches hold, with those of the launched step."""
-        return list(self._held)
 
     @property
     def nbytes(self) -> int:

@@ -47,8 +47,8 @@ class EngineTask:
             self._outcome.put((None, error))
         except Exception as error:  # noqa: BLE001 - whatever it is, it belongs to the thread that waits
             traceback.print_exc()
-            told = f"{self.command.name}: {type(error).__name__}: {error}"
-            self._outcome.put((None, InternalError(told)))
+            message = f"{self.command.name}: {type(error).__name__}: {error}"
+            self._outcome.put((None, InternalError(message)))
 
     @owned_by(REQUEST)
     def wait(self, timeout_s: float) -> Any:

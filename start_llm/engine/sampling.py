@@ -3,9 +3,9 @@
 This replaces mlx_lm's sampling. Its filters are compiled against the global random state, so one exception
 inside them leaves that state unusable for the whole process (lesson 1), and its seeds are global to a thread.
 
-Here each request has its own random numbers. Each is a function of its seed and of the position of the token
-that it chooses, so a choice depends neither on the other sequences of the batch nor on what was computed
-before: a step that failed, or a sequence that was preempted, goes on to the same reply. They come from the
+Here each request has its own random numbers. Each is a function of the request's seed and of the position of
+the token that it chooses, so it depends neither on the other sequences of the batch nor on how often a step
+was tried: after a step that failed, or a preemption, the reply goes on as it would have. They come from the
 host: a few floats cost less than keys that are split on the device.
 """
 

@@ -178,7 +178,7 @@ class Preparer:
             boundaries=tuple(map(Boundary, ends, encoded.cuts)),
             conversation=None
             if transient and self._has_moving(request)
-            else self._with_shown(asked, shown, is_shown),
+            else asked.with_shown(self._digests(shown, is_shown)),
             has_transient=bool(transient),
             lasting_end=self._encoded(text.lasting_end, (), runs).ids if text.lasting_end else None,
             omitted_chars=sum(message.omitted_chars for message in asked.canonical),
@@ -399,22 +399,13 @@ class Preparer:
         broken = self._client_marks.broken(text, cuts)
         return self._images.encode(broken.text, broken.cuts, runs, broken.breaks)
 
-    def _with_shown(
-        self, asked: Conversation, messages: Sequence[Message], is_shown: Sequence[bool]
-    ) -> Conversation:
-        """Return a conversation with the digest of the reasoning that is shown of each message.
-
-        Args:
-            messages: as they are rendered.
-        """
+    def _digests(self, messages: Sequence[Message], is_shown: Sequence[bool]) -> list[bytes | None]:
+        """Return the digest of each message's reasoning, None for one that is not shown."""
         apart = (split_inline_reasoning(message, self._marks) for message in messages)
-        return replace(
-            asked,
-            messages=tuple(
-                replace(record, shown=reasoning_digest(message.reasoning) if is_seen else None)
-                for record, message, is_seen in zip(asked.messages, apart, is_shown, strict=True)
-            ),
-        )
+        return [
+            reasoning_digest(message.reasoning) if shown else None
+            for message, shown in zip(apart, is_shown, strict=True)
+        ]
 
     def _thinks(self, thinking: Thinking) -> bool:
         switch = self.facts.switch
