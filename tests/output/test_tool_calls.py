@@ -193,9 +193,21 @@ def test_what_is_held_back_is_the_longest_tail_that_may_begin_a_marker(text, mar
 
 @given(st.text("ab<>", max_size=12), st.lists(st.text("ab<>", min_size=1, max_size=5), max_size=4))
 def test_the_marker_that_begins_first_is_found_and_the_longest_of_several(text, markers):
+    assert first_marker(text, markers, goes_on=False) == first_and_longest(text, markers)
+
+
+@given(st.text("ab<>", max_size=12), st.lists(st.text("ab<>", min_size=1, max_size=5), max_size=4))
+def test_while_text_may_follow_a_marker_waits_exactly_if_it_may_become_a_longer_one(text, markers):
+    first = first_and_longest(text, markers)
+    waits = first is not None and any(
+        mark.startswith(text[first[0] :]) and len(mark) > len(text) - first[0] for mark in markers
+    )
+    assert first_marker(text, markers) == (None if waits else first)
+
+
+def first_and_longest(text, markers):
     found = [(start, mark) for start in range(len(text)) for mark in markers if text.startswith(mark, start)]
-    best = min(found, key=lambda one: (one[0], -len(one[1])), default=None)
-    assert first_marker(text, markers) == best
+    return min(found, key=lambda one: (one[0], -len(one[1])), default=None)
 
 
 objects = st.recursive(
