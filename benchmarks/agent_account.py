@@ -25,10 +25,10 @@ from start_llm.formats.registry import detect
 from start_llm.models.loader import read
 from start_llm.prompt import template
 from start_llm.prompt.adapt import adapt
-from start_llm.prompt.audit import audit
 from start_llm.prompt.call_ids import in_native_form
-from start_llm.prompt.samples import rendered_samples
-from start_llm.prompt.tool_forms import ToolForms
+from start_llm.prompt.template_audit.audit import audit
+from start_llm.prompt.template_audit.samples import rendered_samples
+from start_llm.prompt.template_audit.tool_forms import ToolForms
 
 type Message = dict[str, Any]
 type Tool = dict[str, Any]

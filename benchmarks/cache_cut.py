@@ -13,8 +13,8 @@ import mlx.core as mx
 
 from benchmarks.cache_engine import PAGE, Row
 from start_llm.cache.layers import Layers
+from start_llm.cache.page_store import PageStore
 from start_llm.cache.pages import SequenceCache
-from start_llm.cache.store import PageStore
 
 LAYERS = 64
 _STALL_S = 0.23

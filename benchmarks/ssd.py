@@ -43,17 +43,17 @@ from mlx_lm.generate import generation_stream  # noqa: E402
 from benchmarks import servers  # noqa: E402
 from scripts import tiny_models  # noqa: E402
 from start_llm.cache.buffers import KVShape  # noqa: E402
-from start_llm.cache.disk_folder import DiskLimits  # noqa: E402
-from start_llm.cache.disk_index import DiskIndex, scan  # noqa: E402
-from start_llm.cache.disk_tier import DiskAccess, DiskTier  # noqa: E402
+from start_llm.cache.disk.disk_folder import DiskLimits  # noqa: E402
+from start_llm.cache.disk.disk_index import DiskIndex, scan  # noqa: E402
+from start_llm.cache.disk.disk_tier import DiskAccess, DiskTier  # noqa: E402
 from start_llm.cache.eviction import EvictionLimits  # noqa: E402
 from start_llm.cache.layers import Layers  # noqa: E402
 from start_llm.cache.prompt_cache import PromptCache  # noqa: E402
-from start_llm.core.disk_thread import DiskThread  # noqa: E402
 from start_llm.core.openblas import run_with_openblas  # noqa: E402
 from start_llm.engine.inbox import DiskNews  # noqa: E402
 from start_llm.engine.resources import EngineResources  # noqa: E402
 from start_llm.models.loader import LoadedModel, load  # noqa: E402
+from start_llm.storage.disk_thread import DiskThread  # noqa: E402
 from start_llm.telemetry.metrics import CacheMetrics, DiskMetrics  # noqa: E402
 from tests.engine.harness import Stepper, engine_request  # noqa: E402
 from tests.serving import Server, serving  # noqa: E402

@@ -13,30 +13,12 @@ from start_llm import __version__
 from start_llm.audit.subject import AuditedModel
 from start_llm.config.paths import from_root, servers_folder
 from start_llm.config.settings import Settings
-from start_llm.core.database import Database
 from start_llm.core.errors import PortError
-from start_llm.core.running_servers import RunningServer, ServerFile
-from start_llm.disk_storage import DiskStorage
 from start_llm.engine.engine_thread import EngineThread
-from start_llm.host_limits import host_limits
-from start_llm.launch.server_info import own_url
-from start_llm.model_host import ModelHost
-from start_llm.model_runtime import ModelRuntime, SharedParts
-from start_llm.models.advice import advice, is_first_start
-from start_llm.models.device import this_device
-from start_llm.models.download import name_of, resolve
-from start_llm.models.shelf import Shelf
-from start_llm.protocols.notices import Notices
-from start_llm.protocols.tenants import Tenants
-from start_llm.proxy.launcher import Proxy, claim_port
-from start_llm.proxy.refusals import ProxyRefusal
-from start_llm.server.activity_pages import ServingMachine, memory_parts
-from start_llm.server.drain import RequestDrain
-from start_llm.server.handler import Handler
-from start_llm.server.library_pages import LibraryPages
-from start_llm.server.listener import Listener, ServerContext
-from start_llm.server.status import ModelCard
-from start_llm.startup_summary import (
+from start_llm.hosting.disk_storage import DiskStorage
+from start_llm.hosting.model_host import ModelHost
+from start_llm.hosting.model_runtime import ModelRuntime, SharedParts
+from start_llm.hosting.startup_summary import (
     batch_text,
     cache_text,
     images_text,
@@ -45,28 +27,49 @@ from start_llm.startup_summary import (
     paste_lines,
     unsuited_by,
 )
+from start_llm.launch.server_info import own_url
+from start_llm.library.advice import advice, is_first_start
+from start_llm.library.download import resolve
+from start_llm.library.shelf import Shelf
+from start_llm.models.device import this_device
+from start_llm.models.model_names import name_of
+from start_llm.protocols.notices import Notices
+from start_llm.protocols.request_tenant import Tenants
+from start_llm.proxy.launcher import Proxy, claim_port
+from start_llm.proxy.refusals import ProxyRefusal
+from start_llm.server.activity_pages import ServingMachine, memory_parts
+from start_llm.server.drain import RequestDrain
+from start_llm.server.handler import Handler
+from start_llm.server.library_pages import LibraryPages
+from start_llm.server.listener import Listener, ServerContext
+from start_llm.server.status import ModelCard
+from start_llm.storage.database import Database
+from start_llm.storage.running_servers import RunningServer, ServerFile
 from start_llm.telemetry.activity import Activity, Refusal
 from start_llm.telemetry.live_table import LiveTable, MemoryUse
 from start_llm.telemetry.metrics import CacheMetrics, DiskMetrics, RequestMetrics
 from start_llm.telemetry.prometheus import ServerMetrics
 from start_llm.telemetry.terminal import Terminal
-from start_llm.wiring import (
+from start_llm.wiring.from_settings import (
     access_policy,
-    adapter_dir,
     backend_secret,
     check_ports,
-    is_apple_silicon,
     make_seal,
-    make_shelf,
     make_trace,
-    memory_budget,
-    model_folders,
-    model_name,
-    more_models,
     no_table,
     proxy_config,
     response_store,
     server_limits,
+)
+from start_llm.wiring.host_limits import host_limits
+from start_llm.wiring.memory_plan import memory_budget
+from start_llm.wiring.model_places import (
+    adapter_dir,
+    is_apple_silicon,
+    make_shelf,
+    model_folders,
+    model_name,
+    more_models,
 )
 
 _STOP_S = 5.0  # the longest prefill chunk that is tried takes 4 s

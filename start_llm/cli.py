@@ -16,10 +16,10 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from start_llm import __version__
-from start_llm.cache.disk_maintenance import clear, report
+from start_llm.cache.disk.disk_maintenance import clear, report
 from start_llm.commands import command_table
 from start_llm.commands.completion import SHELLS, completion_script
-from start_llm.commands.menu import ListedOnDisk, Menu, MenuWorld, compute
+from start_llm.commands.main_menu import ListedOnDisk, Menu, MenuWorld, compute
 from start_llm.commands.parser import SuggestingParser
 from start_llm.config import documents
 from start_llm.config import settings as settings_table
@@ -109,7 +109,7 @@ def _run_in_menu(words: Sequence[str]) -> int:
 
 def _models_in_menu() -> tuple[Sequence[str], Sequence[ListedOnDisk]]:
     _quiet_tokenizers()
-    from start_llm.model_commands import HEAD, rows_and_words  # noqa: PLC0415
+    from start_llm.commands.model_commands import HEAD, rows_and_words  # noqa: PLC0415
 
     return HEAD, [ListedOnDisk(*one) for one in rows_and_words(settings_table.load(*_outside()))]
 
@@ -181,7 +181,7 @@ def _app(settings: Settings, terminal: Terminal) -> App:
 def _audit(options: argparse.Namespace) -> int:
     """Print the audit's page. Return 1 if an agent would miss something, else 0."""
     _quiet_tokenizers()
-    from start_llm.audit.report import audit_folder  # noqa: PLC0415
+    from start_llm.audit.audit_page import audit_folder  # noqa: PLC0415
 
     page = audit_folder(settings_table.load(*_outside()), Path(options.folder).expanduser())
     Terminal().summary(page.rows)
@@ -265,7 +265,7 @@ def _quiet_tokenizers() -> None:
 def _about_models(options: argparse.Namespace) -> int:
     """Run a command of `model_commands`, whose imports take seconds."""
     _quiet_tokenizers()
-    from start_llm.model_commands import COMMANDS  # noqa: PLC0415
+    from start_llm.commands.model_commands import COMMANDS  # noqa: PLC0415
 
     return COMMANDS[options.command](settings_table.load(*_sources(options)), options, sys.stdout)
 

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from start_llm.core.database import Database, DatabaseTable
-from start_llm.core.disk_thread import DiskThread
+from start_llm.storage.database import Database, DatabaseTable
+from start_llm.storage.disk_thread import DiskThread
 
 
 class WallClock:

@@ -16,15 +16,15 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from start_llm import model_runtime
 from start_llm.app import App
 from start_llm.audit.subject import AuditedModel
-from start_llm.config.kinds import OFF
+from start_llm.config.setting_types import OFF
 from start_llm.config.settings import Settings
+from start_llm.hosting import model_runtime
+from start_llm.hosting.startup_summary import unsuited_by
 from start_llm.models.trial import TemplateTrials
-from start_llm.prompt.audit import audit
-from start_llm.prompt.samples import rendered_samples
-from start_llm.startup_summary import unsuited_by
+from start_llm.prompt.template_audit.audit import audit
+from start_llm.prompt.template_audit.samples import rendered_samples
 from start_llm.telemetry.terminal import Terminal
 
 _TRIED: dict[tuple[Any, ...], Any] = {}
@@ -106,13 +106,13 @@ def tried_once() -> Generator[None]:
 
     with (
         patch("start_llm.app.unsuited_by", _judged_once),
-        patch("start_llm.model_runtime.load", loaded),
-        patch("start_llm.model_runtime.measure_work", once(model_runtime.measure_work)),
-        patch("start_llm.model_runtime.check_batching", once(model_runtime.check_batching)),
+        patch("start_llm.hosting.model_runtime.load", loaded),
+        patch("start_llm.hosting.model_runtime.measure_work", once(model_runtime.measure_work)),
+        patch("start_llm.hosting.model_runtime.check_batching", once(model_runtime.check_batching)),
         patch("start_llm.prompt.prepare.audit", once_for_a_template(audit)),
-        patch("start_llm.wiring.rendered_samples", once_for_a_template(rendered_samples)),
-        patch("start_llm.model_runtime.measure_tower", once(model_runtime.measure_tower)),
-        patch("start_llm.model_host.TemplateTrials", lambda: _TRIALS),
+        patch("start_llm.wiring.from_settings.rendered_samples", once_for_a_template(rendered_samples)),
+        patch("start_llm.hosting.model_runtime.measure_tower", once(model_runtime.measure_tower)),
+        patch("start_llm.hosting.model_host.TemplateTrials", lambda: _TRIALS),
     ):
         yield
 

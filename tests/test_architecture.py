@@ -16,35 +16,28 @@ PACKAGE = "start_llm"
 EVERYTHING = frozenset({"*"})
 LAYERS: Mapping[str, frozenset[str]] = {
     "core": frozenset(),
+    "access": frozenset({"core"}),
+    "storage": frozenset({"core"}),
     "formats": frozenset({"core"}),
     "config": frozenset({"core", "formats"}),
-    "telemetry": frozenset({"core"}),
+    "telemetry": frozenset({"core", "storage"}),
     "images": frozenset({"core"}),
-    "protocols": frozenset({"core", "images"}),
-    "prompt": frozenset({"core", "telemetry"}),
-    "transcripts": frozenset({"core", "telemetry"}),
-    "output": frozenset({"core", "telemetry", "formats"}),
-    "models": frozenset({"core", "telemetry"}),
-    "cache": frozenset({"core", "telemetry"}),
+    "protocols": frozenset({"core", "access", "storage", "images"}),
+    "prompt": frozenset({"core"}),
+    "transcripts": frozenset({"core", "storage", "telemetry"}),
+    "output": frozenset({"core", "formats"}),
+    "models": frozenset({"core", "storage"}),
+    "library": frozenset({"core", "models"}),
+    "cache": frozenset({"core", "storage", "telemetry"}),
     "engine": frozenset({"core", "telemetry", "cache", "models"}),
-    "request_preparation": frozenset({"core", "prompt", "output"}),
-    "service": frozenset({"core", "telemetry", "prompt", "transcripts", "output", "request_preparation"}),
-    "server": frozenset({"core", "telemetry", "protocols", "service"}),
-    "proxy": frozenset({"core", "config", "protocols"}),
-    "launch": frozenset({"core", "config"}),
-    "commands": frozenset({"core", "config", "launch", "proxy"}),
-    "template_trial": frozenset({"core", "formats", "prompt"}),
+    "serving": frozenset({"core", "telemetry", "prompt", "transcripts", "output"}),
+    "server": frozenset({"core", "access", "storage", "telemetry", "protocols", "serving"}),
+    "proxy": frozenset({"core", "access", "storage", "config", "protocols"}),
+    "launch": frozenset({"core", "storage", "config"}),
+    "commands": frozenset({"core", "storage", "config", "launch", "proxy", "models", "library", "wiring"}),
     "wiring": EVERYTHING,
-    "kv_bits": frozenset({"core", "cache", "config", "models", "wiring"}),
-    "model_commands": EVERYTHING,
     "audit": EVERYTHING,
-    "startup_summary": EVERYTHING,
-    "disk_storage": frozenset({"core", "telemetry", "cache", "config", "models", "wiring"}),
-    "model_adapters": frozenset({"core", "engine", "models"}),
-    "model_runtime": EVERYTHING,
-    "host_limits": frozenset({"core", "config"}),
-    "resident_models": frozenset({"model_runtime"}),
-    "model_host": EVERYTHING,
+    "hosting": EVERYTHING,
     "app": EVERYTHING,
     "doctor": EVERYTHING,
     "cli": EVERYTHING,
@@ -52,20 +45,9 @@ LAYERS: Mapping[str, frozenset[str]] = {
 }
 """Layer (a module or folder of the package) to the layers that it may import, besides itself."""
 IMPORTED_BY: Mapping[str, frozenset[str]] = {
-    "wiring": frozenset(
-        {"app", "audit", "cli", "doctor", "model_commands", "disk_storage", "model_runtime", "model_host"}
-        | {"kv_bits"}
-    ),
-    "kv_bits": frozenset({"model_commands", "model_runtime"}),
-    "disk_storage": frozenset({"app", "model_runtime"}),
-    "model_adapters": frozenset({"model_runtime"}),
-    "model_runtime": frozenset({"app", "doctor", "model_host", "resident_models"}),
-    "resident_models": frozenset({"model_host"}),
-    "host_limits": frozenset({"app", "model_host"}),
-    "model_host": frozenset({"app"}),
-    "model_commands": frozenset({"cli"}),
-    "audit": frozenset({"app", "cli", "doctor", "startup_summary"}),
-    "startup_summary": frozenset({"app"}),
+    "wiring": frozenset({"app", "audit", "commands", "doctor", "hosting"}),
+    "hosting": frozenset({"app", "doctor"}),
+    "audit": frozenset({"app", "cli", "doctor", "hosting"}),
     "app": frozenset({"cli", "doctor"}),
     "doctor": frozenset({"cli"}),
     "commands": frozenset({"cli"}),
@@ -73,6 +55,8 @@ IMPORTED_BY: Mapping[str, frozenset[str]] = {
     "__main__": frozenset(),
 }
 """Layers at the top: the only ones that may import them."""
+AT_THE_ROOT = {"app", "cli", "__main__"}
+"""The only modules that are in no folder."""
 MLX = frozenset({"mlx", "mlx_lm", "mlx_vlm"})
 MLX_PLACES = (
     "engine",
@@ -156,6 +140,13 @@ def test_every_module_of_the_package_is_of_a_layer_in_the_table(package):
     assert f"{PACKAGE}.engine.loop" in package
 
 
+def test_every_module_is_in_a_folder_and_no_file_name_occurs_twice():
+    files = [path for path in (ROOT / PACKAGE).rglob("*.py") if path.name != "__init__.py"]
+    assert {path.stem for path in files if path.parent == ROOT / PACKAGE} == AT_THE_ROOT
+    counts = Counter(path.name for path in files)
+    assert [name for name, count in counts.items() if count > 1] == []
+
+
 def test_scripts_import_nothing_of_the_program():
     for path in sorted((ROOT / "scripts").rglob("*.py")):
         assert PACKAGE not in {name.partition(".")[0] for name in imports(path.stem, path.read_text(), {})}
@@ -186,8 +177,16 @@ PLANTED: Mapping[str, tuple[str, str, str]] = {
     "output imports prompt": ("output.stream", "from start_llm.prompt import facts", "layer output"),
     "output imports protocols": ("output.calls", "import start_llm.protocols.base", "layer output"),
     "models imports prompt": ("models.loader", "from start_llm.prompt import template", "layer models"),
-    "the service imports the engine": ("service", "from start_llm.engine import batch", "layer service"),
-    "the engine imports the service": ("engine.loop", "from start_llm import service", "layer engine"),
+    "the service imports the engine": (
+        "serving.service",
+        "from start_llm.engine import batch",
+        "layer serving",
+    ),
+    "the engine imports the service": (
+        "engine.loop",
+        "from start_llm.serving import service",
+        "layer engine",
+    ),
     "the engine imports a protocol": ("engine.loop", "from ..protocols import base", "layer engine"),
     "the server imports models": ("server.status", "import start_llm.models.footprint as f", "layer server"),
     "settings imports telemetry": ("config.settings", "import start_llm.telemetry.metrics", "layer config"),
@@ -210,7 +209,7 @@ PLANTED: Mapping[str, tuple[str, str, str]] = {
     ),
     "an import for types alone": (
         "core.errors",
-        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from start_llm.service import Service",
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import start_llm.serving.service",
         "layer core",
     ),
     "an import by name": (
@@ -219,7 +218,7 @@ PLANTED: Mapping[str, tuple[str, str, str]] = {
         "layer core",
     ),
     "an import by a computed name": ("core.errors", "__import__(str())", "computed name"),
-    "mlx in the service": ("service", "import mlx.core as mx", "imports mlx,"),
+    "mlx in the service": ("serving.service", "import mlx.core as mx", "imports mlx,"),
     "mlx_lm in core": ("core.events", "from mlx_lm.generate import BatchGenerator", "imports mlx_lm,"),
     "mlx_vlm in a function of the app": ("app", "def f():\n    import mlx_vlm", "imports mlx_vlm,"),
     "mlx in another part of the cache": ("cache.index", "import mlx", "imports mlx,"),
@@ -257,7 +256,10 @@ def test_a_planted_breach_is_found(case, package):
         ("cache.layers", "import mlx.core as mx"),
         ("cache.buffers", "from mlx_lm.models import cache"),
         ("engine.watchdog", "from start_llm.cache import plan\nimport mlx.core"),
-        ("service", "from start_llm.output import stream\nfrom start_llm.transcripts.bind import bind"),
+        (
+            "serving.service",
+            "from start_llm.output import stream\nfrom start_llm.transcripts.bind import bind",
+        ),
         ("proxy.launcher", "from start_llm.config import settings\nfrom ..core.errors import StartupError"),
         ("output.stream", "from . import splitter\nfrom start_llm import __version__"),
         ("cli", "from start_llm.proxy.launcher import launch"),

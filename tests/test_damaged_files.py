@@ -17,27 +17,27 @@ from pathlib import Path
 
 import pytest
 
-from start_llm.cache.disk_folder import DiskLimits
-from start_llm.cache.disk_index import WRITTEN
-from start_llm.cache.disk_tier import DiskTier
-from start_llm.cache.page_file import FileHeader, TensorLayout, write_file
+from start_llm.cache.disk.disk_folder import DiskLimits
+from start_llm.cache.disk.disk_index import WRITTEN
+from start_llm.cache.disk.disk_tier import DiskTier
+from start_llm.cache.disk.page_file import FileHeader, TensorLayout, write_file
 from start_llm.config import settings as settings_table
 from start_llm.config.env_file import read_env_file
 from start_llm.config.settings import SettingSource
-from start_llm.core.disk_thread import DiskThread
 from start_llm.core.errors import InvalidRequest, ModelError, SettingsError
-from start_llm.core.running_servers import RunningServer, ServerFile, running_servers
 from start_llm.formats.registry import family_by_name
-from start_llm.models.adapters import Adapters
-from start_llm.models.hub import Hub
+from start_llm.library.folders import Library, Place, check_loadable
+from start_llm.library.hub import Hub
+from start_llm.models.adapter_loader import Adapters
 from start_llm.models.known_digests import KnownDigests, weight_files_of
-from start_llm.models.library import Library, Place, check_loadable
 from start_llm.models.loader import author_sampling, load
 from start_llm.models.machines import machine_named
-from start_llm.protocols.responses.store import ResponseStore
+from start_llm.protocols.responses.response_store import ResponseStore
 from start_llm.proxy.ports import Process, ProcessRecord
+from start_llm.storage.disk_thread import DiskThread
+from start_llm.storage.running_servers import RunningServer, ServerFile, running_servers
 from start_llm.telemetry.metrics import DiskMetrics
-from start_llm.wiring import make_seal, transcripts
+from start_llm.wiring.from_settings import make_seal, transcripts
 from tests import tiny_adapters
 from tests.conftest import TinyModel
 from tests.damage import damages

@@ -14,9 +14,10 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "start_llm"
-GUIDES = [ROOT / "docs" / "ARCHITECTURE.md", ROOT / "CLAUDE.md"]
+GUIDES = [ROOT / "docs" / "ARCHITECTURE.md", ROOT / "CLAUDE.md", *sorted((ROOT / ".claude/rules").iterdir())]
 FOREIGN = {
     "NaN": "JSON's",
+    "except": "Python's",
     "Infinity": "JSON's",
     "pyo3_runtime.PanicException": "what Rust's libraries raise",
     "free_memory": "of MLX' `device_info`",

@@ -11,21 +11,21 @@ from start_llm import app as app_module
 from start_llm.app import App
 from start_llm.config.settings import Settings
 from start_llm.core.errors import ModelError
-from start_llm.models.hub import Hub
+from start_llm.library.hub import Hub
+from start_llm.library.well_known import DEFAULT_APPLE_MODEL
 from start_llm.models.machines import machine_named
-from start_llm.models.well_known import DEFAULT_APPLE_MODEL
 from start_llm.telemetry.terminal import Terminal
 
 
 @pytest.fixture
 def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """Start a server on a fake machine, and return what it printed until it looked for its model."""
-    monkeypatch.setattr("start_llm.models.hub.HF_HUB_CACHE", str(tmp_path))
-    monkeypatch.setattr("start_llm.wiring.own_machine", lambda _: machine_named("M2 16 GB"))
+    monkeypatch.setattr("start_llm.library.hub.HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr("start_llm.wiring.model_places.own_machine", lambda _: machine_named("M2 16 GB"))
 
     def started(*, is_mac: bool, model_path: str | None = None, model_dir: str | None = None) -> str:
         monkeypatch.setattr(app_module, "is_apple_silicon", lambda: is_mac)
-        monkeypatch.setattr("start_llm.wiring.is_apple_silicon", lambda: is_mac)
+        monkeypatch.setattr("start_llm.wiring.model_places.is_apple_silicon", lambda: is_mac)
         output = io.StringIO()
 
         def resolved(name: str) -> Path:

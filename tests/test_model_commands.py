@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from start_llm import model_commands
 from start_llm.cli import main
+from start_llm.commands import model_commands
+from start_llm.commands.model_commands import remove_model
 from start_llm.config.settings import Settings
-from start_llm.model_commands import remove_model
-from start_llm.models.hub import Hub
-from start_llm.models.well_known import WELL_KNOWN
-from start_llm.wiring import model_places
+from start_llm.library.hub import Hub
+from start_llm.library.well_known import WELL_KNOWN
+from start_llm.wiring.model_places import model_places
 from tests.models.fake_hub import hub_of
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[1]
 def home(tmp_path, monkeypatch) -> Path:
     """A user without any models but those of the repository."""
     monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setattr("start_llm.models.hub.HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr("start_llm.library.hub.HF_HUB_CACHE", str(tmp_path / "hub"))
     return tmp_path
 
 

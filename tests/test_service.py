@@ -48,8 +48,8 @@ from start_llm.core.prompt import ModelTokens
 from start_llm.core.repetition import RUNAWAY_TOKENS, RepetitionPolicy
 from start_llm.core.sampling import Sampling, SamplingChoice
 from start_llm.prompt.prepare import Preparer
-from start_llm.protocols.anthropic.errors import anthropic_refusal
-from start_llm.service import Answer, MemoryWindow, ModelTraits, Service, _image_spans
+from start_llm.protocols.anthropic.error_bodies import anthropic_refusal
+from start_llm.serving.service import Answer, MemoryWindow, ModelTraits, Service, _image_spans
 from start_llm.telemetry.account import Reports
 from start_llm.telemetry.metrics import RequestMetrics
 from start_llm.telemetry.request_record import RequestRecord

@@ -24,6 +24,8 @@ import pytest
 from dotenv import dotenv_values
 
 from start_llm import cli
+from start_llm.access.backend_secret import BackendSecret, Caller
+from start_llm.access.tenants import tenant_of_key
 from start_llm.app import App
 from start_llm.cache.kv_format import KVFormat
 from start_llm.config.documents import as_env_file, as_markdown
@@ -36,16 +38,15 @@ from start_llm.config.settings import (
     load,
     set_without_effect,
 )
-from start_llm.core.backend_secret import BackendSecret, Caller
 from start_llm.core.engine_request import EngineRequest
 from start_llm.core.errors import ModelError, PortError, SettingsError
-from start_llm.core.tenants import tenant_of_key
 from start_llm.engine.cache_probe import CacheProbe
 from start_llm.engine.time_share import EngineTime
 from start_llm.formats import registry
 from start_llm.models.device import this_device
 from start_llm.telemetry.terminal import Terminal
-from start_llm.wiring import model_name, proxy_config
+from start_llm.wiring.from_settings import proxy_config
+from start_llm.wiring.model_places import model_name
 from tests import tiny_adapters
 from tests.images.files import data_url, picture
 from tests.quantised import halve
@@ -674,7 +675,7 @@ def checks_queue(models: Models) -> None:
 def checks_memory(models: Models) -> None:
     with pytest.MonkeyPatch.context() as patch:
         # What is measured differs by a tenth from start to start, as buffers are freed in another thread.
-        patch.setattr("start_llm.model_runtime.work_reserve", lambda settings, cost: 40_000_000)
+        patch.setattr("start_llm.hosting.model_runtime.work_reserve", lambda settings, cost: 40_000_000)
         with running(models.plain, MEMORY_BUDGET="100MB") as server:
             told = server.get("/stats")["admission"]
         aside = 0.95 * told["memory_budget_bytes"] - told["usable_bytes"]

@@ -11,10 +11,10 @@ import pytest
 
 from scripts import tiny_models
 from start_llm.core.errors import ModelError
-from start_llm.models.library import check_loadable
+from start_llm.hosting.template_trial import TrialTokenizer, templates_in
+from start_llm.library.folders import check_loadable
 from start_llm.models.trial import TemplateTrials
-from start_llm.prompt.samples import rendered_samples
-from start_llm.template_trial import TrialTokenizer, templates_in
+from start_llm.prompt.template_audit.samples import rendered_samples
 from tests.conftest import TinyModel
 from tests.templates.traits import TRAITS, trait_tokenizer
 
@@ -33,7 +33,7 @@ def test_a_template_is_rendered_as_the_server_renders_it(name: str):
 
 
 def test_the_process_of_the_trial_imports_nothing_slow():
-    code = "import sys, start_llm.template_trial; print(*sys.modules)"
+    code = "import sys, start_llm.hosting.template_trial; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, capture_output=True, text=True)
     assert not {"mlx.core", "transformers", "numpy", "start_llm.models"} & {*done.stdout.split()}
 

@@ -19,11 +19,11 @@ from start_llm.core.engine_request import EngineRequest
 from start_llm.core.errors import InvalidRequest
 from start_llm.core.events import Event, Finished, Restored, Text, Usage
 from start_llm.prompt.prepare import Preparer
-from start_llm.service import ModelTraits, Service
+from start_llm.serving.service import ModelTraits, Service
 from start_llm.telemetry.account import Reports
 from start_llm.telemetry.metrics import RequestMetrics
 from start_llm.telemetry.terminal import Terminal
-from start_llm.wiring import transcripts
+from start_llm.wiring.from_settings import transcripts
 
 _WINDOW = 10**6
 _WHERE: Json = {"type": "string"}

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 import mlx.core as mx
 
 from start_llm.cache.arrays import Arrays, KVSlice, StateSnapshot
-from start_llm.cache.page_file import TensorLayout
+from start_llm.cache.disk.page_file import TensorLayout
 
 if TYPE_CHECKING:
     from start_llm.cache.layers import Layers

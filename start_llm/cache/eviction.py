@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
+from start_llm.cache.page_store import MemoryUsage, PageStore
 from start_llm.cache.pages import Checkpoint, Page, SequenceCache
-from start_llm.cache.store import MemoryUsage, PageStore
 from start_llm.core.thread_owners import ENGINE, owned_by
 
 if TYPE_CHECKING:
-    from start_llm.cache.write_back import WriteBack
+    from start_llm.cache.disk.write_back import WriteBack
 
 type Enough = Callable[[], bool]
 

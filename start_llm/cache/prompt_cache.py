@@ -30,16 +30,16 @@ from start_llm.cache.checkpoints import (
     step_in_text,
 )
 from start_llm.cache.computed_prefixes import ComputedPrefixIndex
-from start_llm.cache.disk_reads import DiskWait
-from start_llm.cache.disk_restore import DiskRestore, DiskRestorer
-from start_llm.cache.disk_tier import DiskAccess
+from start_llm.cache.disk.disk_reads import DiskWait
+from start_llm.cache.disk.disk_restore import DiskRestore, DiskRestorer
+from start_llm.cache.disk.disk_tier import DiskAccess
+from start_llm.cache.disk.write_back import WriteBack
 from start_llm.cache.eviction import EvictionLimits, Evictor
 from start_llm.cache.layers import Layers
+from start_llm.cache.page_store import PageStore
 from start_llm.cache.pages import Checkpoint, Page, SequenceCache
 from start_llm.cache.plan import RestorePlan, in_front_of_image, kept_length, plan_restore
 from start_llm.cache.restore import Restorer
-from start_llm.cache.store import PageStore
-from start_llm.cache.write_back import WriteBack
 from start_llm.core.events import Miss, Restored
 from start_llm.core.thread_owners import ENGINE, owned_by
 from start_llm.telemetry.metrics import CacheMetrics

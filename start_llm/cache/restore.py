@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
     from start_llm.cache.eviction import Evictor
     from start_llm.cache.layers import Layers
+    from start_llm.cache.page_store import PageStore
     from start_llm.cache.plan import RestoreSource
-    from start_llm.cache.store import PageStore
 
 
 @owned_by(ENGINE)

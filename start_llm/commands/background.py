@@ -11,8 +11,8 @@ from pathlib import Path
 from start_llm.config.paths import from_root, program
 from start_llm.config.settings import Settings
 from start_llm.core.errors import CommandError
-from start_llm.core.private_files import private_folder, private_opener
 from start_llm.launch.server_info import servers_of
+from start_llm.storage.private_files import private_folder, private_opener
 
 type Say = Callable[[str], None]
 

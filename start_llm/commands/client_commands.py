@@ -13,9 +13,9 @@ from typing import Any
 from start_llm.config.paths import from_root
 from start_llm.config.settings import Settings
 from start_llm.core.errors import LaunchError
+from start_llm.launch.client_menu import is_installed, menu
 from start_llm.launch.clients import CLIENTS
 from start_llm.launch.http_requests import Address, count_tokens
-from start_llm.launch.menu import is_installed, menu
 from start_llm.launch.own_settings import OwnSettings
 from start_llm.launch.server_info import ServerInfo, find_running
 from start_llm.launch.setup import Setup, as_script, make_setup

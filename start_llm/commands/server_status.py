@@ -9,8 +9,8 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, TextIO
 
 from start_llm.core.errors import LaunchError
-from start_llm.core.running_servers import RunningServer
 from start_llm.launch.http_requests import NO_KEY, ask
+from start_llm.storage.running_servers import RunningServer
 
 NOT_RUNNING = 3
 """Exit status if there is no server, as `systemctl status` has it."""

@@ -11,8 +11,8 @@ from contextlib import suppress
 
 from start_llm.commands.server_status import NOT_RUNNING
 from start_llm.core.errors import CommandError
-from start_llm.core.running_servers import RunningServer
 from start_llm.proxy.ports import is_free, owner
+from start_llm.storage.running_servers import RunningServer
 
 _POLL_S = 0.1
 _BETWEEN_SIGNALS_S = 0.5

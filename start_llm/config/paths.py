@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from start_llm.config.kinds import OFF
+from start_llm.config.setting_types import OFF
 
 PACKAGE = Path(__file__).resolve().parent.parent
 ROOT = PACKAGE.parent

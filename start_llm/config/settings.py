@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import Field, dataclass, field, fields
 from typing import Any, Literal, NamedTuple
 
-from start_llm.config.kinds import (
+from start_llm.config.setting_types import (
     ALIASES,
     BOOLEAN,
     BYTES,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from start_llm.audit.report import audit_folder
+from start_llm.audit.audit_page import audit_folder
 from start_llm.config.settings import Settings
 from start_llm.core.errors import StartLLMError
 from start_llm.doctor.findings import Finding, Findings, Verdict
@@ -21,7 +21,7 @@ from start_llm.doctor.text import PASSAGE, prose
 from start_llm.doctor.truth import Comparison, Truth
 from start_llm.engine.engine import Engine
 from start_llm.models.loader import read
-from start_llm.wiring import memory_budget
+from start_llm.wiring.memory_plan import memory_budget
 
 _AFTER_RESTART = 8
 _RULES_TOKENS = 300

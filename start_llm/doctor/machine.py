@@ -9,14 +9,14 @@ from collections.abc import Iterator, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from start_llm.cache.disk_maintenance import report
+from start_llm.cache.disk.disk_maintenance import report
 from start_llm.config.paths import disk_tier_folder, from_root
 from start_llm.config.settings import Settings
 from start_llm.core.openblas import blas_in_use
 from start_llm.doctor.findings import Figure, Finding
 from start_llm.models.device import this_device
 from start_llm.proxy.ports import is_free, owner
-from start_llm.wiring import memory_budget
+from start_llm.wiring.memory_plan import memory_budget
 
 _PACKAGES = ("mlx", "mlx-lm", "mlx-vlm", "litellm")
 _LEAST_FREE_DISK = 5 * 2**30

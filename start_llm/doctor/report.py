@@ -8,10 +8,10 @@ from start_llm.config.settings import Settings
 from start_llm.core.errors import ModelError, SettingsError
 from start_llm.doctor.examination import WHOLE, Extent, examine
 from start_llm.doctor.findings import Findings
-from start_llm.models.download import as_path, on_disk
-from start_llm.models.hub import Hub
+from start_llm.library.download import as_path, on_disk
+from start_llm.library.hub import Hub
 from start_llm.telemetry.terminal import Terminal
-from start_llm.wiring import model_name
+from start_llm.wiring.model_places import model_name
 
 
 def examine_and_report(settings: Settings, report: Path, terminal: Terminal, extent: Extent = WHOLE) -> int:

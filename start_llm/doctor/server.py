@@ -15,12 +15,12 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from start_llm.app import App
-from start_llm.config.kinds import OFF
 from start_llm.config.paths import from_root
+from start_llm.config.setting_types import OFF
 from start_llm.config.settings import Settings
 from start_llm.core.errors import StartLLMError
-from start_llm.core.private_files import private_folder
-from start_llm.model_runtime import ModelRuntime
+from start_llm.hosting.model_runtime import ModelRuntime
+from start_llm.storage.private_files import private_folder
 from start_llm.telemetry.terminal import Terminal
 
 _REPLY_S = 600.0

@@ -17,7 +17,7 @@ from start_llm.core.adapters import AdapterStack
 from start_llm.core.thread_owners import ENGINE, owned_by
 from start_llm.engine import merging
 from start_llm.engine.admission import planned_tokens
-from start_llm.engine.sampling import BatchSampler
+from start_llm.engine.sampler import BatchSampler
 from start_llm.engine.scores import Scores
 from start_llm.engine.sequence import EngineSequence, Sampled
 from start_llm.engine.shifted_cache import shifted

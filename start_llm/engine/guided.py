@@ -37,7 +37,7 @@ class GuidedLogits:
         return self._known <= length
 
     def __call__(self, tokens: mx.array, logits: mx.array) -> mx.array:
-        """Mask the logits; see `engine.sampling.LogitsProcessor`."""
+        """Mask the logits; see `engine.sampler.LogitsProcessor`."""
         if self.lost:
             return logits
         new = cast("list[int]", tokens[self._known :].tolist())

@@ -27,7 +27,7 @@ from start_llm.engine.generation import Generation
 from start_llm.engine.image_reader import ImageReader
 from start_llm.engine.inbox import DiskNews, Inbox, InboxItem, MemoryShare, StopRequest
 from start_llm.engine.prefill import Prefill
-from start_llm.engine.reply import ReplyWriter
+from start_llm.engine.reply_writer import ReplyWriter
 from start_llm.engine.resources import EngineResources
 from start_llm.engine.schedule import QueuedRequest, Schedule, deadline_after_restore, should_preempt
 from start_llm.engine.sequence import EngineSequence, Sampled

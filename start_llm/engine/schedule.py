@@ -11,8 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from start_llm.cache.disk_reads import DiskWait
-from start_llm.cache.disk_restore import DiskRestore, FromDisk
+from start_llm.cache.disk.disk_reads import DiskWait
+from start_llm.cache.disk.disk_restore import DiskRestore, FromDisk
 from start_llm.core.engine_request import EngineRequest
 from start_llm.core.thread_owners import ENGINE, owned_by
 from start_llm.engine.generation import Generation

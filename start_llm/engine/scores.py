@@ -7,7 +7,7 @@ from typing import cast
 import mlx.core as mx
 
 from start_llm.core.events import ScoredToken, TokenLogprobs
-from start_llm.engine.sampling import top_k_ids
+from start_llm.engine.sampler import top_k_ids
 
 
 class Scores:

@@ -12,8 +12,8 @@ from start_llm.core.events import Finished, TokenLogprobs
 from start_llm.engine.generation import Generation
 from start_llm.engine.guided import GuidedLogits
 from start_llm.engine.prompt_images import PromptImages
-from start_llm.engine.reply import ReplyWriter
-from start_llm.engine.sampling import Chooser, make_processors
+from start_llm.engine.reply_writer import ReplyWriter
+from start_llm.engine.sampler import Chooser, make_processors
 
 
 class EngineSequence:
@@ -29,7 +29,7 @@ class EngineSequence:
         seq_cache: the prompt cache's record of this sequence.
         layer_caches: one entry for each cache of the network, in mlx_lm's classes; empty while a batch has
             them.
-        chooser, processors: see `engine.sampling`.
+        chooser, processors: see `engine.sampler`.
         width: tokens that it occupies in a batch, padding and planned growth included; 0 if it is in none.
         excluded_from_batches: it joins no batch, because a batch that it was in has failed and it may be the
             cause.
@@ -137,7 +137,7 @@ class Sampled(NamedTuple):
     """A new token of a sequence.
 
     Attributes:
-        surprisal: in bits, see `engine.sampling`.
+        surprisal: in bits, see `engine.sampler`.
         scored: its log-probability, if the request asked for it.
     """
 

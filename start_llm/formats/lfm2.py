@@ -13,7 +13,7 @@ from functools import partial
 from start_llm.formats.model_format import ModelFormat, Notation
 from start_llm.formats.reading.json_calls import ObjectReader
 from start_llm.formats.reading.lists import json_list
-from start_llm.formats.reading.pythonic import PythonCallReader, call_list
+from start_llm.formats.reading.python_calls import PythonCallReader, call_list
 from start_llm.formats.reasoning_marks import THINK
 from start_llm.formats.writing.call_text import CallText
 from start_llm.formats.writing.python_arguments import PythonArguments

@@ -11,7 +11,7 @@ from functools import partial
 
 from start_llm.formats.model_format import ModelFormat, Notation
 from start_llm.formats.reading.json_calls import ObjectReader, Objects
-from start_llm.formats.reading.pythonic import KEY, ArgumentsScanner, as_json
+from start_llm.formats.reading.python_calls import KEY, ArgumentsScanner, as_json
 from start_llm.formats.writing.call_text import CallText
 
 # Without an opener, the first member tells a call from a JSON answer, which must stream without delay.

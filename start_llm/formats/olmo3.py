@@ -8,7 +8,7 @@ from __future__ import annotations
 from functools import partial
 
 from start_llm.formats.model_format import ModelFormat, Notation
-from start_llm.formats.reading.pythonic import PythonCallReader, call_lines
+from start_llm.formats.reading.python_calls import PythonCallReader, call_lines
 from start_llm.formats.reasoning_marks import THINK
 from start_llm.formats.writing.call_text import CallText
 from start_llm.formats.writing.python_arguments import PythonArguments

@@ -25,7 +25,7 @@ from start_llm.launch.client import (
 from start_llm.launch.cline import CLINE
 from start_llm.launch.continue_cli import CONTINUE
 from start_llm.launch.opencode_permissions import opencode
-from start_llm.launch.qwen import QWEN
+from start_llm.launch.qwen_code import QWEN
 from start_llm.launch.server_info import OfferedModel, ServerInfo
 
 _LEAST_CLAUDE_WINDOW = 100_000

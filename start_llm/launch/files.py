@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from start_llm.core.errors import LaunchError
-from start_llm.core.private_files import private_folder
 from start_llm.launch.yaml import parse_yaml
+from start_llm.storage.private_files import private_folder
 
 type Content = Mapping[str, Any] | str
 """Values, or the text of a program."""

@@ -11,8 +11,8 @@ from urllib.parse import urlsplit
 from start_llm.config.paths import servers_folder
 from start_llm.config.settings import Settings
 from start_llm.core.errors import LaunchError
-from start_llm.core.running_servers import RunningServer, running_servers
 from start_llm.launch.http_requests import LOOPBACK, NO_KEY, Address, ask, count_tokens, positive_numbers
+from start_llm.storage.running_servers import RunningServer, running_servers
 
 _LOAD_S = 3600.0
 _WINDOW_NAMES = ("context_window", "max_input_tokens", "max_model_len", "context_length")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import mlx.core as mx
 
-from start_llm.core.private_files import private_folder
+from start_llm.storage.private_files import private_folder
 
 _KERNELS = "MLX_PTX_CACHE_DIR"
 _MEMINFO = Path("/proc/meminfo")

@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from start_llm.core.private_files import private_folder, private_opener
+from start_llm.storage.private_files import private_folder, private_opener
 
 _FORMAT = 2
 _SUFFIXES = (".safetensors", ".json", ".npz")

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from start_llm.core.chat import Json
 from start_llm.core.errors import ModelError
-from start_llm.models.download import name_of
+from start_llm.models.model_names import name_of
 
 type PoolingMode = Literal["lasttoken", "mean"]
 

@@ -22,7 +22,7 @@ from start_llm.core.errors import ModelError
 from start_llm.models.weight_files import header, weight_files
 
 _ROOT = Path(__file__).resolve().parents[2]
-_MODULE = "start_llm.template_trial"
+_MODULE = "start_llm.hosting.template_trial"
 _TOO_MUCH_MEMORY = 3
 """An exit status of that module, which is above this layer."""
 _LONGEST_S = 60.0

@@ -16,7 +16,7 @@ from start_llm.formats.registry import NOTATIONS
 from start_llm.formats.writing.callable_tool import CallableTool
 from start_llm.formats.writing.lark import Lark
 from start_llm.output.grammar.enforcer import Enforcer, Vocabulary, check_text_grammar
-from start_llm.output.grammar.reply import ReplyContext, reply_grammar
+from start_llm.output.grammar.reply_grammar import ReplyContext, reply_grammar
 from start_llm.output.splitter import Splitter, make_splitter
 
 _UNLIKELY = -100.0

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from start_llm.core.chat import ChatRequest, Json, Message, ToolCall
 from start_llm.prompt import changes
 from start_llm.prompt.changes import PromptTurn
-from start_llm.prompt.facts import TemplateFacts
 from start_llm.prompt.template import TemplateMessage
+from start_llm.prompt.template_audit.facts import TemplateFacts
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,9 +18,9 @@ from start_llm.core.chat import Json, Message, ToolCall
 from start_llm.core.family import Family, ReasoningMarks
 from start_llm.prompt.inline_reasoning import split_inline_reasoning
 from start_llm.prompt.mark_words import mark_of, mark_words, word_of
-from start_llm.prompt.samples import rendered_samples
 from start_llm.prompt.substitution import substitute
 from start_llm.prompt.template import PromptTokenizer
+from start_llm.prompt.template_audit.samples import rendered_samples
 
 
 def control_marks(tokenizer: PromptTokenizer, family: Family) -> list[str]:

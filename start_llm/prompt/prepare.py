@@ -32,9 +32,8 @@ from start_llm.core.family import Family, ReasoningMarks
 from start_llm.core.images import ImageRun, hide_images
 from start_llm.core.prompt import Boundary, ModelTokens, Prompt
 from start_llm.prompt.adapt import adapt
-from start_llm.prompt.audit import audit
 from start_llm.prompt.boundaries import RARE
-from start_llm.prompt.canonical import (
+from start_llm.prompt.canonical_form import (
     DriftPolicy,
     canonical,
     for_the_model,
@@ -44,8 +43,7 @@ from start_llm.prompt.canonical import (
 )
 from start_llm.prompt.client_marks import ClientMarks
 from start_llm.prompt.drift import is_transient
-from start_llm.prompt.facts import BUDGET_OPTION, TemplateFacts
-from start_llm.prompt.images import ImageEncoder, ImageExpander
+from start_llm.prompt.image_runs import ImageEncoder, ImageExpander
 from start_llm.prompt.inline_reasoning import split_inline_reasoning, without_assumed_reasoning
 from start_llm.prompt.mark_words import with_marks
 from start_llm.prompt.pieces import Encoded, PieceEncoder
@@ -54,8 +52,10 @@ from start_llm.prompt.render import RenderedText, Renderer
 from start_llm.prompt.scan import MessageScan, ScanRules
 from start_llm.prompt.shorten import with_short_contents
 from start_llm.prompt.template import PromptTokenizer
-from start_llm.prompt.tool_forms import ToolForms
-from start_llm.prompt.visible_reasoning import shown_reasoning
+from start_llm.prompt.template_audit.audit import audit
+from start_llm.prompt.template_audit.facts import BUDGET_OPTION, TemplateFacts
+from start_llm.prompt.template_audit.tool_forms import ToolForms
+from start_llm.prompt.template_audit.visible_reasoning import shown_reasoning
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

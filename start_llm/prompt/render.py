@@ -11,9 +11,9 @@ from datetime import datetime
 from start_llm.core.chat import Json
 from start_llm.prompt.adapt import Adapted
 from start_llm.prompt.boundaries import MessageEnd, Rendered, TurnClosers
-from start_llm.prompt.facts import TemplateFacts
 from start_llm.prompt.growing import MessageEndFinder
 from start_llm.prompt.template import Rendering, TemplateTokenizer
+from start_llm.prompt.template_audit.facts import TemplateFacts
 
 _MAX_TAILS = 64
 

@@ -10,7 +10,7 @@ from start_llm.core.canonical import CanonicalMessage, Ignored, reasoning_digest
 from start_llm.core.chat import Json, Message, Role
 from start_llm.core.family import CallIds, ReasoningMarks
 from start_llm.core.ids import name_in
-from start_llm.prompt.canonical import canonical, ignored
+from start_llm.prompt.canonical_form import canonical, ignored
 from start_llm.prompt.drift import Rule
 from start_llm.prompt.inline_reasoning import split_inline_reasoning
 

@@ -14,7 +14,7 @@ from start_llm.core.ids import random_name
 from start_llm.images.door import ImageDoor
 from start_llm.protocols.fields import Fields
 from start_llm.protocols.notices import Notices
-from start_llm.protocols.responses.store import ResponseStore
+from start_llm.protocols.responses.response_store import ResponseStore
 from start_llm.protocols.seal import Seal
 
 _ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))

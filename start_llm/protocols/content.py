@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from start_llm.core.chat import Json, Message
 from start_llm.core.errors import InvalidRequest
 from start_llm.protocols.fields import Fields, parse_embedded, type_name
-from start_llm.protocols.images import IMAGE_PARTS, ImageParser
+from start_llm.protocols.image_parts import IMAGE_PARTS, ImageParser
 
 TOOL_REFERENCE = "tool_reference"
 UNSEEN_FILE = "[file: this model cannot read files]"

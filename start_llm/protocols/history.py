@@ -12,11 +12,11 @@ from dataclasses import dataclass
 
 from start_llm.core.chat import Json
 from start_llm.core.errors import InvalidRequest
-from start_llm.protocols.anthropic import history as anthropic
+from start_llm.protocols.anthropic import messages_history as anthropic
 from start_llm.protocols.fields import Fields
 from start_llm.protocols.mending import Item, told
-from start_llm.protocols.openai import history as openai
-from start_llm.protocols.responses import history as responses
+from start_llm.protocols.openai import chat_history as openai
+from start_llm.protocols.responses import items_history as responses
 from start_llm.protocols.routes import BodyKind
 
 _ASSISTANT, _USER = "assistant", "user"

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from start_llm.core.chat import Json
-from start_llm.core.database_file import encode_json
+from start_llm.storage.database_file import encode_json
 
 _LONG = 2**20
 _STEP = 2**18
@@ -79,7 +79,7 @@ def with_long_texts(value: Json, texts: list[str]) -> Json:
 
 
 def encoded_in_steps(value: Any) -> bytes:
-    """Return what `core.database_file.encode_json` returns."""
+    """Return what `storage.database_file.encode_json` returns."""
     texts: list[str] = []
     pieces = _ANY_ENCODED_WORD.split(encode_json(_shortened(value, texts)))
     # Every second piece is the number of a text.

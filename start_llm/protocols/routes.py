@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Literal
 
+from start_llm.access.request_target import hint_about
 from start_llm.core.errors import MethodNotAllowed, NotFound
-from start_llm.core.request_target import hint_about
 
 READING = ("GET", "HEAD")
 _PLACEHOLDER = re.compile(r"\{id(?P<many>:path)?\}")

@@ -8,8 +8,8 @@ import stat
 from contextlib import suppress
 from pathlib import Path
 
-from start_llm.core.private_files import private_folder
 from start_llm.protocols.seal import KEY_BYTES
+from start_llm.storage.private_files import private_folder
 
 
 def kept_key(path: Path) -> bytes:

@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 from start_llm.core.chat import Json
 from start_llm.protocols.base import ModelFacts, ParsedRequest, RequestContext
 from start_llm.protocols.fields import Fields
-from start_llm.protocols.openai import chat, completions
+from start_llm.protocols.openai import chat_completions as chat
+from start_llm.protocols.openai import completions
 from start_llm.protocols.openai.options import UnsupportedField, refuse_unsupported, token_ids
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import httpx
 
-from start_llm.core.backend_secret import BackendSecret, Caller
+from start_llm.access.backend_secret import BackendSecret, Caller
 from start_llm.protocols.sessions import READ_HEADERS
 from start_llm.proxy.error_text import ErrorResponse
 

@@ -13,14 +13,14 @@ import threading
 from pathlib import Path
 from typing import Any, NoReturn
 
-from start_llm.core.access_policy import AccessPolicy
-from start_llm.core.backend_secret import BackendSecret
-from start_llm.core.cross_origin import AllowedOrigins
-from start_llm.core.loopback import bound_socket, loopback_addresses
+from start_llm.access.access_policy import AccessPolicy
+from start_llm.access.backend_secret import BackendSecret
+from start_llm.access.cross_origin import AllowedOrigins
+from start_llm.access.loopback import bound_socket, loopback_addresses
 from start_llm.protocols.notices import Notices
-from start_llm.proxy.access_policy import ProxyAccessPolicy
 from start_llm.proxy.control_fields import litellm_names
 from start_llm.proxy.error_text import Application
+from start_llm.proxy.proxy_access import ProxyAccessPolicy
 from start_llm.proxy.refusals import tell_server
 
 _GRACE_S = 3
@@ -56,11 +56,11 @@ def _application() -> ProxyAccessPolicy:
     """Return LiteLLM with everything around it, from the outside in."""
     from litellm.proxy.proxy_server import app  # noqa: PLC0415
 
-    from start_llm.proxy.answering_model import AnsweringModel, watch_replies  # noqa: PLC0415
     from start_llm.proxy.backend import SERVER, Backend  # noqa: PLC0415
     from start_llm.proxy.cut_streams import CutStreams  # noqa: PLC0415
     from start_llm.proxy.direct import Direct  # noqa: PLC0415
     from start_llm.proxy.error_text import ErrorRewriter  # noqa: PLC0415
+    from start_llm.proxy.model_header import AnsweringModel, watch_replies  # noqa: PLC0415
     from start_llm.proxy.own_bodies import OwnBodies  # noqa: PLC0415
     from start_llm.proxy.refusals_log import shorten_refusals  # noqa: PLC0415
     from start_llm.proxy.retry_after import RetryAfter  # noqa: PLC0415

@@ -10,10 +10,10 @@ import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from start_llm.core.backend_secret import BackendSecret
+from start_llm.access.backend_secret import BackendSecret
 from start_llm.core.chat import Json
 
-_GUARD = "start_llm.proxy.guard.user_api_key_auth"
+_GUARD = "start_llm.proxy.litellm_setup.user_api_key_auth"
 _BACKEND, _BACKEND_KEY, _SECRET = (f"START_LLM_BACKEND{end}" for end in ("", "_KEY", "_SECRET"))
 _REQUEST_TIMEOUT_S = 3600
 _PING_S = 10
@@ -140,7 +140,7 @@ def environment(config: ProxyConfig, inherited: Mapping[str, str]) -> dict[str, 
         **_LOCAL_ONLY,
         **_WITHOUT_GUESSES,
         "LITELLM_CORS_ORIGINS": f"http://127.0.0.1:{config.port}",
-        # LiteLLM does not start without a master key. This one is random and unused: see `proxy.guard`.
+        # LiteLLM does not start without a master key. Nobody uses this one (`proxy.litellm_setup`).
         "LITELLM_MASTER_KEY": f"sk-{secrets.token_urlsafe(32)}",
         "START_LLM_PROXY_KEYS": ",".join(config.keys),
         "START_LLM_PROXY_HOSTS": ",".join(config.hosts),

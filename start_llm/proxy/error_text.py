@@ -14,8 +14,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
+from start_llm.access.request_target import with_one_version
 from start_llm.core.errors import anthropic_type
-from start_llm.core.request_target import with_one_version
 
 type Send = Callable[[Any], Awaitable[None]]
 type Receive = Callable[[], Awaitable[Any]]

@@ -14,13 +14,13 @@ from contextlib import ExitStack
 from http import HTTPStatus
 from pathlib import Path
 
-from start_llm.core.backend_secret import WARM_UP_HEADER
+from start_llm.access.backend_secret import WARM_UP_HEADER
 from start_llm.core.errors import PortError
-from start_llm.core.private_files import Lock
 from start_llm.proxy.config import ProxyConfig, configuration, environment
+from start_llm.proxy.liveness import Probe
 from start_llm.proxy.ports import Process, ProcessRecord, is_free, owner
-from start_llm.proxy.probe import Probe
 from start_llm.proxy.proxy_log import ProcessOutput, ProxyLog, Say, TellRefusal, nobody
+from start_llm.storage.private_files import Lock
 
 _ROOT = Path(__file__).resolve().parent.parent.parent
 _BACK_OFF_S = (1.0, 2.0, 4.0, 8.0, 15.0)

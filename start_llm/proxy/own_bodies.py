@@ -15,8 +15,8 @@ from typing import Any
 
 from starlette.requests import ClientDisconnect, Request
 
+from start_llm.access.content_coding import IDENTITY, content_coding, decoded
 from start_llm.core.chat import Json
-from start_llm.core.content_coding import IDENTITY, content_coding, decoded
 from start_llm.core.errors import InvalidRequest, RequestError, body_too_large
 from start_llm.protocols.fields import Fields, parse_body
 from start_llm.protocols.history import told_paths, with_mended_history

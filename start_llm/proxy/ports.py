@@ -13,8 +13,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from start_llm.core.loopback import bound_socket, loopback_addresses
-from start_llm.core.private_files import private_folder, private_opener
+from start_llm.access.loopback import bound_socket, loopback_addresses
+from start_llm.storage.private_files import private_folder, private_opener
 
 _GONE_WITHIN_S = 8.0
 _PATIENCE_S = 10.0

@@ -13,8 +13,8 @@ from io import TextIOWrapper
 from pathlib import Path
 from typing import IO, cast
 
-from start_llm.core.private_files import private_folder, private_opener
 from start_llm.proxy.refusals import ProxyRefusal, notice_in, refusal_in
+from start_llm.storage.private_files import private_folder, private_opener
 
 _LOG_BYTES = 2 * 2**20
 _LOG_FILES = 3

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 from urllib.parse import urlsplit
 
-from start_llm.core.accept import prefers_html
-from start_llm.core.access_policy import is_loopback
+from start_llm.access.accept import prefers_html
+from start_llm.access.access_policy import is_loopback
 from start_llm.proxy.error_text import Application, Receive, Send
 
 

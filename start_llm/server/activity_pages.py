@@ -10,7 +10,7 @@ from itertools import takewhile
 
 from start_llm.core.chat import Json
 from start_llm.core.errors import NotFound
-from start_llm.server.pages import Page, PageRequest
+from start_llm.server.page_request import Page, PageRequest
 from start_llm.server.served_models import ListedModel, ServedModels
 from start_llm.telemetry.activity import Activity, ConversationTurn, Refusal
 from start_llm.telemetry.metrics import DiskMetrics

@@ -9,7 +9,7 @@ from pathlib import Path
 from start_llm.core.adapters import MountedAdapter, adapter_names
 from start_llm.core.chat import Json
 from start_llm.core.errors import InvalidRequest
-from start_llm.server.pages import Page, PageRequest
+from start_llm.server.page_request import Page, PageRequest
 from start_llm.server.served_models import ServedModels
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,63}")

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from start_llm.access.request_target import with_one_version
 from start_llm.core.chat import Json
 from start_llm.core.errors import RequestError
-from start_llm.core.request_target import with_one_version
-from start_llm.protocols.anthropic.errors import anthropic_refusal
+from start_llm.protocols.anthropic.error_bodies import anthropic_refusal
 from start_llm.protocols.base import SSEFrame, openai_refusal
 from start_llm.protocols.responses import create as openai_responses
 

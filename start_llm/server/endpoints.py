@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from start_llm.core.accept import prefers_html
+from start_llm.access.accept import prefers_html
 from start_llm.core.chat import GenerationRequest, Json
 from start_llm.protocols import tokenization
 from start_llm.protocols.anthropic import messages as anthropic_messages
 from start_llm.protocols.base import KeptResponses, Parser, TenantResponses
 from start_llm.protocols.explained import explanation_body
 from start_llm.protocols.fields import Fields
-from start_llm.protocols.openai import chat as openai_chat
+from start_llm.protocols.openai import chat_completions as openai_chat
 from start_llm.protocols.openai import completions as openai_completions
 from start_llm.protocols.responses import create as openai_responses
 from start_llm.protocols.responses.listing import input_items
@@ -22,10 +22,10 @@ from start_llm.server.adapter_pages import AdapterPages
 from start_llm.server.embedding_page import embeddings
 from start_llm.server.library_pages import LibraryPages
 from start_llm.server.listener import ServerContext
-from start_llm.server.pages import Document, Page, PageRequest
+from start_llm.server.page_request import Document, Page, PageRequest
 from start_llm.server.served_models import ServedModel, ServedModels
 from start_llm.server.status_page import status_page
-from start_llm.service import Service
+from start_llm.serving.service import Service
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from dataclasses import replace
 from http import HTTPStatus
 from urllib.parse import parse_qsl, unquote
 
+from start_llm.access.request_target import origin_form
 from start_llm.core.chat import ChatRequest, GenerationRequest, RequestOrigin
 from start_llm.core.client_presence import check_client, client_watched
 from start_llm.core.errors import (
@@ -22,7 +23,6 @@ from start_llm.core.errors import (
     Unauthorized,
 )
 from start_llm.core.events import Content, Event, Failed, Finished, Output, Piece, Usage
-from start_llm.core.request_target import origin_form
 from start_llm.core.unenforced import unenforced_keywords
 from start_llm.protocols.base import ParsedRequest, Parser, Reply, RequestContext
 from start_llm.protocols.fields import Fields
@@ -39,9 +39,9 @@ from start_llm.server.endpoints import (
 )
 from start_llm.server.http_connection import HttpConnection
 from start_llm.server.life_signs import repeated
-from start_llm.server.pages import Document, Page, PageRequest
+from start_llm.server.page_request import Document, Page, PageRequest
 from start_llm.server.served_models import ServedModel
-from start_llm.service import Answer, Service
+from start_llm.serving.service import Answer, Service
 from start_llm.telemetry.activity import Refusal
 
 _TABLE = RouteTable(ROUTES)

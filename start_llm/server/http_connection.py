@@ -12,13 +12,13 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler
 from typing import cast
 
-from start_llm.core.access_policy import body_length, demand_json, is_chunked
+from start_llm.access.access_policy import body_length, demand_json, is_chunked
+from start_llm.access.content_coding import content_coding, decoded
+from start_llm.access.cross_origin import AllowedOrigins
 from start_llm.core.allocator import give_back_free_memory
 from start_llm.core.answering_model import ANSWERING_MODEL, in_a_header
 from start_llm.core.chat import Json
 from start_llm.core.client_presence import LOOK_S, held_in_turn
-from start_llm.core.content_coding import content_coding, decoded
-from start_llm.core.cross_origin import AllowedOrigins
 from start_llm.core.errors import ClientGone, InvalidRequest, LengthRequired, RequestTimeout
 from start_llm.core.unenforced import UNENFORCED
 from start_llm.protocols.base import new_id

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 
 from start_llm.core.chat import Json
-from start_llm.core.library import (
+from start_llm.core.model_listing import (
     Assessment,
     Download,
     Fit,
@@ -14,7 +14,7 @@ from start_llm.core.library import (
     MachineFacts,
     ModelLibrary,
 )
-from start_llm.server.pages import Page, PageRequest
+from start_llm.server.page_request import Page, PageRequest
 from start_llm.server.served_models import ServedModels
 from start_llm.telemetry.metrics import EngineMetrics
 

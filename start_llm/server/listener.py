@@ -15,14 +15,14 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, Final
 
-from start_llm.core.access_policy import AccessPolicy
+from start_llm.access.access_policy import AccessPolicy
+from start_llm.access.loopback import IPV4_LOOPBACK, IPV6_LOOPBACK, loopback_addresses
 from start_llm.core.errors import ClientGone, PortError
-from start_llm.core.loopback import IPV4_LOOPBACK, IPV6_LOOPBACK, loopback_addresses
 from start_llm.core.thread_owners import REQUEST, take_role
 from start_llm.protocols.notices import Notices
-from start_llm.protocols.responses.store import ResponseStore
+from start_llm.protocols.request_tenant import Tenants
+from start_llm.protocols.responses.response_store import ResponseStore
 from start_llm.protocols.seal import Seal
-from start_llm.protocols.tenants import Tenants
 from start_llm.server.activity_pages import ActivityPages, ServingMachine
 from start_llm.server.adapter_pages import AdapterPages
 from start_llm.server.drain import RequestDrain

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 from start_llm.core.chat import Json
 from start_llm.core.errors import NotFound
-from start_llm.server.pages import Page, PageRequest
+from start_llm.server.page_request import Page, PageRequest
 from start_llm.server.served_models import ListedModel, ServedModels
 
 

@@ -11,7 +11,7 @@ from typing import Literal, Protocol
 from start_llm.core.adapters import MountedAdapter
 from start_llm.protocols.base import ModelFacts
 from start_llm.server.status import ModelCard, Status
-from start_llm.service import Service
+from start_llm.serving.service import Service
 
 type ModelState = Literal["loaded", "loading", "available"]
 

@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from start_llm.core.chat import Json
-from start_llm.core.database import DatabaseMetrics
-from start_llm.protocols.responses.store import ResponseStore
+from start_llm.protocols.responses.response_store import ResponseStore
 from start_llm.server.drain import RequestDrain
+from start_llm.storage.database import DatabaseMetrics
 from start_llm.telemetry.metrics import (
     CacheMetrics,
     DiskMetrics,

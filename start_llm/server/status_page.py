@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 
-from start_llm.server.pages import Document
+from start_llm.server.page_request import Document
 
 _FOLDER = Path(__file__).with_name("page")
 _STYLE, _SCRIPT = "/* page.css */", "/* page.js */"

@@ -12,8 +12,8 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from start_llm.core.database import DatabaseMetrics
 from start_llm.core.events import Usage
+from start_llm.storage.database import DatabaseMetrics
 
 _STALLS = 500
 
@@ -146,7 +146,7 @@ class DiskMetrics:
             seconds that these prompts waited.
         late: prompts that did not wait for the disk any longer, because it took more time than computing.
         computed_instead: prompts that were computed though the disk had them, because that is faster.
-        rejected: files that could not be used, by reason; see `cache.page_file.HurtFile`.
+        rejected: files that could not be used, by reason; see `cache.disk.page_file.HurtFile`.
         queue: files that wait to be written.
         written_files, written_bytes: since the start; `written_today_bytes` since midnight UTC.
         evictions: files that were removed because the folder was full.

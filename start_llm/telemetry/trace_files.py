@@ -15,7 +15,7 @@ from collections.abc import Generator, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from start_llm.core.private_files import private_folder
+from start_llm.storage.private_files import private_folder
 
 MAX_FILE_BYTES = 16 * 2**20
 """Largest size of a file. A longer one is replaced by a new one; only the last old one is kept."""

@@ -20,9 +20,9 @@ from itertools import pairwise
 from start_llm.core.canonical import Conversation
 from start_llm.core.images import FIRST_IMAGE_TOKEN, ImageRun, image_spans
 from start_llm.core.prompt import Boundary
-from start_llm.transcripts import drift
+from start_llm.transcripts import drift_notes as drift
 from start_llm.transcripts.guard import Claims, Guard, MessageDetails
-from start_llm.transcripts.store import PrefixNode, TranscriptStore, Variant
+from start_llm.transcripts.turn_store import PrefixNode, TranscriptStore, Variant
 
 type Encode = Callable[[str], Sequence[int]]
 

@@ -16,8 +16,8 @@ from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple, Protocol
 
 from start_llm.core.canonical import CanonicalKey, Conversation, Field, OmittedText, text_digest
-from start_llm.core.database import DatabaseTable
-from start_llm.core.database_file import UNREADABLE, decode_json, encode_json
+from start_llm.storage.database import DatabaseTable
+from start_llm.storage.database_file import UNREADABLE, decode_json, encode_json
 
 type NotedValue = tuple[Field, str | None]
 """A field and the value that a note told for it; None: the note said that the field no longer applies."""

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Sequence
 
 from start_llm.core.canonical import CanonicalKey
-from start_llm.core.database import DatabaseTable
+from start_llm.storage.database import DatabaseTable
 
 _MAX_KEYS = 32_000
 

@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 from itertools import chain
 
 from start_llm.core.canonical import CanonicalKey, Conversation
-from start_llm.core.database import DatabaseTable
-from start_llm.core.database_file import UNREADABLE, decode_json, encode_json
+from start_llm.storage.database import DatabaseTable
+from start_llm.storage.database_file import UNREADABLE, decode_json, encode_json
 from start_llm.transcripts.guard import Claims
 from start_llm.transcripts.rows import claims_json, claims_of
 

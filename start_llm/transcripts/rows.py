@@ -1,4 +1,4 @@
-"""How transcripts are written as rows of a database (`core.database`)."""
+"""How transcripts are written as rows of a database (`storage.database`)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from array import array
 from typing import Any, NamedTuple
 
 from start_llm.core.canonical import CanonicalKey, Field, OmittedText
-from start_llm.core.database_file import decode_json, encode_json
+from start_llm.storage.database_file import decode_json, encode_json
 from start_llm.transcripts.guard import Claims, MessageDetails
 
 _KEY_BYTES = 16

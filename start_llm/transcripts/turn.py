@@ -33,7 +33,7 @@ from start_llm.transcripts.prefix_history import PrefixHistory
 from start_llm.transcripts.reasoning_store import ReasoningStore, RecordedReasoning
 from start_llm.transcripts.recent import ComputedRequest, RecentConversations
 from start_llm.transcripts.reply_echo import ReplyEcho
-from start_llm.transcripts.store import PrefixNode, TranscriptStore, Variant
+from start_llm.transcripts.turn_store import PrefixNode, TranscriptStore, Variant
 
 _LOOKED_AT = 4
 """So many tokens hold the beginning of the last character, which has four bytes at most."""

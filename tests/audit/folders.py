@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from scripts.tiny_models import end_ids, tiny_tokenizer, write_tokenizer
-from start_llm.audit.report import AuditReport, audit_folder
+from start_llm.audit.audit_page import AuditReport, audit_folder
 from start_llm.config.settings import Settings
 from tests.templates.traits import TRAITS
 

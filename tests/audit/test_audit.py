@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from start_llm import cli
-from start_llm.audit.calls import audit_calls
+from start_llm.audit.call_round_trip import audit_calls
 from start_llm.audit.requests import KINDS, meanings, words_of
 from start_llm.audit.subject import AuditedModel
 from start_llm.audit.turns import CLIENTS, efficiency

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from scripts.tiny_models import AddedTokens, end_ids, tiny_tokenizer, write_tokenizer
-from start_llm.audit.calls import unread_call
+from start_llm.audit.call_round_trip import unread_call
 from start_llm.audit.subject import AuditedModel
 from start_llm.config.settings import Settings
 from start_llm.models.loader import read
 from start_llm.prompt.prepare import Preparer
-from start_llm.wiring import model_family
+from start_llm.wiring.from_settings import model_family
 from tests.audit.folders import folder_of, page_of, told
 
 _MUSE = """\

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from start_llm.cache.eviction import EvictionLimits
+from start_llm.cache.page_store import PageStore
 from start_llm.cache.prompt_cache import OpenedSequence, PromptCache
-from start_llm.cache.store import PageStore
 from start_llm.telemetry.metrics import CacheMetrics
 from tests.cache.fakes import FakeLayers
 

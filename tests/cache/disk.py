@@ -12,13 +12,13 @@ import mlx.core as mx
 from mlx_lm.generate import generation_stream
 
 from start_llm.cache.buffers import KVShape
-from start_llm.cache.disk_folder import DiskLimits
-from start_llm.cache.disk_restore import DiskRestorer
-from start_llm.cache.disk_tier import DiskAccess, DiskTier
-from start_llm.core.disk_thread import DiskThread
+from start_llm.cache.disk.disk_folder import DiskLimits
+from start_llm.cache.disk.disk_restore import DiskRestorer
+from start_llm.cache.disk.disk_tier import DiskAccess, DiskTier
 from start_llm.engine.inbox import DiskNews
 from start_llm.engine.resources import EngineResources
 from start_llm.models.loader import load
+from start_llm.storage.disk_thread import DiskThread
 from start_llm.telemetry.metrics import DiskMetrics
 from tests.cache.conversations import PLENTY, Cached, filled
 from tests.conftest import TinyModel

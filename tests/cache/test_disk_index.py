@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from start_llm.cache.disk_index import CachedFile, DiskIndex, scan
-from start_llm.cache.write_limit import DailyWriteLimit
+from start_llm.cache.disk.disk_index import CachedFile, DiskIndex, scan
+from start_llm.cache.disk.write_limit import DailyWriteLimit
 
 ROOT, FIRST, SECOND, THIRD = (bytes([number] * 16) for number in range(4))
 
@@ -121,7 +121,7 @@ def test_what_is_gone_is_not_touched():
 
 def test_a_day_ends_at_midnight(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     now = [1_000_000_000.0]
-    monkeypatch.setattr("start_llm.cache.write_limit.time.time", lambda: now[0])
+    monkeypatch.setattr("start_llm.cache.disk.write_limit.time.time", lambda: now[0])
     limit = DailyWriteLimit(tmp_path / "written.json", 100)
     limit.note(99)
     assert not limit.is_reached

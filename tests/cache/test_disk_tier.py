@@ -17,16 +17,16 @@ import mlx.core as mx
 import pytest
 from mlx_lm.generate import generation_stream
 
-from start_llm.cache.disk_folder import DiskLimits
-from start_llm.cache.disk_index import LOCK, WRITTEN, CachedFile
-from start_llm.cache.disk_maintenance import clear, report
-from start_llm.cache.disk_reads import DiskRead, FilePart
-from start_llm.cache.disk_traffic import MOST_IN_FLIGHT
+from start_llm.cache.disk.disk_folder import DiskLimits
+from start_llm.cache.disk.disk_index import LOCK, WRITTEN, CachedFile
+from start_llm.cache.disk.disk_maintenance import clear, report
+from start_llm.cache.disk.disk_reads import DiskRead, FilePart
+from start_llm.cache.disk.disk_traffic import MOST_IN_FLIGHT
 from start_llm.core.events import Failed, Finished, Restored
-from start_llm.core.private_files import Lock
 from start_llm.engine.inbox import StopRequest
 from start_llm.engine.loop import STOPPING
 from start_llm.engine.resources import EngineResources
+from start_llm.storage.private_files import Lock
 from tests.cache.conversations import PAGE, memory_for, reference, tokens
 from tests.cache.disk import OnDisk, on_disk, resources_of, settled
 from tests.cache.small_disk import fill, small_disk
@@ -590,7 +590,7 @@ def folder_size(folder: Path) -> int:
 @pytest.mark.thorough
 def test_the_quota_holds_for_two_models_that_take_turns(tiny_model: TinyModel, tmp_path: Path, monkeypatch):
     limit, largest, sizes = 2_000_000, 0, list[int]()
-    from start_llm.cache import disk_worker
+    from start_llm.cache.disk import disk_worker
 
     real = disk_worker.write_file
 

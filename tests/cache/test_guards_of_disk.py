@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from start_llm.cache.disk_folder import DiskLimits
-from start_llm.cache.disk_index import DiskIndex, scan
-from start_llm.cache.page_file import FileHeader, opened_file, write_file
+from start_llm.cache.disk.disk_folder import DiskLimits
+from start_llm.cache.disk.disk_index import DiskIndex, scan
+from start_llm.cache.disk.page_file import FileHeader, opened_file, write_file
 from start_llm.engine.resources import EngineResources
 from tests.cache.conversations import PAGE
 from tests.cache.disk import OnDisk, on_disk, settled

@@ -14,10 +14,10 @@ import pytest
 from mlx_lm.models.cache import KVCache, QuantizedKVCache, RotatingKVCache
 
 from start_llm.cache.arrays import LONGEST_PIECE, Arrays
+from start_llm.cache.disk.page_file import FileHeader, opened_file
 from start_llm.cache.eviction import EvictionLimits
 from start_llm.cache.kv_format import KVFormat, LayerFormat, MixedKVFormat, PageFormat, first_quantized
 from start_llm.cache.layers import Layers
-from start_llm.cache.page_file import FileHeader, opened_file
 from start_llm.cache.prompt_cache import PromptCache
 from start_llm.cache.quantize.packing import pack, packed_bytes, unpack
 from start_llm.cache.quantize.quantizer import KVQuantizer

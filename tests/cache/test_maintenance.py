@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from start_llm.cli import main
-from start_llm.core.private_files import Lock
+from start_llm.storage.private_files import Lock
 from tests.cache.test_guards_of_disk import files, said_before
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from start_llm.cache.page_file import FileHeader, HurtFile, TensorLayout, opened_file, write_file
+from start_llm.cache.disk.page_file import FileHeader, HurtFile, TensorLayout, opened_file, write_file
 
 KEY, PARENT = bytes(range(16)), bytes(range(16, 32))
 TOKENS = (5, 0, 2**31, 7)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from start_llm.cache.disk_index import LOCK, WRITTEN
+from start_llm.cache.disk.disk_index import LOCK, WRITTEN
 from start_llm.engine.resources import EngineResources
 from tests.cache.conversations import reference, tokens
 from tests.cache.disk import on_disk, resources_of, settled

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from scripts import tiny_models
-from start_llm.cache import disk_restore
 from start_llm.cache.buffers import Incoming
-from start_llm.cache.disk_reads import DiskRead
-from start_llm.cache.restore_pace import RestorePace
+from start_llm.cache.disk import disk_restore
+from start_llm.cache.disk.disk_reads import DiskRead
+from start_llm.cache.disk.restore_pace import RestorePace
 from start_llm.engine.resources import EngineResources
 from tests.cache.conversations import reference, tokens
 from tests.cache.disk import OnDisk, on_disk, resources_of, settled

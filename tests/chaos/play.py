@@ -26,7 +26,7 @@ from start_llm.engine.cost import measure_sequence
 from start_llm.engine.work import measure_work
 from start_llm.models.footprint import measure as footprint
 from start_llm.models.loader import LoadedModel, load
-from start_llm.wiring import work_reserve
+from start_llm.wiring.memory_plan import work_reserve
 from tests.cache.conversations import says_too
 from tests.chaos.faults import ON_PURPOSE, PLACES, Faults, Record, check, emptied, on_engine_thread
 from tests.chaos.rude import Rude

@@ -16,8 +16,9 @@ from typing import Any
 import pytest
 
 from start_llm import cli
-from start_llm.commands import background, menu
-from start_llm.commands.menu import ListedOnDisk, Menu, MenuWorld
+from start_llm.commands import background
+from start_llm.commands import main_menu as menu
+from start_llm.commands.main_menu import ListedOnDisk, Menu, MenuWorld
 from start_llm.config.settings import Settings
 from start_llm.core.errors import CommandError
 from tests.commands.conftest import ROOT, Shell
@@ -281,7 +282,7 @@ def test_the_models_of_this_machine_are_listed_with_what_serves_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setattr("start_llm.models.hub.HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr("start_llm.library.hub.HF_HUB_CACHE", str(tmp_path / "hub"))
     head, found = cli._models_in_menu()
     assert head[0] == "model"
     (demo,) = (one for one in found if one.cells[0] == "demo")

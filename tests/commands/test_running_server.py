@@ -22,8 +22,8 @@ import pytest
 from start_llm.commands.stop import stop
 from start_llm.config.settings import Settings
 from start_llm.core.errors import CommandError, LaunchError
-from start_llm.core.running_servers import RunningServer, ServerFile, running_servers
 from start_llm.launch.server_info import addresses, servers_of
+from start_llm.storage.running_servers import RunningServer, ServerFile, running_servers
 from tests.commands.conftest import ROOT, Shell
 from tests.serving import serving
 

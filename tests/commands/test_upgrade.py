@@ -14,7 +14,7 @@ import pytest
 
 from start_llm import __version__
 from start_llm.commands.package_source import lines_for
-from start_llm.core.running_servers import RunningServer, ServerFile
+from start_llm.storage.running_servers import RunningServer, ServerFile
 from tests.commands.conftest import ROOT, Shell
 
 pytestmark = pytest.mark.thorough

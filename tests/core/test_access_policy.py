@@ -4,9 +4,9 @@ import hmac
 
 import pytest
 
-from start_llm.core import access_policy as module
-from start_llm.core.access_policy import AccessPolicy, demand_json, is_loopback
-from start_llm.core.cross_origin import AllowedOrigins
+from start_llm.access import access_policy as module
+from start_llm.access.access_policy import AccessPolicy, demand_json, is_loopback
+from start_llm.access.cross_origin import AllowedOrigins
 from start_llm.core.errors import Forbidden, InvalidRequest, Unauthorized, UnsupportedMediaType
 
 HERE = "127.0.0.1"

@@ -2,7 +2,7 @@
 
 import pytest
 
-from start_llm.core.client_name import client_name
+from start_llm.access.client_name import client_name
 
 
 @pytest.mark.parametrize(

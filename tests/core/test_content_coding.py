@@ -6,7 +6,7 @@ import zlib
 import pytest
 from backports import zstd
 
-from start_llm.core.content_coding import content_coding, decoded
+from start_llm.access.content_coding import content_coding, decoded
 from start_llm.core.errors import BodyTooLarge, InvalidRequest, UnsupportedMediaType
 
 TEXT = b'{"prompt": "Hi"}' * 50

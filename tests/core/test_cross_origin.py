@@ -2,8 +2,8 @@
 
 import pytest
 
-from start_llm.core.access_policy import AccessPolicy
-from start_llm.core.cross_origin import AllowedOrigins
+from start_llm.access.access_policy import AccessPolicy
+from start_llm.access.cross_origin import AllowedOrigins
 from start_llm.core.errors import Forbidden
 
 LISTED = AllowedOrigins(("http://localhost:3000", "app://obsidian.md", "vscode-webview://*"))

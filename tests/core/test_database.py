@@ -19,10 +19,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from start_llm.core import database as module
-from start_llm.core.database import Database
-from start_llm.core.database_file import FORMAT, DatabaseFile, decode_json, encode_json
-from start_llm.core.disk_thread import DiskThread
+from start_llm.storage import database as module
+from start_llm.storage.database import Database
+from start_llm.storage.database_file import FORMAT, DatabaseFile, decode_json, encode_json
+from start_llm.storage.disk_thread import DiskThread
 from tests.databases import WallClock, opened
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -589,8 +589,8 @@ def test_a_process_that_may_not_write_goes_on_and_writes_later(path):
     code = """
 import resource, signal, sys, time
 from pathlib import Path
-from start_llm.core import database
-from start_llm.core.disk_thread import DiskThread
+from start_llm.storage import database
+from start_llm.storage.disk_thread import DiskThread
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 database._RETRY_AFTER_S = 0.05
 thread = DiskThread(print)
@@ -667,8 +667,8 @@ def test_damage_that_is_found_while_it_is_written_ends_it(path, monkeypatch):
 COUNT = """
 import sys, time
 from pathlib import Path
-from start_llm.core.database import Database
-from start_llm.core.disk_thread import DiskThread
+from start_llm.storage.database import Database
+from start_llm.storage.disk_thread import DiskThread
 thread = DiskThread(print)
 thread.start()
 database = Database(Path(sys.argv[1]), thread, print, write_after_s=0.001)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from start_llm.core.disk_thread import DiskThread
+from start_llm.storage.disk_thread import DiskThread
 
 
 @pytest.fixture

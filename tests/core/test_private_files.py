@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from start_llm.core.private_files import Lock, private_folder, private_opener
+from start_llm.storage.private_files import Lock, private_folder, private_opener
 
 ROOT = Path(__file__).resolve().parents[2]
 HOLD = """
 import sys, time
 from pathlib import Path
-from start_llm.core.private_files import Lock
+from start_llm.storage.private_files import Lock
 lock = Lock(Path(sys.argv[1]))
 print(lock.take(), flush=True)
 time.sleep(60)
@@ -108,7 +108,7 @@ def test_a_lock_that_was_taken_away_while_it_was_opened_is_none(tmp_path, monkey
     opened = os.open
     late = Lock(path)
     with monkeypatch.context() as patch:
-        patch.setattr("start_llm.core.private_files.os.open", open_late)
+        patch.setattr("start_llm.storage.private_files.os.open", open_late)
         assert not late.take()
     third.release()
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from start_llm.core.request_target import hint_about, origin_form, with_one_version
+from start_llm.access.request_target import hint_about, origin_form, with_one_version
 
 
 @pytest.mark.parametrize(

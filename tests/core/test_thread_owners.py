@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 
 import start_llm
-from start_llm.cache.disk_folder import DiskFolder
-from start_llm.cache.disk_tier import DiskTier
-from start_llm.cache.disk_worker import DiskWorker
+from start_llm.cache.disk.disk_folder import DiskFolder
+from start_llm.cache.disk.disk_tier import DiskTier
+from start_llm.cache.disk.disk_worker import DiskWorker
 from start_llm.core.thread_owners import DISK, ENGINE, REQUEST, WrongThread, owned_by, owners, take_role
 
 PACKAGE = Path(start_llm.__file__).parent

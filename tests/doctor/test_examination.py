@@ -16,8 +16,8 @@ import mlx.core as mx
 import mlx.nn
 import pytest
 
+from start_llm.cache.disk.restore_pace import RestorePace
 from start_llm.cache.layers import Layers
-from start_llm.cache.restore_pace import RestorePace
 from start_llm.config.settings import Settings
 from start_llm.doctor.examination import Extent, examine
 from start_llm.doctor.findings import Finding, Findings

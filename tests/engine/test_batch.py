@@ -13,7 +13,7 @@ from mlx_lm.models.cache import make_prompt_cache
 
 from start_llm.engine.batch import BatchGroup, Decoder, fits
 from start_llm.engine.generation import Generation
-from start_llm.engine.reply import ReplyWriter
+from start_llm.engine.reply_writer import ReplyWriter
 from start_llm.engine.sequence import EngineSequence, Sampled
 from tests.engine.harness import Breakdown, FailsOnce, Wrapped, engine_request, seq_cache_of, stepped
 from tests.ties import Tally, greedy_reference

@@ -17,7 +17,7 @@ from start_llm.core.sequence_cost import SequenceCost
 from start_llm.engine.admission import Admission
 from start_llm.engine.batch import BatchGroup, Decoder
 from start_llm.engine.generation import Generation
-from start_llm.engine.reply import ReplyWriter
+from start_llm.engine.reply_writer import ReplyWriter
 from start_llm.engine.resources import EngineResources
 from start_llm.engine.sequence import EngineSequence
 from tests.engine.harness import Stepper, engine_request, seq_cache_of, stepped

@@ -11,7 +11,7 @@ from start_llm.core.events import Failed, Finished, Text
 from start_llm.core.sampling import Sampling
 from start_llm.engine.generation import Generation
 from start_llm.engine.guided import GuidedLogits
-from start_llm.engine.reply import ReplyWriter
+from start_llm.engine.reply_writer import ReplyWriter
 from start_llm.engine.resources import EngineResources, TimeLimits
 from start_llm.engine.sequence import EngineSequence
 from tests.cache.conversations import Cached

@@ -10,7 +10,7 @@ from mlx_lm.models.cache import make_prompt_cache
 from start_llm.core.events import Prefilling
 from start_llm.engine.generation import Generation
 from start_llm.engine.prefill import Prefill
-from start_llm.engine.reply import ReplyWriter
+from start_llm.engine.reply_writer import ReplyWriter
 from start_llm.engine.sequence import EngineSequence
 from tests.engine.harness import Breakdown, FailsOnce, Stepper, Wrapped, engine_request, seq_cache_of
 

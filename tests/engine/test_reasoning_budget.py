@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from start_llm.core.engine_request import ReasoningLimit
 from start_llm.core.events import Finished
 from start_llm.engine.reasoning_budget import ReasoningBudget
-from start_llm.engine.reply import ReplyWriter
+from start_llm.engine.reply_writer import ReplyWriter
 from tests.engine.harness import engine_request
 
 CLOSING = (70, 71, 72)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from start_llm.core.events import Event, Finished, ScoredToken, Text, TokenLogprobs, Usage
-from start_llm.engine.reply import ReplyWriter
+from start_llm.engine.reply_writer import ReplyWriter
 from tests.engine.harness import engine_request
 
 END = 99

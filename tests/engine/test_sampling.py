@@ -14,7 +14,7 @@ from mlx_lm.models.cache import make_prompt_cache
 
 from start_llm.core.events import TokenLogprobs
 from start_llm.core.sampling import RANGES, Sampling, SamplingChoice, first_set
-from start_llm.engine.sampling import BatchSampler, Chooser, make_processors
+from start_llm.engine.sampler import BatchSampler, Chooser, make_processors
 from start_llm.engine.scores import Scores
 from tests.engine.harness import Stepper, engine_request
 
@@ -415,7 +415,7 @@ SCRIPT = """
 import mlx.core as mx
 from mlx_lm.sample_utils import make_sampler as theirs
 from start_llm.core.sampling import Sampling
-from start_llm.engine.sampling import BatchSampler, Chooser
+from start_llm.engine.sampler import BatchSampler, Chooser
 
 logprobs = mx.log(mx.array([[0.1, 0.2, 0.3, 0.4]]))
 

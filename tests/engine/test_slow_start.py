@@ -14,7 +14,7 @@ from start_llm.engine.pacing import Chunk, ChunkPacer
 from start_llm.engine.self_test import check_batching
 from start_llm.engine.work import PATIENCE_S, PrefillMemoryCost, PrefillProfile, measure_work
 from start_llm.models.loader import load
-from start_llm.wiring import estimated_work
+from start_llm.wiring.memory_plan import estimated_work
 from tests.conftest import TinyModel
 from tests.engine.harness import Wrapped
 

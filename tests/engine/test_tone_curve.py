@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from start_llm.core.sampling import Sampling
-from start_llm.engine.sampling import BatchSampler, Chooser
+from start_llm.engine.sampler import BatchSampler, Chooser
 from tests.engine.harness import Stepper, engine_request
 from tests.engine.test_sampling import DRAWS, OFF, PROMPT, VOCABULARY, draw, sampling
 

@@ -190,7 +190,7 @@ def test_of_a_model_that_fails_once_it_is_in_memory_nothing_stays_there(
             raise failure("no such layer")
 
         with monkeypatch.context() as patched:
-            patched.setattr("start_llm.model_runtime.check_batching", broken)
+            patched.setattr("start_llm.hosting.model_runtime.check_batching", broken)
             with pytest.raises(urllib.error.HTTPError) as refused:
                 said(server, "llama", "Fish?")
         assert "no such layer" in refused.value.read().decode()
@@ -223,7 +223,7 @@ def test_requests_that_wait_for_a_model_that_fails_do_not_try_it_again(
         ThreadPoolExecutor(8) as clients,
         monkeypatch.context() as patched,
     ):
-        patched.setattr("start_llm.model_runtime.check_batching", broken)
+        patched.setattr("start_llm.hosting.model_runtime.check_batching", broken)
         host: Any = server.app._host
         asked = [clients.submit(refusal, server, "llama") for _ in range(8)]
         wait_until(lambda: len(host._changed._waiters) == 8, within_s=20)

@@ -12,9 +12,9 @@ import pytest
 
 from scripts import tiny_vision_models
 from start_llm.config.settings import Settings
-from start_llm.model_runtime import estimated_needs
+from start_llm.hosting.model_runtime import estimated_needs
 from start_llm.models.device import this_device
-from start_llm.wiring import float32_bytes
+from start_llm.wiring.memory_plan import float32_bytes
 from tests.conftest import TinyModel
 from tests.http.test_embeddings import LAST, MODULES, with_pooling
 from tests.http.test_images import CAT, body_of

@@ -13,7 +13,7 @@ import pytest
 from scripts import tiny_models
 from start_llm.core.adapters import BASE_MODEL
 from start_llm.core.errors import InvalidRequest
-from start_llm.models.adapters import Adapters
+from start_llm.models.adapter_loader import Adapters
 from start_llm.models.loader import load
 from tests import tiny_adapters
 from tests.serving import Server, serving

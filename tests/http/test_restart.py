@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from start_llm.core.database_file import DatabaseFile
+from start_llm.storage.database_file import DatabaseFile
 from tests.cache.small_disk import fill, small_disk
 from tests.cache.test_power_cut import unsynced
 from tests.conftest import TinyModel

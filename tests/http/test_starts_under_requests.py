@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 
 from scripts import tiny_models
-from start_llm import model_runtime
 from start_llm.app import App
 from start_llm.config.settings import Settings
+from start_llm.hosting import model_runtime
 from start_llm.telemetry import slow_steps
 from start_llm.telemetry.terminal import Terminal
 from tests.engine.harness import Wrapped

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from start_llm.core.tenants import tenant_of_key
+from start_llm.access.tenants import tenant_of_key
 from start_llm.telemetry.trace import session_digest
 from tests.conftest import TinyModel
 from tests.server.client import CHAT, TEXT, Client, ask, wait_until

@@ -12,7 +12,7 @@ from openai import OpenAI
 from start_llm.core.chat import ChatRequest
 from start_llm.protocols.base import RequestContext
 from start_llm.protocols.fields import parse_body
-from start_llm.protocols.openai.chat import parse
+from start_llm.protocols.openai.chat_completions import parse
 from tests.http.conftest import FamilyServer
 from tests.http.forms import ANSWER, FORMS, OTHER, PATH, READ, REASONING, THINKING, TOOLS, WRITE, tool
 from tests.http.reading import QUESTION, Said, hear, post

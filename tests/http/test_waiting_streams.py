@@ -15,7 +15,7 @@ import openai
 import pytest
 
 from start_llm.core.errors import ModelError
-from start_llm.model_runtime import start_model
+from start_llm.hosting.model_runtime import start_model
 from tests.conftest import TinyModel
 from tests.grammar import completions, messages, responses, wire
 from tests.http.test_several_models import ASKED, hosting, loaded, said, states
@@ -69,7 +69,7 @@ def slowly_loading(
 ) -> Generator[Server]:
     """A server with `qwen3` loaded, which loads `llama` when `loading` is told to."""
     with hosting(folder, keep_alive_s=keep_alive_s, prompt_cache=False) as server:
-        monkeypatch.setattr("start_llm.model_host.start_model", loading)
+        monkeypatch.setattr("start_llm.hosting.model_host.start_model", loading)
         try:
             yield server
         finally:

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from start_llm import cli
+from start_llm.hosting.startup_summary import paste_lines
+from start_llm.launch.client_menu import menu, suggested
 from start_llm.launch.clients import CLIENTS
-from start_llm.launch.menu import menu, suggested
-from start_llm.startup_summary import paste_lines
 
 
 @pytest.fixture

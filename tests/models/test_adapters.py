@@ -15,7 +15,7 @@ from scripts import tiny_models
 from start_llm.core.adapters import BASE_MODEL
 from start_llm.core.errors import InvalidRequest, NotFound
 from start_llm.models import mlx_lm_utils
-from start_llm.models.adapters import Adapters
+from start_llm.models.adapter_loader import Adapters
 from start_llm.models.loader import load
 from tests import tiny_adapters
 from tests.conftest import TinyModel

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from start_llm.core.errors import ModelError
-from start_llm.models.download import name_of, resolve
+from start_llm.library.download import resolve
+from start_llm.models.model_names import name_of
 from tests.models.fake_hub import FakeHub, hub_of
 
 MIB = 2**20
@@ -21,8 +22,8 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 RESOLVE = """
 import sys
 from start_llm.core.errors import ModelError
-from start_llm.models.download import resolve
-from start_llm.models.hub import Hub
+from start_llm.library.download import resolve
+from start_llm.library.hub import Hub
 try:
     print(resolve(sys.argv[1], Hub(pause=lambda seconds: None)))
 except ModelError as error:

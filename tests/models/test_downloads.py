@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from start_llm.core.errors import Conflict, InvalidRequest, NotFound
-from start_llm.core.library import Download
-from start_llm.models.downloads import Downloads
-from start_llm.models.hub import Hub
+from start_llm.core.model_listing import Download
+from start_llm.library.downloads import Downloads
+from start_llm.library.hub import Hub
 from tests.models.fake_hub import PIECE, WEIGHTS, FakeHub, hub_of
 from tests.models.test_download import REPOSITORY, environment
 

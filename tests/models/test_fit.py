@@ -21,9 +21,9 @@ from start_llm.core.errors import ModelError
 from start_llm.core.sequence_cost import SequenceCost, WindowCost
 from start_llm.engine.cost import measure_sequence
 from start_llm.engine.pacing import LONGEST_CHUNK
-from start_llm.models import fit
+from start_llm.library import fit
+from start_llm.library.fit import ModelShape, arithmetic, beside, report, shape_of
 from start_llm.models.architecture import completed, is_supported
-from start_llm.models.fit import ModelShape, arithmetic, beside, report, shape_of
 from start_llm.models.footprint import measure
 from start_llm.models.layer_costs import LayerGroup, layer_groups, sequence_cost
 from start_llm.models.loader import load

@@ -12,7 +12,7 @@ from scripts import tiny_models
 from start_llm.cache.kinds import label_of
 from start_llm.core.adapters import BASE_MODEL
 from start_llm.models import mlx_lm_utils
-from start_llm.models.adapters import Adapters
+from start_llm.models.adapter_loader import Adapters
 from start_llm.models.device import Device
 from start_llm.models.float32 import AS_STORED, Precision, compute_in_float32, most_float32_bytes
 from start_llm.models.footprint import measure

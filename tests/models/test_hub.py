@@ -11,10 +11,10 @@ import pytest
 from huggingface_hub import snapshot_download
 
 from start_llm.core.errors import HubError, ModelError
-from start_llm.models import hub as hub_module
-from start_llm.models.hub import Hub
-from start_llm.models.hub_fetch import Stopped
-from start_llm.models.progress import Progress
+from start_llm.library import hub as hub_module
+from start_llm.library.hub import Hub
+from start_llm.library.hub_fetch import Stopped
+from start_llm.library.progress import Progress
 from tests.models.fake_hub import COMMIT, WEIGHTS, FakeHub, digest, hub_of
 
 SIZE = 300_000

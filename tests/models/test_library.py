@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from start_llm.core.errors import ModelError
-from start_llm.core.library import LibraryEntry
-from start_llm.models.hub import Hub
-from start_llm.models.library import Library, Place, places, shape_in
+from start_llm.core.model_listing import LibraryEntry
+from start_llm.library.folders import Library, Place, places, shape_in
+from start_llm.library.hub import Hub
 from start_llm.models.machines import GIB, Machine
 
 MACHINE = Machine("Toy 16 GB", "Toy", 16 * GIB, 10 * GIB, bandwidth_gbs=100, tflops=10)

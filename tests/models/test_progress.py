@@ -4,7 +4,7 @@ import io
 
 import pytest
 
-from start_llm.models.progress import Progress, ProgressLine
+from start_llm.library.progress import Progress, ProgressLine
 
 
 class Clock:

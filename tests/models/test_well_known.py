@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from mlx.utils import tree_flatten
 
+from start_llm.library.well_known import DEFAULT_APPLE_MODEL, WELL_KNOWN, WellKnown, well_known
 from start_llm.models import mlx_lm_utils
 from start_llm.models.architecture import is_supported
 from start_llm.models.weight_files import is_tied, routed_experts
-from start_llm.models.well_known import DEFAULT_APPLE_MODEL, WELL_KNOWN, WellKnown, well_known
 
 
 def sizes(known: WellKnown) -> dict[str, int]:

@@ -5,7 +5,7 @@ A mutant is a file of text:
     bug: what it plants
     test: tests/cache/test_x.py::test_y
 
-    in: start_llm/cache/store.py::PageStore.discard
+    in: start_llm/cache/page_store.py::PageStore.discard
     old:
         self.forget(seq_cache)
     new:

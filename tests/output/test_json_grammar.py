@@ -16,7 +16,7 @@ from start_llm.formats.writing.call_text import CallText, JsonArguments
 from start_llm.formats.writing.callable_tool import CallableTool
 from start_llm.formats.writing.lark import Grammar, Lark
 from start_llm.output.grammar.enforcer import Enforcer, TokenGuide
-from start_llm.output.grammar.reply import ReplyContext, reply_grammar
+from start_llm.output.grammar.reply_grammar import ReplyContext, reply_grammar
 from start_llm.output.splitter import make_splitter
 
 END = 256

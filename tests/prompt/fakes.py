@@ -15,8 +15,8 @@ from start_llm.core.family import Family
 from start_llm.core.prompt import Prompt
 from start_llm.formats import registry
 from start_llm.prompt.prepare import Preparer
-from start_llm.prompt.samples import rendered_samples
 from start_llm.prompt.template import PromptTokenizer, TemplateMessage
+from start_llm.prompt.template_audit.samples import rendered_samples
 from tests.images.fakes import vision_of
 from tests.templates.traits import trait_tokenizer
 

@@ -13,7 +13,7 @@ from start_llm.prompt import changes
 from start_llm.prompt.adapt import ADAPTATIONS, Adapted, adapt
 from start_llm.prompt.call_ids import in_native_form, with_native_ids
 from start_llm.prompt.changes import PromptTurn
-from start_llm.prompt.facts import TemplateFacts
+from start_llm.prompt.template_audit.facts import TemplateFacts
 from tests.prompt.fakes import (
     call,
     function,

@@ -8,10 +8,10 @@ from start_llm.core.family import Family
 from start_llm.formats.reasoning_marks import THINK
 from start_llm.formats.registry import family_by_name
 from start_llm.prompt.adapt import needed
-from start_llm.prompt.audit import audit, described
-from start_llm.prompt.facts import Effort, Switch, TemplateFacts
 from start_llm.prompt.stand_ins import StandIns
 from start_llm.prompt.template import SYSTEM_WORDS
+from start_llm.prompt.template_audit.audit import audit, described
+from start_llm.prompt.template_audit.facts import Effort, Switch, TemplateFacts
 from tests.prompt.fakes import FakeTokenizer, WatchedTokenizer, preparer_of
 from tests.templates.traits import TRAITS, trait_tokenizer
 

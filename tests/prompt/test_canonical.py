@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from start_llm.core.canonical import CanonicalKey, OmittedText, chain
 from start_llm.core.chat import Message, ToolCall
 from start_llm.prompt.call_ids import in_native_form
-from start_llm.prompt.canonical import canonical, for_the_model, root_of, rules_of
+from start_llm.prompt.canonical_form import canonical, for_the_model, root_of, rules_of
 from start_llm.prompt.drift import RULES, Drift
 
 ROOT = CanonicalKey.of(b"")

@@ -11,10 +11,10 @@ from start_llm.core.errors import InvalidRequest, ModelError
 from start_llm.core.images import FIRST_IMAGE_TOKEN, Image, image_spans
 from start_llm.core.prompt import Prompt
 from start_llm.prompt.adapt import needed
-from start_llm.prompt.audit import audit, described
-from start_llm.prompt.canonical import canonical
+from start_llm.prompt.canonical_form import canonical
 from start_llm.prompt.pieces import PieceEncoder, PlacedRun
 from start_llm.prompt.prepare import Preparer
+from start_llm.prompt.template_audit.audit import audit, described
 from tests.images.fakes import FakeVision, by_digest, image, network_ids, vision_of
 from tests.prompt.fakes import (
     NOON,

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from start_llm.core.chat import Json, Message
-from start_llm.prompt.audit import audit
-from start_llm.prompt.facts import TemplateFacts
-from start_llm.prompt.probe import SYSTEM, TOOL
 from start_llm.prompt.template import TemplateMessage
+from start_llm.prompt.template_audit.audit import audit
+from start_llm.prompt.template_audit.facts import TemplateFacts
+from start_llm.prompt.template_audit.probe import SYSTEM, TOOL
 from tests.prompt.fakes import (
     WatchedTokenizer,
     call,

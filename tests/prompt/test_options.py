@@ -9,7 +9,7 @@ import pytest
 
 from start_llm.core.canonical import Root
 from start_llm.core.chat import ChatRequest, Json, Message, Thinking
-from start_llm.prompt.facts import BUDGET_OPTION, TemplateFacts
+from start_llm.prompt.template_audit.facts import BUDGET_OPTION, TemplateFacts
 from tests.prompt.fakes import call, function, preparer_of, reply, result, system, user
 from tests.templates.traits import SEEING, TRAITS
 

@@ -7,7 +7,7 @@ import pytest
 
 from start_llm.formats import registry
 from start_llm.models.loader import load
-from start_llm.prompt.samples import rendered_samples
+from start_llm.prompt.template_audit.samples import rendered_samples
 from tests.prompt.fakes import FakeTokenizer
 from tests.serving import serving
 from tests.templates.traits import TRAITS, trait_folder, trait_tokenizer

@@ -11,9 +11,9 @@ from start_llm.core.errors import InvalidRequest
 from start_llm.core.family import Family
 from start_llm.prompt.adapt import adapt
 from start_llm.prompt.call_ids import in_native_form
-from start_llm.prompt.facts import TemplateFacts
 from start_llm.prompt.prepare import Preparer
 from start_llm.prompt.template import Rendering, TemplateMessage
+from start_llm.prompt.template_audit.facts import TemplateFacts
 
 USER = Message(role="user", content="hi")
 SEEN_USER: TemplateMessage = {"role": "user", "content": "hi"}

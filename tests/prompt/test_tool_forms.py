@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from start_llm.prompt.facts import TemplateFacts
-from start_llm.prompt.tool_forms import ToolForms
+from start_llm.prompt.template_audit.facts import TemplateFacts
+from start_llm.prompt.template_audit.tool_forms import ToolForms
 from tests.prompt.fakes import FakeTokenizer, WatchedTokenizer, function
 
 ALL = "{{- tool.function | tojson -}}"

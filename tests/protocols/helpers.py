@@ -13,7 +13,7 @@ from start_llm.core.events import Finished, Output, ScoredToken, TokenLogprobs, 
 from start_llm.core.family import Family, ReasoningMarks
 from start_llm.core.prompt import ModelTokens
 from start_llm.core.sampling import Sampling
-from start_llm.engine.reply import ReplyWriter
+from start_llm.engine.reply_writer import ReplyWriter
 from start_llm.formats.reading.schema import Tools
 from start_llm.output.splitter import PlainSplitter, Splitter, make_splitter
 from start_llm.output.stream import OutputStream

@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 
 from start_llm.core.chat import Message, ToolCall
 from start_llm.core.errors import InvalidRequest
-from start_llm.prompt.canonical import for_the_model
-from start_llm.protocols.anthropic.content import read_conversation, read_tools
-from start_llm.protocols.anthropic.errors import refuse_image
-from start_llm.protocols.images import UNSEEN_IMAGE, ImageParser
+from start_llm.prompt.canonical_form import for_the_model
+from start_llm.protocols.anthropic.error_bodies import refuse_image
+from start_llm.protocols.anthropic.messages_input import read_conversation, read_tools
+from start_llm.protocols.image_parts import UNSEEN_IMAGE, ImageParser
 from start_llm.protocols.seal import Sealed
 from tests.protocols.helpers import body
 

@@ -32,7 +32,7 @@ from start_llm.core.events import (
 )
 from start_llm.core.ids import name_in
 from start_llm.core.sampling import SamplingChoice
-from start_llm.protocols.anthropic.errors import anthropic_refusal
+from start_llm.protocols.anthropic.error_bodies import anthropic_refusal
 from start_llm.protocols.anthropic.messages import count_json, parse, parse_count
 from start_llm.protocols.base import ParsedRequest
 from start_llm.protocols.seal import Sealed

@@ -17,7 +17,7 @@ from start_llm.core.events import (
     Reasoning,
 )
 from start_llm.output.stream import merge_adjacent
-from start_llm.protocols.openai.chat import ChatReply
+from start_llm.protocols.openai.chat_completions import ChatReply
 from tests.grammar import completions, wire
 from tests.protocols.helpers import MODEL, USAGE, chat_replies, scored, streamed, whole
 

@@ -7,7 +7,7 @@ import pytest
 from start_llm.core.chat import ChatRequest
 from start_llm.core.errors import InvalidRequest
 from start_llm.protocols.anthropic import messages
-from start_llm.protocols.openai import chat
+from start_llm.protocols.openai import chat_completions as chat
 from start_llm.protocols.responses import create
 from tests.protocols.helpers import CONTEXT, body
 

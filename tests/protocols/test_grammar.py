@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from start_llm.core.events import CallArguments, CallEnded, CallStarted, Content, Output, Reasoning
 from start_llm.protocols.anthropic import messages as anthropic_messages
 from start_llm.protocols.base import Parser, Reply
-from start_llm.protocols.openai import chat as openai_chat
+from start_llm.protocols.openai import chat_completions as openai_chat
 from start_llm.protocols.openai import completions as openai_completions
 from start_llm.protocols.responses import create as openai_responses
 from tests.grammar import completions, messages, responses, wire

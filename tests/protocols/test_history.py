@@ -15,7 +15,7 @@ from start_llm.protocols.anthropic import messages
 from start_llm.protocols.base import ParsedRequest, Parser, Reply
 from start_llm.protocols.fields import Fields, parse_body
 from start_llm.protocols.history import told_paths, with_mended_history
-from start_llm.protocols.openai import chat
+from start_llm.protocols.openai import chat_completions as chat
 from start_llm.protocols.responses import create
 from tests.output.corpus import CORPUS
 from tests.output.corpus.case import split

@@ -14,13 +14,13 @@ from start_llm.core.images import image_words
 from start_llm.images.checking import ImageChecker, ImageLimits
 from start_llm.images.door import ImageDoor
 from start_llm.protocols.anthropic import messages as anthropic_messages
-from start_llm.protocols.anthropic.errors import anthropic_refusal
+from start_llm.protocols.anthropic.error_bodies import anthropic_refusal
 from start_llm.protocols.base import ModelFacts, RequestContext, openai_refusal
-from start_llm.protocols.images import UNSEEN_IMAGE
-from start_llm.protocols.openai import chat
+from start_llm.protocols.image_parts import UNSEEN_IMAGE
+from start_llm.protocols.openai import chat_completions as chat
 from start_llm.protocols.responses import create as responses
 from start_llm.protocols.responses.listing import input_items
-from start_llm.protocols.responses.store import ResponseStore, StoredResponse
+from start_llm.protocols.responses.response_store import ResponseStore, StoredResponse
 from start_llm.protocols.seal import KEY_BYTES, Seal
 from tests.images.files import data_url, empty_png, picture
 from tests.protocols.helpers import body

@@ -15,7 +15,8 @@ from start_llm.protocols.anthropic import messages
 from start_llm.protocols.base import ModelFacts, RequestContext
 from start_llm.protocols.fields import Fields
 from start_llm.protocols.known_fields import IN_EXTRA_BODY, IN_METADATA, KNOWN_FIELDS, KnownFields
-from start_llm.protocols.openai import chat, completions, embeddings
+from start_llm.protocols.openai import chat_completions as chat
+from start_llm.protocols.openai import completions, embeddings
 from start_llm.protocols.responses import create
 from start_llm.protocols.routes import ROUTES, RouteTable
 from start_llm.protocols.seal import KEY_BYTES, Seal

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from start_llm.core.database_file import encode_json
 from start_llm.core.errors import InvalidRequest
 from start_llm.protocols import long_texts
 from start_llm.protocols.fields import parse_body
 from start_llm.protocols.long_texts import encoded_in_steps, long_text_length, without_long_texts
+from start_llm.storage.database_file import encode_json
 
 MB = 2**20
 LONG = Random(1).randbytes(MB // 2 + 9).hex()

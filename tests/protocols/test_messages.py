@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from start_llm.core.chat import Message, ToolCall
 from start_llm.core.errors import InvalidRequest
 from start_llm.protocols.content import UNSEEN_FILE
-from start_llm.protocols.images import UNSEEN_IMAGE, ImageParser
-from start_llm.protocols.openai.messages import read_messages, read_tools
+from start_llm.protocols.image_parts import UNSEEN_IMAGE, ImageParser
+from start_llm.protocols.openai.chat_input import read_messages, read_tools
 from tests.protocols.helpers import body
 
 USER = {"role": "user", "content": "hi"}

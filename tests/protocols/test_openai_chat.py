@@ -21,7 +21,7 @@ from start_llm.core.events import (
 )
 from start_llm.core.sampling import SamplingChoice
 from start_llm.protocols.base import ParsedRequest
-from start_llm.protocols.openai.chat import parse
+from start_llm.protocols.openai.chat_completions import parse
 from tests.protocols.helpers import (
     CONTEXT,
     TOOL,

@@ -10,7 +10,7 @@ from start_llm.protocols.base import RequestContext
 from start_llm.protocols.fields import Fields
 from start_llm.protocols.responses.create import parse
 from start_llm.protocols.responses.listing import input_items
-from start_llm.protocols.responses.store import ResponseStore
+from start_llm.protocols.responses.response_store import ResponseStore
 from tests.protocols.helpers import CONTEXT, USAGE, body
 
 ITEMS = [

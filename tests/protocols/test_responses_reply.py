@@ -20,7 +20,7 @@ from start_llm.core.events import (
 )
 from start_llm.protocols.base import SSEFrame
 from start_llm.protocols.responses.create import parse
-from start_llm.protocols.responses.reply import ResponseReply
+from start_llm.protocols.responses.response_encoding import ResponseReply
 from tests.grammar.responses import Event, put_together
 from tests.protocols.helpers import CONTEXT, USAGE, body, chat_replies, reasoning_in
 

@@ -10,9 +10,9 @@ from start_llm.core.errors import InvalidRequest, NotFound
 from start_llm.core.events import Content, Reasoning
 from start_llm.protocols.base import ParsedRequest, RequestContext
 from start_llm.protocols.content import UNSEEN_FILE
-from start_llm.protocols.images import UNSEEN_IMAGE
+from start_llm.protocols.image_parts import UNSEEN_IMAGE
 from start_llm.protocols.notices import Notices
-from start_llm.protocols.openai import chat as openai_chat
+from start_llm.protocols.openai import chat_completions as openai_chat
 from start_llm.protocols.responses.create import (
     deletion_body,
     input_token_count_body,

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from start_llm.core.backend_secret import (
+from start_llm.access.backend_secret import (
     CLIENT_HEADER,
     ID_HEADER,
     SIGNATURE_HEADER,
@@ -16,8 +16,8 @@ from start_llm.core.backend_secret import (
     BackendSecret,
     Caller,
 )
-from start_llm.core.tenants import TENANT_HEADER, tenant_of_key
-from start_llm.protocols.tenants import Tenants
+from start_llm.access.tenants import TENANT_HEADER, tenant_of_key
+from start_llm.protocols.request_tenant import Tenants
 
 SECRET = BackendSecret("what both know")
 TENANTS = Tenants(SECRET)

@@ -9,7 +9,8 @@ from start_llm.core.errors import InvalidRequest
 from start_llm.core.sampling import RANGES, SamplingChoice
 from start_llm.protocols.anthropic import messages
 from start_llm.protocols.base import ParsedRequest
-from start_llm.protocols.openai import chat, completions
+from start_llm.protocols.openai import chat_completions as chat
+from start_llm.protocols.openai import completions
 from start_llm.protocols.responses import create
 from tests.protocols.helpers import CONTEXT, body
 

@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 
-from start_llm.core.backend_secret import BackendSecret
+from start_llm.access.backend_secret import BackendSecret
 from start_llm.proxy.launcher import Proxy
 from start_llm.proxy.ports import Process, is_free
 from tests.conftest import TinyModel

@@ -16,8 +16,8 @@ import pytest
 from backports import zstd
 from openai import OpenAI
 
+from start_llm.access.loopback import IPV6_LOOPBACK, loopback_addresses
 from start_llm.core.errors import LaunchError
-from start_llm.core.loopback import IPV6_LOOPBACK, loopback_addresses
 from start_llm.launch.http_requests import NO_KEY, Address
 from start_llm.launch.server_info import find
 from tests.conftest import TinyModel

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from start_llm.core.access_policy import AccessPolicy
-from start_llm.core.backend_secret import BackendSecret, Caller
-from start_llm.core.cross_origin import AllowedOrigins
-from start_llm.core.tenants import TENANT_HEADER, tenant_of_key
+from start_llm.access.access_policy import AccessPolicy
+from start_llm.access.backend_secret import BackendSecret, Caller
+from start_llm.access.cross_origin import AllowedOrigins
+from start_llm.access.tenants import TENANT_HEADER, tenant_of_key
 from start_llm.protocols.routes import ROUTES
-from start_llm.proxy.access_policy import ProxyAccessPolicy
+from start_llm.proxy.proxy_access import ProxyAccessPolicy
 from start_llm.proxy.refusals import refusal_in
 from tests.server.paths import with_name
 

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from start_llm.core.backend_secret import OWN_HEADERS
-from start_llm.core.tenants import TENANT_HEADER, tenant_of_key
-from start_llm.protocols.tenants import Tenants
+from start_llm.access.backend_secret import OWN_HEADERS
+from start_llm.access.tenants import TENANT_HEADER, tenant_of_key
+from start_llm.protocols.request_tenant import Tenants
 from start_llm.proxy.control_fields import is_litellms_own
 from tests.protocols.test_known_fields import known_at
 from tests.proxy.conftest import SECRET, Proxied, until

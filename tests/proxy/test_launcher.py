@@ -20,7 +20,7 @@ from pathlib import Path
 
 import pytest
 
-from start_llm.core.backend_secret import BackendSecret
+from start_llm.access.backend_secret import BackendSecret
 from start_llm.proxy.config import ProxyConfig, configuration, environment
 from start_llm.proxy.launcher import Proxy, answers_end_to_end
 from start_llm.proxy.ports import Process, ProcessRecord

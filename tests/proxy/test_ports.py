@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 
 from start_llm.core.errors import PortError
-from start_llm.core.private_files import Lock
 from start_llm.proxy import ports
 from start_llm.proxy.launcher import claim_port
 from start_llm.proxy.ports import Process, ProcessRecord, is_free, owner
+from start_llm.storage.private_files import Lock
 
 LISTEN = """
 import socket, sys, time

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from start_llm.core.backend_secret import CLIENT_HEADER, WARM_UP_HEADER, Caller
-from start_llm.core.tenants import TENANT_HEADER, tenant_of_key
-from start_llm.protocols.tenants import Tenants
+from start_llm.access.backend_secret import CLIENT_HEADER, WARM_UP_HEADER, Caller
+from start_llm.access.tenants import TENANT_HEADER, tenant_of_key
+from start_llm.protocols.request_tenant import Tenants
 from start_llm.proxy.launcher import answers_end_to_end
 from tests.proxy.conftest import KEY, SECRET, Processes, Proxied
 

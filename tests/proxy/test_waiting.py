@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from start_llm.core.errors import ModelError
-from start_llm.model_runtime import start_model
+from start_llm.hosting.model_runtime import start_model
 from tests.conftest import TinyModel
 from tests.proxy.conftest import PROXIED, Proxied
 from tests.sdk.endpoints import Endpoints
@@ -59,7 +59,7 @@ def loading(
     one = Loading()
     settings: dict[str, Any] = {"model_dir": str(tmp_path), "max_kv_size": 4096, "keep_alive_s": 0.05}
     with tried_once(), serving(Path("qwen3"), **settings) as server:
-        monkeypatch.setattr("start_llm.model_host.start_model", one)
+        monkeypatch.setattr("start_llm.hosting.model_host.start_model", one)
         endpoints.of(server, PROXIED)
         yield one
     endpoints.of(proxied.server, PROXIED)

@@ -10,34 +10,34 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from start_llm.access.backend_secret import BackendSecret
 from start_llm.cache.kinds import label_of
 from start_llm.config.settings import Settings
-from start_llm.core.backend_secret import BackendSecret
-from start_llm.core.database import DatabaseMetrics
 from start_llm.engine.admission import Admission
 from start_llm.engine.engine import Engine
 from start_llm.engine.resources import EngineResources
 from start_llm.engine.self_test import BatchVerdict
-from start_llm.model_adapters import ModelAdapters
-from start_llm.model_runtime import EngineStartup
-from start_llm.models.adapters import Adapters
+from start_llm.hosting.model_adapters import ModelAdapters
+from start_llm.hosting.model_runtime import EngineStartup
+from start_llm.models.adapter_loader import Adapters
 from start_llm.models.footprint import measure
 from start_llm.models.loader import load
 from start_llm.prompt.prepare import Preparer
 from start_llm.protocols.base import ModelFacts
-from start_llm.protocols.responses.store import ResponseStore
+from start_llm.protocols.request_tenant import Tenants
+from start_llm.protocols.responses.response_store import ResponseStore
 from start_llm.protocols.seal import KEY_BYTES, Seal
-from start_llm.protocols.tenants import Tenants
 from start_llm.server.handler import Handler
 from start_llm.server.library_pages import LibraryPages
 from start_llm.server.listener import Listener, ServerContext, ServerLimits
 from start_llm.server.served_models import ListedModel, ServedModel
 from start_llm.server.status import HealthLimits, ModelCard, Status
-from start_llm.service import Service
+from start_llm.serving.service import Service
+from start_llm.storage.database import DatabaseMetrics
 from start_llm.telemetry.account import Reports
 from start_llm.telemetry.metrics import CacheMetrics, DiskMetrics, EngineMetrics, KVAtRest, RequestMetrics
 from start_llm.telemetry.terminal import Terminal
-from start_llm.wiring import model_family, model_traits
+from start_llm.wiring.from_settings import model_family, model_traits
 from tests.transcripts.fakes import transcripts
 
 

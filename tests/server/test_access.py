@@ -15,14 +15,14 @@ from typing import Any
 
 import pytest
 
+from start_llm.access.access_policy import AccessPolicy
 from start_llm.app import App
 from start_llm.config.settings import Settings
-from start_llm.core.access_policy import AccessPolicy
 from start_llm.core.errors import Forbidden, SettingsError
 from start_llm.server.handler import Handler
 from start_llm.server.listener import Listener, ServerContext, ServerLimits
 from start_llm.telemetry.terminal import Terminal
-from start_llm.wiring import access_policy
+from start_llm.wiring.from_settings import access_policy
 from tests.conftest import TinyModel
 from tests.server.breakable import OneModel
 from tests.server.client import CHAT, Client, Reply, ask, message

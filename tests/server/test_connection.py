@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from start_llm.core import loopback
+from start_llm.access import loopback
+from start_llm.access.loopback import IPV4_LOOPBACK, IPV6_LOOPBACK, bound_socket, loopback_addresses
 from start_llm.core.errors import PortError
-from start_llm.core.loopback import IPV4_LOOPBACK, IPV6_LOOPBACK, bound_socket, loopback_addresses
 from start_llm.proxy.ports import is_free
 from start_llm.server.handler import Handler
 from start_llm.server.listener import Listener, ServerLimits

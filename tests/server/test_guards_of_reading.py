@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from start_llm.core.errors import NotFound
-from start_llm.models.library import Library
+from start_llm.library.folders import Library
+from start_llm.library.shelf import Shelf
 from start_llm.models.machines import MACHINES
-from start_llm.models.shelf import Shelf
 from start_llm.protocols.fields import Fields
 from start_llm.server.adapter_pages import AdapterPages
-from start_llm.server.pages import PageRequest
+from start_llm.server.page_request import PageRequest
 from tests.server.breakable import OneModel
 
 NOTHING: Any = None

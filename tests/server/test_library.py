@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from start_llm.core.errors import Conflict
-from start_llm.core.library import Download, Fit, FitReport, LibraryEntry, MachineFacts
+from start_llm.core.model_listing import Download, Fit, FitReport, LibraryEntry, MachineFacts
 from start_llm.protocols.fields import Fields
 from start_llm.server.library_pages import LibraryPages
-from start_llm.server.pages import PageRequest
+from start_llm.server.page_request import PageRequest
 from start_llm.server.served_models import ServedModel
 from start_llm.telemetry.metrics import EngineMetrics
 from tests.server.breakable import OneModel

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from start_llm.core.backend_secret import BackendSecret
+from start_llm.access.backend_secret import BackendSecret
 from tests.grammar import completions, wire
 from tests.server.breakable import BreakableServer, breakable
 from tests.server.client import (

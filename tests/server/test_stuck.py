@@ -8,11 +8,11 @@ from typing import Any, cast
 
 import pytest
 
-from start_llm.core.database import DatabaseMetrics
-from start_llm.protocols.responses.store import ResponseStore
+from start_llm.protocols.responses.response_store import ResponseStore
 from start_llm.server.model_pages import health
 from start_llm.server.served_models import ListedModel
 from start_llm.server.status import HealthLimits, ModelCard, Status
+from start_llm.storage.database import DatabaseMetrics
 from start_llm.telemetry.metrics import (
     CacheMetrics,
     DiskMetrics,

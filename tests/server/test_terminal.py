@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from start_llm.access.backend_secret import WARM_UP_HEADER
 from start_llm.app import App
 from start_llm.config.settings import Settings
-from start_llm.core.backend_secret import WARM_UP_HEADER
 from start_llm.telemetry.terminal import Terminal
 from tests.server.client import CHAT, Client, ask, engine_is_free, events_in, message, wait_until
 from tests.serving import Server, serving

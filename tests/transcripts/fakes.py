@@ -16,14 +16,14 @@ from start_llm.core.canonical import (
     chain,
     exact_keys,
 )
-from start_llm.prompt.canonical import canonical_reply
+from start_llm.prompt.canonical_form import canonical_reply
 from start_llm.telemetry.metrics import TranscriptMetrics
 from start_llm.transcripts.guard import ConversationNames
 from start_llm.transcripts.prefix_history import PrefixHistory
 from start_llm.transcripts.reasoning_store import ReasoningStore
 from start_llm.transcripts.recent import RecentConversations
-from start_llm.transcripts.store import TranscriptLimits, TranscriptStore
 from start_llm.transcripts.turn import Transcripts
+from start_llm.transcripts.turn_store import TranscriptLimits, TranscriptStore
 
 ROOT = Root(CanonicalKey.of(b"no options"), CanonicalKey.of(b"no tools"))
 

@@ -19,7 +19,7 @@ from start_llm.core.ids import name_in
 from start_llm.protocols.anthropic import messages as anthropic_messages
 from start_llm.protocols.base import ModelFacts, Parser, RequestContext
 from start_llm.protocols.fields import Fields
-from start_llm.protocols.openai import chat as openai_chat
+from start_llm.protocols.openai import chat_completions as openai_chat
 from start_llm.protocols.responses import create as openai_responses
 from start_llm.protocols.seal import KEY_BYTES, Seal
 

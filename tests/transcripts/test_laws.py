@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from start_llm.core.chat import ChatRequest, KeptReasoning, Message, Thinking
-from start_llm.service import MemoryWindow
+from start_llm.serving.service import MemoryWindow
 from tests.prompt.fakes import call, reply, result, system, text_of, user
 from tests.prompt.replies import EMPTY, TOOLS
 from tests.slices import examples

@@ -13,7 +13,7 @@ from start_llm.core.chat import Message, ToolCall
 from start_llm.core.events import CallArguments, CallStarted, Content, Finished, Output, Reasoning, Usage
 from start_llm.core.prompt import Boundary, ModelTokens, Prompt
 from start_llm.prompt.call_ids import in_native_form
-from start_llm.prompt.canonical import canonical, ignored
+from start_llm.prompt.canonical_form import canonical, ignored
 from start_llm.prompt.shorten import is_shortened
 from start_llm.transcripts.guard import ConversationNames
 from start_llm.transcripts.turn import Transcripts, Turn

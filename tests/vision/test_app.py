@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 
 from start_llm.engine.work import TowerMemoryCost
-from start_llm.wiring import image_memory, memory_budget
+from start_llm.wiring.memory_plan import image_memory, memory_budget
 from tests.server.client import CHAT, ask, stats
 from tests.serving import serving
 from tests.vision.seeing import folder_of

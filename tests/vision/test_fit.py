@@ -9,11 +9,11 @@ import pytest
 
 from start_llm.config.settings import Settings
 from start_llm.engine.work import measure_tower
-from start_llm.model_runtime import estimated_needs
-from start_llm.models.fit import arithmetic, report
-from start_llm.models.library import shape_in
+from start_llm.hosting.model_runtime import estimated_needs
+from start_llm.library.fit import arithmetic, report
+from start_llm.library.folders import shape_in
 from start_llm.models.machines import Machine
-from start_llm.wiring import image_memory
+from start_llm.wiring.memory_plan import image_memory
 from tests.serving import serving
 from tests.vision.seeing import FAMILIES, eyes, folder_of, model_of
 

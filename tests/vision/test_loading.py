@@ -19,9 +19,9 @@ from scripts import tiny_vision_models
 from start_llm.cache.kinds import label_of
 from start_llm.core.errors import ModelError
 from start_llm.engine.work import measure_tower
+from start_llm.library.folders import check_loadable
 from start_llm.models.footprint import measure
 from start_llm.models.identity import digest_of, identity
-from start_llm.models.library import check_loadable
 from start_llm.models.loader import LoadedModel, load
 from start_llm.models.vision_families import VISION_FAMILIES
 from tests.engine.harness import Stepper

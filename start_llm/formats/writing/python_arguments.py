@@ -9,7 +9,7 @@ import regex
 
 from start_llm.core.chat import Json
 from start_llm.formats.reading.json_text import written
-from start_llm.formats.reading.pythonic import KEY
+from start_llm.formats.reading.python_calls import KEY
 from start_llm.formats.reading.schema import Tools, enum_values, flatten_arguments
 from start_llm.formats.writing.arguments import with_definitions
 from start_llm.formats.writing.call_text import Arguments

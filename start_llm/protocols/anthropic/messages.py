@@ -11,7 +11,7 @@ from start_llm.core.errors import InvalidRequest
 from start_llm.core.events import Finished, FinishReason, Output, Usage
 from start_llm.core.ids import name_in
 from start_llm.core.sampling import Range
-from start_llm.protocols.anthropic.blocks import (
+from start_llm.protocols.anthropic.content_blocks import (
     BlockGrew,
     BlockStarted,
     BlockStopped,
@@ -20,10 +20,10 @@ from start_llm.protocols.anthropic.blocks import (
     Step,
     whole_blocks,
 )
-from start_llm.protocols.anthropic.constraints import read_form
-from start_llm.protocols.anthropic.content import read_conversation, read_tools
-from start_llm.protocols.anthropic.errors import anthropic_error, refuse_image
-from start_llm.protocols.anthropic.unavailable import (
+from start_llm.protocols.anthropic.error_bodies import anthropic_error, refuse_image
+from start_llm.protocols.anthropic.messages_constraints import read_form
+from start_llm.protocols.anthropic.messages_input import read_conversation, read_tools
+from start_llm.protocols.anthropic.server_tools import (
     VENDOR,
     demanded_tool,
     unavailable_blocks,
@@ -40,8 +40,8 @@ from start_llm.protocols.base import (
 from start_llm.protocols.content import begins_reply
 from start_llm.protocols.effort import read_thinking
 from start_llm.protocols.fields import Fields
-from start_llm.protocols.generation import NO_LIMIT, TOKEN_COUNT, read_generation
-from start_llm.protocols.images import ImageParser
+from start_llm.protocols.generation_fields import NO_LIMIT, TOKEN_COUNT, read_generation
+from start_llm.protocols.image_parts import ImageParser
 from start_llm.protocols.sessions import conversation_id, lineage, session_id
 from start_llm.protocols.template_options import read_template_options
 from start_llm.protocols.tool_types import unavailable_text

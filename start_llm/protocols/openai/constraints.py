@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from start_llm.core.chat import JsonAnswer, OutputConstraint
 from start_llm.protocols.fields import Fields
-from start_llm.protocols.openai.unavailable import allowed_tools
+from start_llm.protocols.openai.hosted_tools import allowed_tools
 
 _CHOICE = "tool_choice"
 _WORDS = {

@@ -9,7 +9,7 @@ from typing import cast
 from start_llm.core.chat import GenerationOptions, Json
 from start_llm.core.errors import InvalidRequest
 from start_llm.protocols.fields import Fields, type_name
-from start_llm.protocols.generation import read_generation, read_limit
+from start_llm.protocols.generation_fields import read_generation, read_limit
 
 
 def read_options(body: Fields, *, vocabulary: int, top_logprobs: int | None) -> GenerationOptions:

@@ -21,9 +21,10 @@ from start_llm.protocols.base import (
 )
 from start_llm.protocols.effort import read_thinking
 from start_llm.protocols.fields import Fields
-from start_llm.protocols.generation import read_limit
-from start_llm.protocols.images import ImageParser
+from start_llm.protocols.generation_fields import read_limit
+from start_llm.protocols.image_parts import ImageParser
 from start_llm.protocols.openai.constraints import read_answer, read_form
+from start_llm.protocols.openai.hosted_tools import answered_elsewhere, demanded_tool, tools_elsewhere
 from start_llm.protocols.openai.options import (
     UNSUPPORTED_FIELDS,
     UnsupportedField,
@@ -31,10 +32,9 @@ from start_llm.protocols.openai.options import (
     read_options,
     refuse_unsupported,
 )
-from start_llm.protocols.openai.unavailable import answered_elsewhere, demanded_tool, tools_elsewhere
 from start_llm.protocols.responses.input import Item, ItemReader, new_items, with_ids
-from start_llm.protocols.responses.reply import ResponseReply
-from start_llm.protocols.responses.store import StoredResponse
+from start_llm.protocols.responses.response_encoding import ResponseReply
+from start_llm.protocols.responses.response_store import StoredResponse
 from start_llm.protocols.responses.tools import Toolbox, read_toolbox, runs_elsewhere
 from start_llm.protocols.sessions import conversation_id, lineage, session_id
 from start_llm.protocols.template_options import read_template_options

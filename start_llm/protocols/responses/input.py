@@ -17,7 +17,7 @@ from start_llm.protocols.base import new_id
 from start_llm.protocols.content import read_arguments, read_content
 from start_llm.protocols.custom_tools import custom_arguments
 from start_llm.protocols.fields import Fields
-from start_llm.protocols.images import ImageParser, question_among
+from start_llm.protocols.image_parts import ImageParser, question_among
 from start_llm.protocols.responses.built_in_calls import BUILT_IN_CALLS, BUILT_IN_OUTPUTS
 from start_llm.protocols.responses.tools import Tell, Toolbox
 from start_llm.protocols.seal import Sealed

@@ -1,0 +1,118 @@
+"""Make the page that `python -m start_llm audit FOLDER` prints."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from start_llm.audit.call_round_trip import CallAudit, audit_calls
+from start_llm.audit.lost_parts import Loss, losses
+from start_llm.audit.requests import KINDS, meanings
+from start_llm.audit.subject import AuditedModel
+from start_llm.audit.turns import CLIENTS, Efficiency, efficiency
+from start_llm.config.settings import Settings
+from start_llm.core.errors import ModelError
+from start_llm.core.sampling import SamplingChoice
+from start_llm.models.loader import read
+from start_llm.prompt.adapt import needed
+from start_llm.prompt.prepare import Preparer
+from start_llm.prompt.template_audit.audit import described
+from start_llm.wiring.from_settings import model_family
+
+_SHOWN = 200
+_IS_LOST = "does not reach the model"
+
+
+@dataclass(frozen=True, slots=True)
+class AuditReport:
+    """The findings, in rows of a name and a value.
+
+    Attributes:
+        is_fine: no kind of request loses anything, the template renders a call, and all rendered calls are
+            parsed.
+    """
+
+    rows: tuple[tuple[str, str], ...]
+    is_fine: bool
+
+
+def audit_folder(settings: Settings, folder: Path) -> AuditReport:
+    """Audit the config, the tokenizer and the chat template of a model.
+
+    Raises:
+        ModelError: the files cannot be read, or there is no chat template.
+    """
+    said = read(folder)
+    if not said.tokenizer.has_chat_template:
+        raise ModelError(f"The model in {folder} has no chat template.")
+    family = model_family(settings, said.config, said.tokenizer)
+    subject = AuditedModel(said.tokenizer, family, Preparer(said.tokenizer, family))
+    heard, lost = audit_calls(subject), losses(subject)
+    rows = [
+        ("model", folder.name),
+        ("family", f"{subject.family.name} ({said.config.get('model_type', 'of no type')})"),
+        ("reasoning", _reasoning_texts(subject)),
+        ("template", "; ".join([described(subject.preparer.facts), *needed(subject.preparer.facts)])),
+        *_calls(heard),
+        *_lost(lost),
+        *_efficiency(subject),
+        ("sampling", _sampling(said.sampling)),
+    ]
+    return AuditReport(tuple(rows), is_fine=not (lost or heard.unread or heard.notation is None))
+
+
+def _reasoning_texts(subject: AuditedModel) -> str:
+    marks, facts = subject.family.reasoning, subject.preparer.facts
+    if marks is None:
+        return "none"
+    shown = f"{marks.opening} … {marks.closing}"
+    return shown if facts.reasoning_key else f"{shown}, which the template never shows"
+
+
+def _calls(heard: CallAudit) -> Iterator[tuple[str, str]]:
+    tried = len(heard.read) + len(heard.unread)
+    if not heard.told:
+        yield "calls", "the template shows none that can be told from its prompt"
+        return
+    notation = heard.notation or "NOT READ by any reader: an agent gets them as text"
+    yield "calls", f"{notation}; {len(heard.read)} of {tried} kinds read"
+    yield from (("", f"not read: {kind}") for kind in heard.unread)
+    yield from (("", f"no single reply has: {kind}") for kind in heard.untold)
+    yield "", f"as in: {_short(heard.told)}"
+
+
+def _lost(lost: list[Loss]) -> Iterator[tuple[str, str]]:
+    yield "lost", f"{f'in {len(lost)}' if lost else 'nothing, in any'} of {len(KINDS)} kinds of requests"
+    for loss in lost:
+        what = (
+            f"refused: {loss.refusal}" if loss.refusal else f"{' and '.join(meanings(loss.words))} {_IS_LOST}"
+        )
+        yield "", f"{loss.kind}: {_short(what)}"
+
+
+def _efficiency(subject: AuditedModel) -> Iterator[tuple[str, str]]:
+    """Yield rows of unavoidable prompt tokens / computed prompt tokens, for each client."""
+    title = "efficiency"
+    for thinks in (False, True) if subject.family.reasoning else (False,):
+        figures = {client: efficiency(subject, client, thinks=thinks) for client in CLIENTS}
+        yield title, f"{'thinking' if thinks else 'not thinking'}: {_figures(figures)}"
+        title = ""
+
+
+def _figures(figures: Mapping[str, Efficiency | None]) -> str:
+    return ", ".join(
+        f"{client} {found.share:.2f}" if found else f"{client} cannot be told"
+        for client, found in figures.items()
+    )
+
+
+def _sampling(choice: SamplingChoice) -> str:
+    said = {name: value for name, value in asdict(choice).items() if value is not None}
+    told = ", ".join(f"{name} {value:g}" for name, value in said.items())
+    return f"{told} (generation_config.json)" if told else "the folder recommends none"
+
+
+def _short(text: str) -> str:
+    text = " ".join(text.split())
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]} …"

@@ -1,0 +1,1 @@
+"""The disk tier of the prompt cache."""

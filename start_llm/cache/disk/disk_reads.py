@@ -1,0 +1,78 @@
+"""What prompts wait for of the disk tier. The disk thread reads; the engine thread follows it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from start_llm.cache.buffers import Targets
+    from start_llm.cache.disk.disk_index import CachedFile
+    from start_llm.cache.disk.page_file import TensorLayout
+
+
+@dataclass(slots=True)
+class FilePart:
+    """A file that is read for a prompt.
+
+    Attributes:
+        parent, tokens: what it must say of itself.
+        tensors: the layouts that it must have.
+        targets: returns the buffers for its tensors. Called on the disk thread.
+    """
+
+    file: CachedFile
+    parent: bytes
+    tokens: tuple[int, ...]
+    tensors: tuple[TensorLayout, ...]
+    targets: Callable[[], Targets]
+
+
+@dataclass(eq=False, slots=True)
+class DiskWait:
+    """Something that a prompt waits for.
+
+    Attributes:
+        is_over: set on the disk thread, or by the engine where that thread takes no more jobs.
+        is_late: the prompt did not wait any longer.
+        saves: tokens that it is to give beyond what memory has, if that is known.
+    """
+
+    is_over: bool = False
+    is_late: bool = False
+    saves: int = 0
+
+
+@dataclass(eq=False, slots=True)
+class DiskRead(DiskWait):
+    """Files that are read one after the other, up to the first that cannot be used.
+
+    Attributes:
+        done: number of parts that were read and are right.
+        taken: number of parts whose buffers are free again.
+        most_ahead: parts that may be read without being taken, each of which the engine is told of; None: all
+            of them, and the engine is told at the end.
+        is_given_up: nobody waits for it any more.
+    """
+
+    parts: list[FilePart] = field(default_factory=list[FilePart])
+    done: int = 0
+    taken: int = 0
+    most_ahead: int | None = None
+    is_given_up: bool = False
+    _is_paused: bool = False
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def pauses(self) -> bool:
+        """Return whether no more may be read until something is taken. On the disk thread."""
+        with self._lock:
+            self._is_paused = self.most_ahead is not None and self.done - self.taken >= self.most_ahead
+            return self._is_paused
+
+    def take(self, parts: int) -> bool:
+        """Note how many parts are taken. Returns whether reading had paused, and has to go on now."""
+        with self._lock:
+            was_paused, self._is_paused, self.taken = self._is_paused, False, parts
+            return was_paused

@@ -1,0 +1,323 @@
+"""Restore prompts from the disk tier.
+
+The files of a prompt are read into the caches of an idle sequence cache, from which the prompt is then opened
+like any other. Owned by the engine thread; the disk thread fills the buffers.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
+
+from start_llm.cache.buffers import Incoming
+from start_llm.cache.disk.disk_plan import DiskPlan, PageChain, is_worth_it, plan_from_disk
+from start_llm.cache.disk.disk_reads import DiskRead, DiskWait, FilePart
+from start_llm.cache.disk.disk_tier import DiskAccess
+from start_llm.cache.disk.page_file import TensorLayout
+from start_llm.cache.disk.restore_pace import RestorePace
+from start_llm.cache.pages import Page, SequenceCache
+from start_llm.core.thread_owners import ENGINE, owned_by
+
+if TYPE_CHECKING:
+    from start_llm.cache.buffers import Targets
+    from start_llm.cache.disk.disk_index import CachedFile
+    from start_llm.cache.layers import Layers
+    from start_llm.cache.restore import Restorer
+
+_MOST_AHEAD_BYTES = 256 * 2**20
+"""Of a prompt, that are read and not yet copied, where files are read beside the caches."""
+
+
+class FromDisk(NamedTuple):
+    """A prompt's share from the disk: tokens, and the seconds that it waited for them."""
+
+    tokens: int = 0
+    seconds: float = 0.0
+
+    def after(self, earlier: FromDisk) -> FromDisk:
+        """Return what both have given together."""
+        return FromDisk(self.tokens + earlier.tokens, self.seconds + earlier.seconds)
+
+
+@dataclass(eq=False, slots=True, kw_only=True)
+class DiskRestore:
+    """A restore that is under way.
+
+    Attributes:
+        seq_cache: active; its caches are the buffers.
+        saves: tokens that it is to give beyond what memory has.
+        got: what came of it; set with `is_over`.
+        is_over: its caches are kept, or dropped.
+        is_late: the prompt did not wait any longer. The buffers stay until the disk has answered.
+        followers: over with it; what others wait for who need the same files.
+    """
+
+    plan: DiskPlan
+    ids: tuple[int, ...]
+    seq_cache: SequenceCache
+    buffers: Incoming
+    read: DiskRead
+    began: float
+    saves: int
+    is_over: bool = False
+    is_late: bool = False
+    followers: list[DiskWait] = field(default_factory=list[DiskWait])
+    got: FromDisk = field(default_factory=FromDisk)
+
+    def give_up(self) -> None:
+        """Nobody waits for it any more: read no further. What was read is kept."""
+        self.read.is_given_up = True
+
+
+@owned_by(ENGINE)
+class DiskRestorer:
+    """Begins restores, and completes them when their files are read.
+
+    Args:
+        keep: stores a sequence cache that holds these tokens and that nobody uses.
+        drop: takes a sequence cache whose state is unknown; the tokens that it holds are right.
+    """
+
+    def __init__(
+        self,
+        access: DiskAccess,
+        layers: Layers,
+        restorer: Restorer,
+        *,
+        keep: Callable[[SequenceCache, list[int]], None],
+        drop: Callable[[SequenceCache, list[int]], None],
+    ) -> None:
+        self._tier = access.tier
+        self._shape = access.shape
+        self._is_in_place = access.is_in_place
+        self._layers = layers
+        self._restorer = restorer
+        self._keep = keep
+        self._drop = drop
+        self._running: list[DiskRestore] = []
+        self._looks: list[DiskWait] = []
+        self._pace = RestorePace()
+
+    def begin(  # noqa: PLR0913 (keywords)
+        self,
+        root: Page,
+        matched: list[Page],
+        ids: tuple[int, ...],
+        *,
+        kept: int,
+        room: int,
+        may_look: bool,
+        speed: float,
+    ) -> DiskRestore | DiskWait | None:
+        """Begin to restore what memory does not have of a prompt.
+
+        Returns what the prompt has to wait for: a restore, or something after which to ask again. None if
+        the disk has nothing for it.
+
+        Args:
+            matched: the full pages in memory that `ids[:-1]` starts with.
+            kept: tokens that a restore from memory gives.
+            room: tokens that its caches can hold before they grow.
+            may_look: headers of files may be read first.
+            speed: tokens that are computed in a second.
+        """
+        tier = self._tier
+        if self._is_hanging() or not tier.is_on:
+            return None
+        if not tier.scanned.is_over:
+            return tier.scanned
+        plan = self._plan(root, matched, ids, may_look=may_look)
+        if isinstance(plan, list):
+            self._looks.append(tier.look(plan))
+            return self._looks[-1]
+        if not is_worth_it(plan, kept):
+            return None
+        saves = plan.length - kept
+        if self._pace.is_slower(sum(file.nbytes for file in plan.files), saves / speed):
+            tier.metrics.computed_instead += 1
+            return None
+        return self._follow(plan, saves) or self._read(plan, root, ids, room, saves)
+
+    def leave(self, wait: DiskWait | DiskRestore) -> None:
+        """Note that a prompt does not wait any longer. As long as this is not over, nobody waits for the
+        disk.
+        """
+        wait.is_late = True
+        self._tier.note_late()
+
+    def _is_hanging(self) -> bool:
+        self._looks = [one for one in self._looks if not one.is_over]
+        waits = (*self._running, *self._looks, self._tier.scanned)
+        is_hanging = any(one.is_late and not one.is_over for one in waits)
+        if not is_hanging:
+            self._tier.note_answer()
+        return is_hanging
+
+    def _follow(self, plan: DiskPlan, saves: int) -> DiskWait | None:
+        """Wait for a restore that reads the beginning of this plan, and not much else."""
+        for one in self._running:
+            same = sum(mine is other for mine, other in zip(plan.files, one.plan.files, strict=False))
+            if not one.read.is_given_up and 2 * same >= len(one.plan.files):
+                one.followers.append(DiskWait(saves=saves))
+                return one.followers[-1]
+        return None
+
+    @property
+    def is_busy(self) -> bool:
+        """True if restores are under way."""
+        return bool(self._running)
+
+    def length(self, root: Page, matched: list[Page], ids: tuple[int, ...], kept: int) -> int:
+        """Return how many tokens of a prompt memory and disk have, as far as is known without reading."""
+        plan = self._plan(root, matched, ids, may_look=False)
+        return plan.length if isinstance(plan, DiskPlan) and is_worth_it(plan, kept) else kept
+
+    def depth(self, root: Page, matched: list[Page], ids: tuple[int, ...]) -> int:
+        """Return how many full pages of a prompt memory and disk have, as far as is known without reading.
+
+        A state may be missing at their end.
+        """
+        return len(self._chain(root, matched, ids).keys) - 1
+
+    def _chain(self, root: Page, matched: list[Page], ids: tuple[int, ...]) -> PageChain:
+        return PageChain.of(self._tier.index, root, matched, ids[:-1], self._restorer.page_size)
+
+    def _plan(
+        self, root: Page, matched: list[Page], ids: tuple[int, ...], *, may_look: bool
+    ) -> DiskPlan | list[CachedFile]:
+        chain = self._chain(root, matched, ids)
+        return plan_from_disk(
+            self._tier.index, chain, ids, has_state=self._layers.has_state, may_look=may_look
+        )
+
+    def _read(self, plan: DiskPlan, root: Page, ids: tuple[int, ...], room: int, saves: int) -> DiskRestore:
+        size = self._restorer.page_size
+        end = plan.path[-1].end if plan.path else 0
+        ends = [len(file.header.tokens) for file in (plan.last, plan.state) if file and file.header]
+        needed = end + size * len(plan.pages) + max(ends, default=0)
+        seq_cache = self._restorer.buffers(plan.path, self._shape.nothing(), root, ids, max(room, needed))
+        with self._restorer.rollback_on_error(seq_cache):
+            buffers = Incoming(self._layers, seq_cache.caches, is_in_place=self._is_in_place)
+            parts = list(self._parts(plan, root, ids, buffers))
+            restore = DiskRestore(
+                plan=plan,
+                ids=ids,
+                seq_cache=seq_cache,
+                buffers=buffers,
+                read=DiskRead(parts=parts, most_ahead=_most_ahead(parts) if buffers.takes_early else None),
+                began=time.perf_counter(),
+                saves=saves,
+            )
+            self._tier.touch([part.file for part in parts])
+        self._running.append(restore)
+        self._tier.read(restore.read)
+        return restore
+
+    def _parts(
+        self, plan: DiskPlan, root: Page, ids: tuple[int, ...], buffers: Incoming
+    ) -> Iterator[FilePart]:
+        """Yield the files of a plan, with what they must say and where they are read to."""
+        end, parent = (plan.path[-1].end, plan.path[-1].key) if plan.path else (0, root.key)
+        size = self._restorer.page_size
+        for file in plan.pages:
+            yield self._page_part(file, parent, ids[end : end + size], end, buffers)
+            parent, end = file.key, end + size
+        if plan.last and plan.last.header:
+            yield self._page_part(plan.last, parent, plan.last.header.tokens, end, buffers)
+        if plan.state and plan.state.header:
+            header = plan.state.header
+            kv = self._shape.tensors(len(header.tokens))
+            state = [layout for name, layout in header.tensors.items() if name not in kv]
+            tail, rest = buffers.page(end, len(header.tokens)), buffers.state(state)
+            targets = partial(_both, tail, rest)
+            yield FilePart(plan.state, parent, header.tokens, (*kv.values(), *state), targets)
+
+    def _page_part(
+        self, file: CachedFile, parent: bytes, tokens: tuple[int, ...], start: int, buffers: Incoming
+    ) -> FilePart:
+        layouts = self._shape.page(start, len(tokens))
+        is_packed = self._shape.is_packed(start)
+        targets = buffers.packed_page(start, layouts) if is_packed else buffers.page(start, len(tokens))
+        return FilePart(file, parent, tokens, tuple(layouts.values()), targets)
+
+    def collect(self) -> None:
+        """Take what is read, complete the restores whose files are read, and let go of what was written."""
+        self._tier.release_written()
+        for restore in list(self._running):
+            if restore.read.is_over:
+                self._running.remove(restore)
+                self._complete(restore)
+            elif restore.buffers.takes_early:
+                self._take(restore)
+
+    def _take(self, restore: DiskRestore) -> None:
+        """Copy what is read so far. If that fails, the restore is over, and nothing of it is kept."""
+        done = restore.read.done
+        with ExitStack() as failed, self._restorer.rollback_on_error(restore.seq_cache):
+            failed.callback(self._abandon, restore, done)
+            restore.buffers.take(done)
+            failed.pop_all()
+        self._tier.take(restore.read, done)
+
+    def _abandon(self, restore: DiskRestore, done: int) -> None:
+        restore.give_up()
+        self._running.remove(restore)
+        self._tier.take(restore.read, done)
+        self._tell_over(restore)
+
+    def _tell_over(self, restore: DiskRestore) -> None:
+        restore.is_over = True
+        for one in restore.followers:
+            one.is_over = True
+
+    def _complete(self, restore: DiskRestore) -> None:
+        plan, read = restore.plan, restore.read
+        before = plan.path[-1].end if plan.path else 0
+        done = [part.file for part in read.parts[: read.done]]
+        read_tokens = sum(len(part.tokens) for part in read.parts[: read.done])
+        length = min(before + read_tokens, plan.length)
+        is_whole = len(done) == len(plan.files)
+        nbytes = sum(file.nbytes for file in done)
+        read.parts.clear()  # with the buffers
+        self._tell_over(restore)
+        tokens = list(restore.ids[:length])
+        with self._restorer.rollback_on_error(restore.seq_cache):
+            restore.buffers.finish(len(done), length, _state_of(plan) if is_whole else ())
+            if self._layers.has_state and not is_whole:
+                self._drop(restore.seq_cache, tokens)
+                return
+            self._keep(restore.seq_cache, tokens)
+        self._note(restore, length - before, nbytes)
+
+    def _note(self, restore: DiskRestore, tokens: int, nbytes: int) -> None:
+        restore.got = FromDisk(tokens, time.perf_counter() - restore.began)
+        self._pace.note(nbytes, restore.got.seconds)
+        metrics = self._tier.metrics
+        metrics.hits += tokens > 0
+        metrics.restored_tokens += tokens
+        metrics.restored_bytes += nbytes
+        metrics.restored_s += restore.got.seconds
+
+
+def _most_ahead(parts: Sequence[FilePart]) -> int:
+    return max(2, _MOST_AHEAD_BYTES // max(1, *(sum(one.nbytes for one in part.tensors) for part in parts)))
+
+
+def _both(tail: Callable[[], Targets], state: Targets) -> Targets:
+    return [*tail(), *state]
+
+
+def _state_of(plan: DiskPlan) -> tuple[tuple[int, tuple[int, ...]], ...]:
+    """Return for each non-trimmable leaf the number of its arrays and its numbers."""
+    header = plan.state.header if plan.state else None
+    if header is None:
+        return ()
+    return tuple((_count(header.tensors, leaf), numbers) for leaf, numbers in enumerate(header.numbers))
+
+
+def _count(tensors: Mapping[str, TensorLayout], leaf: int) -> int:
+    return sum(name.startswith(f"state.{leaf}.") for name in tensors)

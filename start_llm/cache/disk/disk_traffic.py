@@ -1,0 +1,113 @@
+"""What passes between the engine thread and the disk thread. Everything here is safe on both."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from typing import TYPE_CHECKING
+
+from start_llm.cache.disk.disk_reads import DiskRead, DiskWait
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from start_llm.cache.buffers import Outgoing
+    from start_llm.cache.disk.disk_index import FileName
+    from start_llm.telemetry.metrics import DiskMetrics
+
+MOST_IN_FLIGHT = 3
+"""Files that may wait for the disk at once. Their arrays take memory."""
+
+
+class DiskTraffic:
+    """The files that wait to be written, read or checked.
+
+    Attributes:
+        notify: called on the disk thread when something that may be waited for is over.
+    """
+
+    def __init__(self, metrics: DiskMetrics) -> None:
+        self.notify: Callable[[], None] = lambda: None
+        self._metrics = metrics
+        self._queued: set[FileName] = set()
+        self._unverified: set[FileName] = set()
+        self._written: deque[Outgoing] = deque()
+        self._reads: set[DiskRead] = set()
+        self._changed = threading.Condition()
+
+    # ----------------------------------------------------------------------------------------------- writing
+
+    @property
+    def is_full(self) -> bool:
+        """True if as many files wait for the disk as may."""
+        return len(self._queued) >= MOST_IN_FLIGHT
+
+    def is_queued(self, name: FileName) -> bool:
+        return name in self._queued
+
+    def note_queued(self, name: FileName) -> None:
+        with self._changed:
+            self._queued.add(name)
+        self._metrics.note_queued(1)
+
+    def note_written(self, name: FileName, content: Outgoing | None = None) -> None:
+        """Note that a file is written, or will not be.
+
+        Args:
+            content: its tensors, which `take_written` returns. None: they were never handed over.
+        """
+        if content:
+            self._written.append(content)
+        with self._changed:
+            self._queued.discard(name)
+            self._changed.notify_all()
+        self._metrics.note_queued(-1)
+        self.notify()
+
+    def take_written(self) -> list[Outgoing]:
+        """Return the tensors of the files that were written since the last call."""
+        return [self._written.popleft() for _ in range(len(self._written))]
+
+    def wait_for_room(self, timeout_s: float) -> None:
+        """Wait until a file can be queued, but no longer than this."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self.is_full, timeout_s)
+
+    # ----------------------------------------------------------------------------------------------- reading
+
+    def begin_read(self, job: DiskRead) -> None:
+        with self._changed:
+            self._reads.add(job)
+
+    def end(self, wait: DiskWait) -> None:
+        """Tell that something is over for which a prompt waits."""
+        if isinstance(wait, DiskRead):
+            with self._changed:
+                self._reads.discard(wait)
+        wait.is_over = True
+        self.notify()
+
+    @property
+    def being_read(self) -> set[FileName]:
+        """The files that prompts wait for."""
+        with self._changed:
+            return {part.file.name for job in self._reads for part in job.parts}
+
+    # ---------------------------------------------------------------------------------------------- checking
+
+    def begin_check(self, name: FileName) -> bool:
+        """Note that a file is to be checked. Returns False if it already waits for that."""
+        with self._changed:
+            is_new = name not in self._unverified
+            self._unverified.add(name)
+            return is_new
+
+    def note_checked(self, name: FileName) -> None:
+        with self._changed:
+            self._unverified.discard(name)
+            self._changed.notify_all()
+
+    def wait_for_checks(self, timeout_s: float) -> bool:
+        """Wait until all files are checked that are to be. False if they are not in time."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._unverified, timeout_s)

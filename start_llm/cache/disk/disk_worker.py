@@ -1,0 +1,261 @@
+"""The disk tier's work on the disk thread: scan the folder, write files, read and check them.
+
+A file that cannot be used is removed and counted. If the disk is full or cannot be written, the worker steps
+back: it writes nothing for a while, and goes on when it can.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import TYPE_CHECKING
+
+from start_llm.cache.disk.disk_index import WRITTEN, CachedFile, DiskIndex, scan
+from start_llm.cache.disk.disk_reads import DiskRead, DiskWait, FilePart
+from start_llm.cache.disk.page_file import FileHeader, HurtFile, OpenedFile, opened_file, write_file
+from start_llm.cache.disk.write_limit import DailyWriteLimit
+from start_llm.core.thread_owners import DISK, ENGINE, owned_by
+
+if TYPE_CHECKING:
+    from start_llm.cache.buffers import Outgoing
+    from start_llm.cache.disk.disk_folder import DiskFolder
+    from start_llm.cache.disk.disk_index import ScannedFile
+    from start_llm.cache.disk.disk_traffic import DiskTraffic
+    from start_llm.storage.disk_thread import DiskThread
+
+_WRITTEN_S = 5.0
+_DAY_CHECK_S = 60.0
+_SCAN_SLICE_S = 0.2
+_MOST_SCAN_WAIT_S = 5.0
+"""For which prompts wait for the scan; after that the files that it has not found yet are missed."""
+
+type Reader = Callable[[CachedFile], FileHeader | None]
+"""Returns what a file says of itself; None if it cannot be used. On the disk thread."""
+
+type Superseded = Callable[[DiskIndex, Reader], list[CachedFile]]
+"""Returns the files that are worth nothing beside a new one. On the disk thread."""
+
+
+class DiskWorker:
+    """Does one job at a time; a `DiskTier` submits them.
+
+    Args:
+        say: told, in a sentence, when the worker steps back and when it goes on.
+
+    Attributes:
+        scanned: over once the index is complete.
+    """
+
+    def __init__(
+        self, folder: DiskFolder, traffic: DiskTraffic, thread: DiskThread, say: Callable[[str], None]
+    ) -> None:
+        self.scanned = DiskWait()
+        self._folder = folder
+        self._index = folder.index
+        self._metrics = folder.metrics
+        self._traffic = traffic
+        self._thread = thread
+        self._say = say
+        self._paused_until = 0.0
+        self._has_told_hurt = self._will_save_written = False
+        self._written_today = DailyWriteLimit(folder.path / WRITTEN, folder.limits.max_write_per_day)
+
+    @property
+    @owned_by(ENGINE, DISK)
+    def pause_left_s(self) -> float:
+        """Seconds for which nothing is written, because there was an error, or enough was written today."""
+        pause = max(self._paused_until - time.time(), 0)
+        return max(pause, _DAY_CHECK_S) if self._written_today.is_reached else pause
+
+    # --------------------------------------------------------------------------------------- start and end
+
+    def begin(self) -> None:
+        """Read how much was written earlier today, and begin the scan. Before the thread runs."""
+        if not self._written_today.load():
+            self._say(
+                f"{WRITTEN} of the disk tier is damaged: what was written earlier today is not counted."
+            )
+        self._metrics.state = "scanning"
+        found = scan(self._folder.path)
+        self._thread.submit(lambda: self._scan(found, time.perf_counter()), is_urgent=True)
+
+    def end(self) -> None:
+        """Write down what is only in memory. When the thread has ended."""
+        self._folder.write_times_of_use()
+        self._written_today.save()
+
+    def _scan(self, found: Iterator[ScannedFile], began: float) -> None:
+        """Add some of the files that are found. The rest comes behind what somebody waits for."""
+        pause = time.perf_counter() + _SCAN_SLICE_S
+        try:
+            for file in found:
+                self._folder.add_found(file)
+                if time.perf_counter() > pause:
+                    self._scan_later(found, began)
+                    return
+            self._index.is_complete = True
+            self._metrics.state = "on"
+            self._folder.keep_quota(0, self._traffic.being_read)
+        except OSError as error:
+            self._index.is_complete = True
+            self._step_back(error)
+        self._metrics.scan_s = time.perf_counter() - began
+        self._folder.count()
+        self._traffic.end(self.scanned)
+
+    def _scan_later(self, found: Iterator[ScannedFile], began: float) -> None:
+        if not self.scanned.is_over and time.perf_counter() - began > _MOST_SCAN_WAIT_S:
+            self._traffic.end(self.scanned)
+        self._thread.submit(lambda: self._scan(found, began), is_urgent=not self.scanned.is_over)
+
+    # ----------------------------------------------------------------------------------------------- writing
+
+    @owned_by(DISK)
+    def write(self, header: FileHeader, content: Outgoing, used_ns: int, superseded: Superseded) -> None:
+        """Write a file, and remove what is worth nothing beside it; see `DiskTier.write`."""
+        file = CachedFile(
+            header.kind, header.key, header.parent, header.nbytes, used_ns, header, is_verified=True
+        )
+        try:
+            if self._folder.keep_quota(file.nbytes, self._traffic.being_read):
+                path = file.path(self._folder.path)
+                write_file(path, header, content.contents)
+                os.utime(path, ns=(used_ns, used_ns))
+                self._index.add(file)
+                self._note_written(file.nbytes)
+                being_read = self._traffic.being_read
+                for one in superseded(self._index, self.header_of):
+                    if one.name not in being_read:
+                        self._folder.remove(one)
+                self._goes_on()
+            else:
+                self._metrics.note_lost()
+                reason = self._folder.reason_of_limit()
+                self._pause(f"there is no room for {file.nbytes:,} bytes; {reason}")
+        except OSError as error:
+            self._step_back(error)
+        finally:
+            self._folder.count()
+            self._traffic.note_written(file.name, content)
+
+    def _note_written(self, nbytes: int) -> None:
+        self._written_today.note(nbytes)
+        self._metrics.written_files += 1
+        self._metrics.written_bytes += nbytes
+        self._metrics.written_today_bytes = self._written_today.today_bytes
+        if not self._will_save_written:
+            self._will_save_written = self._thread.submit(self._save_written, after_s=_WRITTEN_S)
+
+    def _save_written(self) -> None:
+        self._will_save_written = False
+        self._written_today.save()
+
+    def _step_back(self, error: OSError) -> None:
+        self._metrics.note_error()
+        self._pause(str(error))
+
+    def _pause(self, reason: str) -> None:
+        """Write nothing for a while, and say so once until something could be written again."""
+        self._paused_until = time.time() + self._folder.limits.pause_s
+        if self._metrics.state != "paused":
+            self._metrics.state = "paused"
+            self._say(f"The disk tier of the prompt cache pauses: {reason}.")
+
+    def _goes_on(self) -> None:
+        if self._metrics.state == "paused":
+            self._metrics.state = "on"
+            self._say("The disk tier of the prompt cache goes on.")
+
+    # ----------------------------------------------------------------------------------------------- reading
+
+    @owned_by(ENGINE, DISK)
+    def read_on(self, job: DiskRead) -> None:
+        """Read the next file of a job when its turn comes; end the job if the thread is closing."""
+        if not self._thread.submit(lambda: self._read(job), is_urgent=True):
+            self._traffic.end(job)
+
+    def _read(self, job: DiskRead) -> None:
+        """Read a file of a job, so that several prompts take turns."""
+        has_more = False
+        try:
+            if not job.is_given_up and self._read_part(job.parts[job.done]):
+                job.done += 1
+                has_more = job.done < len(job.parts)
+        finally:
+            if not has_more:
+                self._traffic.end(job)
+        if has_more:
+            if not job.pauses():
+                self.read_on(job)
+            if job.most_ahead is not None:
+                self._traffic.notify()
+
+    def _read_part(self, part: FilePart) -> bool:
+        def read(opened: OpenedFile) -> None:
+            header = opened.header
+            if header.parent != part.parent or header.tokens != part.tokens:
+                raise HurtFile("tokens")
+            if tuple(header.tensors.values()) != part.tensors:
+                raise HurtFile("layout")
+            opened.read_into(part.targets())
+
+        part.file.is_verified = self._is_right(part.file, read)
+        return part.file.is_verified
+
+    @owned_by(DISK)
+    def look(self, files: list[CachedFile], wait: DiskWait) -> None:
+        """Read the headers of files that are known by name alone, for whom `wait` is."""
+        try:
+            for file in files:
+                self.header_of(file)
+        finally:
+            self._traffic.end(wait)
+
+    @owned_by(DISK)
+    def verify(self, file: CachedFile) -> None:
+        """Read a file whole, if it is still in the index and nobody has."""
+        try:
+            if self._index.get(*file.name) is file and not file.is_verified:
+                file.is_verified = self._is_right(file, OpenedFile.verify)
+        finally:
+            self._traffic.note_checked(file.name)
+
+    @owned_by(DISK)
+    def header_of(self, file: CachedFile) -> FileHeader | None:
+        """Return what a file says of itself; None if it cannot be used."""
+        if file.header is None:
+            self._is_right(file, partial(self._learn, file))
+        return file.header
+
+    def _learn(self, file: CachedFile, opened: OpenedFile) -> None:
+        if opened.header.parent != file.parent:
+            raise HurtFile("key")
+        file.header = opened.header
+
+    def _is_right(self, file: CachedFile, use: Callable[[OpenedFile], None]) -> bool:
+        """Open a file and use it. A file that is hurt is removed and counted."""
+        try:
+            with opened_file(file.path(self._folder.path), *file.name) as opened:
+                use(opened)
+        except HurtFile as error:
+            self._reject(file, error.reason)
+        except (ValueError, TypeError):  # what it says of itself makes no sense
+            self._reject(file, "header")
+        except OSError:
+            self._reject(file, "unreadable")
+        else:
+            return True
+        return False
+
+    def _reject(self, file: CachedFile, reason: str) -> None:
+        self._metrics.rejected[reason] += 1
+        if reason != "missing" and not self._has_told_hurt:
+            self._has_told_hurt = True
+            self._say(
+                f"A file of the disk tier cannot be used ({reason}) and is removed: what it held is computed "
+                "anew. Others like it are counted under rejected_files of /stats."
+            )
+        self._folder.remove(file)
+        self._folder.count()

@@ -1,0 +1,365 @@
+"""Choose what is written to the disk tier, and when.
+
+Pages are written when they were used twice, when nobody has used them for a while, when they are evicted, and
+at the end. States are written when nobody has used them for a while, and at the end. What a client has given
+up is as right as anything else, and its client often comes back, so it is written too; but not when it is
+evicted, unless another sequence has used it since. Nothing of a sequence that failed is written: it is not in
+the store.
+
+Owned by the engine thread.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
+
+from start_llm.cache.buffers import Outgoing, outgoing
+from start_llm.cache.disk.page_file import FileHeader
+from start_llm.cache.pages import Checkpoint, Page, PageRun, SequenceCache, page_key
+from start_llm.core.thread_owners import ENGINE, owned_by
+
+if TYPE_CHECKING:
+    from start_llm.cache.arrays import KVSlice, StateSnapshot
+    from start_llm.cache.disk.disk_index import CachedFile, DiskIndex, FileName
+    from start_llm.cache.disk.disk_tier import DiskAccess
+    from start_llm.cache.disk.disk_worker import Reader
+    from start_llm.cache.layers import Layers
+    from start_llm.cache.page_store import PageStore
+
+_LOOK_S, _LOOK_WHEN_BUSY_S = 1.0, 5.0
+"""Seconds between two looks for what is to be written, which take some milliseconds."""
+_COPY_SHARE = 0.01
+"""Share of the time in which requests are running that may be spent on copying pages."""
+_IDLE_WHEN_TIGHT_S = 2.0
+"""Seconds without use after which pages are written while memory is short."""
+_TOKEN_NS = 1000
+"""Of what was used together, the end is older by this much for each token, and goes first."""
+_MOST_STATES = 6
+"""States up to and including a new one, of one conversation on the disk."""
+_MOST_READ = 32
+"""Files that were not read since the start and are read for one that is written."""
+
+type Writable = Page | Checkpoint | SequenceCache
+"""Something that can be written: a page, a checkpoint, or the end of an idle sequence cache."""
+
+
+class _Candidate(NamedTuple):
+    """Something that may be written.
+
+    Attributes:
+        due: seconds on the cache's clock.
+        last_used: of it and of all that follows, so that no end is written before its beginning.
+        end: tokens up to its end.
+    """
+
+    due: float
+    last_used: float
+    end: int
+    item: Writable
+
+
+@owned_by(ENGINE)
+class WriteBack:
+    """Hands pages and states of a store to the disk tier, one at a time.
+
+    Args:
+        is_tight: memory is short: what is not written soon will be evicted.
+        clock: the cache's clock, in seconds.
+    """
+
+    def __init__(
+        self,
+        access: DiskAccess,
+        layers: Layers,
+        store: PageStore,
+        *,
+        is_tight: Callable[[], bool],
+        clock: Callable[[], float],
+    ) -> None:
+        self._tier = access.tier
+        self._idle_s = access.idle_s
+        self._shape = access.shape
+        self._layers = layers
+        self._store = store
+        self._is_tight = is_tight
+        self._clock = clock
+        self._due: list[Writable] = []
+        self._last_look = -math.inf
+        self._next_due = 0.0
+        self._not_before = 0.0
+
+    # -------------------------------------------------------------------------------------------------- when
+
+    def offer(self, *, is_busy: bool) -> None:
+        """Hand over what is due, as far as the disk thread can take it now.
+
+        Args:
+            is_busy: requests are running; then little of the time is spent on this.
+        """
+        if self._tier.pause_left_s:
+            self._due.clear()  # its items hold memory
+        while self._tier.can_take and not (is_busy and time.perf_counter() < self._not_before):
+            item = self._next(_LOOK_WHEN_BUSY_S if is_busy else _LOOK_S)
+            if item is None:
+                return
+            began = time.perf_counter()
+            self._write(item)
+            now = time.perf_counter()
+            self._not_before = now + (now - began) / _COPY_SHARE
+
+    def seconds_until_due(self) -> float | None:
+        """Return the seconds after which `offer` should be called again; None if something else will come
+        first: a request, or the news that the disk thread has written a file.
+        """
+        if not self._tier.is_on or self._tier.is_full:
+            return None
+        if self._due:
+            return max(self._tier.pause_left_s, _LOOK_S)
+        if not self._next_due:
+            return self._tier.pause_left_s or None
+        return max(self._next_due - self._clock(), self._tier.pause_left_s, _LOOK_S)
+
+    def note_change(self) -> None:
+        """Look for what is to be written when nothing else runs: a sequence has ended."""
+        self._last_look = min(self._last_look, self._clock() - _LOOK_S)
+
+    def flush(self, patience_s: float) -> None:
+        """Write everything that is not on the disk yet, the conversations that were used last first."""
+        end = time.perf_counter() + patience_s
+        self._write_all(end)
+        if self._tier.wait_for_checks(end - time.perf_counter()):
+            self._write_all(end)
+
+    def _write_all(self, end: float) -> None:
+        """Write what is not on the disk yet, until this time of `time.perf_counter`."""
+        self._due = self._candidates(idle_s=0)
+        while self._due and time.perf_counter() < end:
+            if self._tier.wait_for_room(end - time.perf_counter()):
+                self._tier.release_written()
+                item = self._due.pop()
+                if self._is_writable(item):
+                    self._write(item)
+            elif not self._tier.is_full:
+                return
+
+    def save(self, victim: Writable) -> None:
+        """Hand something over that is about to be evicted, if it is worth it and there is room."""
+        if _is_given_up(victim) or not self._is_writable(victim):
+            return
+        if self._tier.can_take:
+            self._write(victim)
+        elif self._tier.is_on:
+            self._tier.metrics.note_lost()
+
+    def has(self, item: Writable) -> bool:
+        """Return whether it is on the disk, or will be."""
+        return self._tier.has(self._name(item))
+
+    def is_spare(self, item: Writable) -> bool:
+        """Return whether losing it costs little: it is on the disk, or its client gave it up."""
+        return _is_given_up(item) or self.has(item)
+
+    def touch(self, path: Sequence[Page]) -> None:
+        """Record that memory has served these pages, so that the disk does not take them for unused."""
+        files = [file for page in path if (file := self._tier.index.get("pages", page.key))]
+        if files:
+            self._tier.touch(files)
+
+    def _next(self, look_s: float) -> Writable | None:
+        now = self._clock()
+        if not self._due and now >= self._last_look + look_s:
+            self._last_look = now
+            idle_s = min(self._idle_s, _IDLE_WHEN_TIGHT_S) if self._is_tight() else self._idle_s
+            self._due = self._candidates(idle_s)
+        while self._due:
+            item = self._due.pop()
+            if self._is_writable(item):
+                return item
+        return None
+
+    def _candidates(self, idle_s: float) -> list[Writable]:
+        """Return what is due, the last first: conversations that were used last, by position."""
+        found = [one for one in self._all(idle_s) if self._is_writable(one.item)]
+        self._tier.verify_later(self._unread())
+        now = self._clock()
+        later = [one.due for one in found if one.due > now]
+        self._next_due = min(later, default=0.0)
+        due = [one for one in found if one.due <= now]
+        return [one.item for one in sorted(due, key=lambda one: (one.last_used, -one.end))]
+
+    def _unread(self) -> Iterator[CachedFile]:
+        """Yield the files that nobody has read since the start, though memory has their content.
+
+        It was computed because a file on the way to them was hurt, and they may be hurt as well.
+        """
+        for item in (*self._store.tree.pages(), *self._store.checkpoints, *self._store.seq_caches):
+            file = self._tier.index.get(*self._name(item))
+            if file and not file.is_verified:
+                yield file
+
+    def _all(self, idle_s: float) -> Iterator[_Candidate]:
+        last_uses = self._last_uses()
+        for page, last_used in last_uses.items():
+            due = page.last_used + (idle_s if page.uses < 2 else 0)
+            yield _Candidate(due, last_used, page.end, page)
+        for one in self._store.seq_caches:
+            yield _Candidate(one.last_used + idle_s, one.last_used, len(one.tokens), one)
+        for one in self._store.checkpoints:
+            last_used = max(one.last_used, last_uses.get(one.page, 0))
+            yield _Candidate(one.last_used + idle_s, last_used, one.position, one)
+
+    def _last_uses(self) -> dict[Page, float]:
+        """Return when each page, or anything that follows it, was used last."""
+        pages = list(self._store.tree.pages())
+        latest = {page: page.last_used for page in pages}
+        for page in reversed(pages):  # children come before their parents
+            behind = [one.last_used for one in (*page.checkpoints, *page.seq_caches)]
+            latest[page] = max(latest[page], *behind, 0)
+            if page.parent in latest:
+                latest[page.parent] = max(latest[page.parent], latest[page])
+        return latest
+
+    def _is_writable(self, item: Writable) -> bool:
+        """Return whether it is worth writing, can be read now, and is not on the disk."""
+        match item:
+            case Page():
+                is_readable = self._store.tree.has(item) and _is_at_rest(item.holder)
+            case Checkpoint():
+                is_readable = self._store.is_evictable(item)
+            case SequenceCache():
+                is_readable = self._store.is_evictable(item) and self._has_end(item)
+        return is_readable and not self.has(item)
+
+    def _has_end(self, seq_cache: SequenceCache) -> bool:
+        """Return whether anything is after its pages: tokens, or a state."""
+        return self._layers.has_state or len(seq_cache.tokens) > seq_cache.end_page.end
+
+    # -------------------------------------------------------------------------------------------------- what
+
+    def _name(self, item: Writable) -> FileName:
+        match item:
+            case Page():
+                return "pages", item.key
+            case Checkpoint():
+                return "states", page_key(item.page.key, item.tail)
+            case SequenceCache():
+                kind = "states" if self._layers.has_state else "pages"
+                return kind, page_key(item.end_page.key, item.tokens[item.end_page.end :])
+
+    def _write(self, item: Writable) -> None:
+        parent, tokens, content, numbers = self._content(item)
+        kind, key = self._name(item)
+        is_packed = kind == "pages" and self._shape.is_packed(parent.end)
+        form = self._layers.kv_format_tag if is_packed else ""
+        header = FileHeader(kind, key, parent.key, tokens, content.tensors, numbers, form)
+        superseded = (
+            partial(_shorter, header)
+            if kind == "pages"
+            else partial(_states_beyond, _steps(parent, tokens), self._store.tree.page_size)
+        )
+        self._tier.write(header, content, self._used_ns(item, parent), superseded)
+
+    def _used_ns(self, item: Writable, parent: Page) -> int:
+        """Return when it was last used, in wall time; never later than what is before it on its path."""
+        last_used = item.last_used if parent.parent is None else min(item.last_used, parent.last_used)
+        return int((time.time() - (self._clock() - last_used)) * 1e9) - parent.end * _TOKEN_NS
+
+    def _content(self, item: Writable) -> tuple[Page, tuple[int, ...], Outgoing, tuple[tuple[int, ...], ...]]:
+        """Return the page before it, its tokens, its tensors and its numbers."""
+        match item:
+            case Page():
+                if item.parent is None or item.holder is None:
+                    raise ValueError("a root, or a page whose KV is lost, cannot be written")
+                part = self._store.part(item.holder, item.start, item.end)
+                return item.parent, item.tokens, outgoing(self._layers.page(part, item.start)), ()
+            case Checkpoint():
+                state, page = cast("StateSnapshot", item.state), item.page
+                tail = cast("KVSlice | None", item.tail_cut)
+                kv = self._layers.copied(tail.part(0, len(item.tail))) if tail else self._shape.nothing()
+                return page, item.tail, outgoing(kv, state), _numbers(state)
+            case SequenceCache():
+                page = item.end_page
+                tokens = tuple(item.tokens[page.end :])
+                kv = self._end(item.caches, page.end, len(item.tokens)) if tokens else self._shape.nothing()
+                state = self._layers.state(item.caches) if self._layers.has_state else None
+                return page, tokens, outgoing(kv, state), _numbers(state) if state else ()
+
+    def _end(self, caches: list[Any], start: int, end: int) -> KVSlice:
+        """Return the tokens after the last full page: beside a state as they are, else as a page."""
+        if self._layers.has_state:
+            return self._layers.cut(caches, start, end)
+        return self._layers.page(self._layers.borrow(caches, start, end), start)
+
+
+def _shorter(header: FileHeader, index: DiskIndex, _: Reader) -> list[CachedFile]:
+    """Return the shorter pages that a new one begins with."""
+    return [
+        file
+        for file in index.after("pages", header.parent)
+        if file.header
+        and len(file.header.tokens) < len(header.tokens)
+        and header.tokens[: len(file.header.tokens)] == file.header.tokens
+    ]
+
+
+def _steps(page: Page | None, tail: tuple[int, ...]) -> list[tuple[bytes, tuple[int, ...]]]:
+    """Return the keys on a path, the root's first, each with the tokens that follow there."""
+    steps: list[tuple[bytes, tuple[int, ...]]] = []
+    while page is not None:
+        steps.append((page.key, tail))
+        page, tail = page.parent, page.tokens
+    return steps[::-1]
+
+
+type _Path = Sequence[tuple[bytes, tuple[int, ...]]]
+"""The keys on the way to a state, each with the tokens that follow there."""
+
+
+def _states_beyond(path: _Path, page_size: int, index: DiskIndex, header_of: Reader) -> list[CachedFile]:
+    """Return the states before a new one that are too many beside it.
+
+    The first one stays, because other conversations share it, and so does the last one: where the new one
+    is the end of a reply, a client that changes the reply goes on from the end of its prompt. Of the others
+    those go that save the fewest tokens. States of other conversations do not count.
+
+    Args:
+        path: to the new state.
+    """
+    end = (len(path) - 1) * page_size + len(path[-1][1])
+    found = _states_on(path, page_size, index, header_of)
+    states = sorted((one for one in found if one[0] < end), key=lambda one: one[0])
+    beyond: list[CachedFile] = []
+    while len(states) >= _MOST_STATES:
+        saved = {place: states[place][0] - states[place - 1][0] for place in range(1, len(states) - 1)}
+        beyond.append(states.pop(min(saved, key=lambda place: saved[place]))[1])
+    return beyond
+
+
+def _states_on(
+    path: _Path, page_size: int, index: DiskIndex, header_of: Reader
+) -> Iterator[tuple[int, CachedFile]]:
+    """Yield the states on a path, each with the tokens up to it. Reads what was not read since the start."""
+    left = _MOST_READ
+    for depth, (key, tokens) in enumerate(path):
+        for file in index.after("states", key):
+            left -= file.header is None
+            header = file.header or (header_of(file) if left >= 0 else None)
+            if header and header.tokens == tokens[: len(header.tokens)]:
+                yield depth * page_size + len(header.tokens), file
+
+
+def _is_given_up(item: Writable) -> bool:
+    """Return whether a client gave it up, and nobody else has used it."""
+    return not item.uses if isinstance(item, Page) else getattr(item, "is_given_up", False)
+
+
+def _numbers(state: StateSnapshot) -> tuple[tuple[int, ...], ...]:
+    return tuple(numbers for _, numbers in state.leaves)
+
+
+def _is_at_rest(holder: PageRun | SequenceCache | None) -> bool:
+    return isinstance(holder, PageRun) or (holder is not None and not holder.is_active)

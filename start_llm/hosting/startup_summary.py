@@ -1,0 +1,132 @@
+"""The lines that the server prints when it is ready: what it serves, and how to use it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+from collections.abc import Collection, Iterator
+
+from start_llm.audit.call_round_trip import unread_call
+from start_llm.audit.subject import AuditedModel
+from start_llm.config.paths import DEMO_MODEL, program
+from start_llm.core.chat import ChatRequest, Json, Message
+from start_llm.core.errors import RequestError
+from start_llm.core.family import Family
+from start_llm.engine.self_test import BatchVerdict
+from start_llm.launch.client_menu import suggested
+from start_llm.launch.clients import CLIENTS
+from start_llm.launch.suitability import unsuited_clients
+from start_llm.models.device import this_device
+from start_llm.models.footprint import Footprint
+from start_llm.models.loader import LoadedModel
+from start_llm.prompt.adapt import needed
+from start_llm.prompt.prepare import Preparer
+from start_llm.prompt.template_audit.audit import described
+from start_llm.server.status import ModelCard
+from start_llm.telemetry.metrics import CacheMetrics, KVAtRest
+
+type Row = tuple[str, str]
+"""A title and its text."""
+
+
+def model_rows(card: ModelCard, footprint: Footprint, family: Family, preparer: Preparer) -> list[Row]:
+    """Return the rows about the model: its template with all adaptations, its layers, device and memory."""
+    device = this_device()
+    return [
+        ("model", card.id),
+        ("family", f"{family.name} ({card.model_type})"),
+        ("template", "; ".join([described(preparer.facts), *needed(preparer.facts)])),
+        ("layers", ", ".join(f"{count} {kind}" for kind, count in footprint.layers.items())),
+        ("device", f"{device.kind} ({device.name}), {_size(device.usable_bytes)} of memory"),
+        ("memory", f"weights {_size(footprint.weights_bytes)} of {_size(card.budget_bytes)}"),
+    ]
+
+
+def cache_text(metrics: CacheMetrics, kv: KVAtRest) -> str:
+    if not metrics.budget_bytes:
+        return "off"
+    quantised = f", pages {kv.mode}" if kv.is_quantized else ""
+    return f"up to {_size(metrics.budget_bytes)}{quantised}"
+
+
+def images_text(model: LoadedModel) -> str:
+    if model.vision:
+        return f"up to {model.vision.processor.max_tokens:,} tokens each"
+    return f"none: {model.blind_reason}" if model.blind_reason else "none"
+
+
+def batch_text(batch: int, verdict: BatchVerdict) -> str:
+    return f"{batch} at once" if verdict.batches else f"one after another: {verdict.reason}"
+
+
+def _size(count: int) -> str:
+    return f"{count / 2**30:,.1f} GiB" if count >= 2**30 else f"{count / 2**20:,.1f} MiB"
+
+
+def notes(card: ModelCard, model: AuditedModel) -> Iterator[str]:
+    """Yield what a user has to know beforehand: this is the demo model, or nothing reads its calls."""
+    if card.id == DEMO_MODEL.name:
+        yield (
+            "\n  This is the demo model: it says what it is, says a word after you, calls a tool that "
+            "you name,\n  and passes on its result. Choose a real one with --model."
+        )
+    if told := unread_call(model):
+        yield f"\n  No reader knows how this model writes calls; an agent gets them as text: {told!r}"
+
+
+def unsuited_by(model: AuditedModel, window: int) -> dict[str, str]:
+    """Return the coding clients that do not suit a model, and why."""
+
+    def count(system: str, description: str) -> int | None:
+        function: Json = {"name": "read", "description": description, "parameters": {"type": "object"}}
+        messages = (Message(role="system", content=system), Message(role="user", content="Hello"))
+        tools = ({"type": "function", "function": function},) if description else ()
+        try:
+            return len(model.prompt(ChatRequest(messages=messages, tools=tools)).tokens.ids)
+        except RequestError:
+            return None
+
+    return unsuited_clients(window, count) if model.tokenizer.has_chat_template else {}
+
+
+def paste_lines(
+    url: str, model: str, unsuited: Collection[str], *, asks_key: bool
+) -> list[tuple[str, list[str]]]:
+    """Return what to do next, by purpose, as lines to paste. They name an API key's variable, not the key.
+
+    Args:
+        unsuited: the coding clients that do not suit the model.
+    """
+    key = '"$MLX_API_KEY"' if asks_key else "local"
+    suited = ", ".join(name for name in CLIENTS if name not in unsuited) or "none suits this model"
+    others = [f"# {', '.join(unsuited)}: not with this model, see {program()} clients"] if unsuited else []
+    return [
+        ("Next, open the status page and a chat in a browser:", [f"{url}/"]),
+        ("Or ask from a shell:", _curl_lines(url, model, asks_key=asks_key)),
+        (
+            "Or set a client of OpenAI's API:",
+            [f"export OPENAI_BASE_URL={url}/v1", f"export OPENAI_API_KEY={key}", f"# model: {model}"],
+        ),
+        (
+            f"Or start a coding client ({suited}) in the folder to work in:",
+            [shlex.join([program(), *_suggested(url, unsuited)]), *others],
+        ),
+    ]
+
+
+def _suggested(url: str, unsuited: Collection[str]) -> list[str]:
+    words = suggested(os.environ, unsuited)
+    return [words[0], "--base-url", url, words[1]] if words[0] == "launch" else words
+
+
+def _curl_lines(url: str, model: str, *, asks_key: bool) -> list[str]:
+    """Return a command in lines that are shorter than 80 columns, if address and name let them be."""
+    chat = '"stream": true, "messages": [{"role": "user", "content": "Hello"}]'
+    body = f'{{"model": {json.dumps(model, ensure_ascii=False)},\n{chat}}}'
+    return [
+        f"curl -N {url}/v1/chat/completions \\",
+        *(['  -H "Authorization: Bearer $MLX_API_KEY" \\'] if asks_key else []),
+        "  -H 'Content-Type: application/json' \\",
+        *(f"  {line}" for line in f"-d {shlex.quote(body)}".splitlines()),
+    ]

@@ -1,0 +1,69 @@
+"""Resolves the name of a model (a folder or a Hugging Face repository) to a folder on disk."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from start_llm.core.errors import HubError, ModelError
+from start_llm.library.hub import REPOSITORY, Hub
+from start_llm.library.progress import Progress, ProgressLine
+from start_llm.models.weight_files import missing_files
+
+
+def resolve(name: str, hub: Hub | None = None) -> Path:
+    """Return the model folder for `name`; download missing files and show the progress.
+
+    Raises:
+        ModelError: `name` is neither a folder nor a repository, or the download failed.
+    """
+    folder = as_path(name)
+    if folder.is_dir():
+        return folder.resolve()
+    if not REPOSITORY.fullmatch(name):
+        raise ModelError(
+            f"MODEL_PATH={name!r}: no such folder, and not the name of a repository (owner/name)."
+        )
+    hub = hub or Hub()
+    try:
+        return pull(name, hub, Progress())
+    except ModelError as error:
+        if (whole := on_disk(name, hub)) is not None:
+            return whole
+        if not isinstance(error, HubError):
+            raise
+        raise ModelError(
+            f"The model {name!r} is not on this machine, and the network did not give it: {error} "
+            "Start again to resume the download, or name a folder with --model."
+        ) from error
+
+
+def pull(repo_id: str, hub: Hub, progress: Progress) -> Path:
+    """Download what is missing of a repository, show the progress, and return its folder.
+
+    Raises:
+        ModelError: see `Hub.describe` and `Hub.fetch`.
+    """
+    line = ProgressLine(progress, sys.stderr)
+    progress.on_piece = line.update
+    try:
+        return hub.fetch(hub.describe(repo_id), progress)
+    finally:
+        if progress.received_bytes:
+            line.end()
+
+
+def on_disk(repo_id: str, hub: Hub) -> Path | None:
+    """Return the snapshot of a repository; None if there is none, or files are missing."""
+    folder = hub.snapshot(repo_id)
+    if folder is None or not (folder / "config.json").is_file() or missing_files(folder):
+        return None
+    return folder
+
+
+def as_path(name: str) -> Path:
+    try:
+        return Path(name).expanduser()
+    except RuntimeError:
+        # `~name` without such a user: treat it as the literal name of a folder.
+        return Path(name)

@@ -1,0 +1,1 @@
+"""Finds out, once at load, what a chat template does."""

@@ -1,0 +1,218 @@
+"""Finds the form in which a template shows all of a tool: it renders the tool and looks for its words.
+
+Templates that do not print a tool's JSON schema leave parts of it out, or refuse what they do not expect.
+What is not shown is told in the tool's description.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from functools import cached_property
+
+from start_llm.core.chat import Json
+from start_llm.core.errors import InvalidRequest
+from start_llm.prompt.template import Rendering, TemplateMessage, TemplateTokenizer
+from start_llm.prompt.template_audit.facts import TemplateFacts
+
+type Tool = Mapping[str, Json]
+type Function = dict[str, Json]
+
+_NAMED = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})
+_INSIDE = frozenset(
+    {"items", "prefixItems", "contains", "additionalProperties", "not", "anyOf", "oneOf", "allOf"}
+    | {"if", "then", "else", "propertyNames"}
+)
+_SAYS_NOTHING = frozenset({"type", "required", "$schema", "strict"})
+_SHOWN_BY_VALUE = frozenset({"description", "title", "enum", "const"})
+"""Keywords that a template may leave out if it shows their values."""
+_NO_ARGUMENTS: Mapping[str, Json] = {"type": "object", "properties": {}}
+_QUESTION: TemplateMessage = {"role": "user", "content": "?"}
+_NO_SYSTEM: TemplateMessage = {"role": "system", "content": ""}
+_ANY_TIME = datetime(2000, 1, 1, tzinfo=UTC)
+_NOTHING: Function = {"name": "ꙮ", "description": "ꙮ", "parameters": {**_NO_ARGUMENTS, "required": []}}
+"""A function whose words are in no other."""
+_MAX_KNOWN = 4096
+
+
+class ToolForms:
+    """The forms of tools for one template. Safe to use from any thread.
+
+    A tool's form depends on the tool and the template alone, so it is found once.
+    """
+
+    def __init__(self, tokenizer: TemplateTokenizer, facts: TemplateFacts) -> None:
+        self._tokenizer = tokenizer
+        self._takes_tools = facts.takes_tools
+        self._talk = (_NO_SYSTEM, _QUESTION) if facts.tools_need_system else (_QUESTION,)
+        self._known: dict[str, Tool] = {}
+
+    def shown(self, tools: Sequence[Tool]) -> tuple[Tool, ...]:
+        """Return the tools as the template needs them."""
+        return tuple(map(self._form_of, tools)) if self._takes_tools else tuple(tools)
+
+    def _form_of(self, tool: Tool) -> Tool:
+        function = tool.get("function")
+        if not isinstance(function, dict):
+            return tool
+        key = json.dumps(tool)
+        if key not in self._known:
+            if len(self._known) >= _MAX_KNOWN:
+                self._known.clear()
+            self._known[key] = {**tool, "function": self._shown(function)}
+        return self._known[key]
+
+    def _shown(self, function: Function) -> Function:
+        """Return the first form that shows everything; else the first of those that hide the least."""
+        best, hidden = function, math.inf
+        for form in _forms(function):
+            text = self._rendered(form)
+            count = self._hidden(text, function) if text else math.inf
+            if count < hidden:
+                best, hidden = form, count
+            if not hidden:
+                break
+        return best
+
+    def _rendered(self, function: Function) -> str:
+        """Return the prompt with this function alone; empty if the template refuses it."""
+        tool: Tool = {"type": "function", "function": function}
+        rendering = Rendering(self._tokenizer, (tool,), {}, _ANY_TIME.strftime)
+        try:
+            return rendering.text(self._talk, add_generation_prompt=True)
+        except InvalidRequest:
+            return ""
+
+    @cached_property
+    def _without(self) -> str:
+        """The prompt with a function that says nothing."""
+        return self._rendered(_NOTHING)
+
+    def _hidden(self, text: str, function: Function) -> int:
+        """Return how many words of the function the text does not have as often as the function has them."""
+        said = list(_said(function))
+        told = "\n".join(said)
+        return sum(
+            _count(text, word) - _count(self._without, word) < told.count(word)
+            for word in dict.fromkeys(said)
+        )
+
+
+def is_changed(tool: Tool, form: Tool) -> tuple[bool, bool]:
+    """Return whether a form fills what its tool leaves out, and whether its description tells the schema."""
+    before, after = (json.dumps(one.get("function")) for one in (tool, form))
+    tells = _TOLD in after and _TOLD not in before
+    return before != after and not tells, tells
+
+
+def _count(text: str, word: str) -> int:
+    escaped = (json.dumps(word, ensure_ascii=ascii_only)[1:-1] for ascii_only in (False, True))
+    return max(map(text.count, {word, *escaped}))
+
+
+# ------------------------------------------------------------------------------------------- what is said
+
+
+def _said(function: Function) -> Iterator[str]:
+    yield from _texts(function.get("name"))
+    yield from _texts(function.get("description"))
+    yield from _words(function.get("parameters"))
+
+
+def _words(schema: Json) -> Iterator[str]:
+    """Yield the words of a schema: names of arguments, values, and keywords that say something."""
+    if not isinstance(schema, dict):
+        return
+    for keyword, value in schema.items():
+        if keyword in _NAMED and isinstance(value, dict):
+            yield from value
+            yield from (word for inner in value.values() for word in _words(inner))
+        elif keyword in _INSIDE:
+            for inner in value if isinstance(value, list) else [value]:
+                yield from _words(inner)
+        elif keyword not in _SAYS_NOTHING:
+            yield from () if keyword in _SHOWN_BY_VALUE else (keyword,)
+            yield from _texts(value)
+
+
+def _texts(value: Json) -> Iterator[str]:
+    """Yield the texts and numbers in a value, texts line by line."""
+    match value:
+        case str():
+            yield from filter(None, map(str.strip, value.splitlines()))
+        case bool() | None:
+            return
+        case int() | float():
+            yield json.dumps(value)
+        case list():
+            yield from (text for inner in value for text in _texts(inner))
+        case _:
+            yield from (text for pair in value.items() for inner in pair for text in _texts(inner))
+
+
+# -------------------------------------------------------------------------------------------------- forms
+
+_TOLD = "Parameters in full, as a JSON schema: "
+
+
+def _forms(function: Function) -> Iterator[Function]:
+    """Yield forms of a function, from the function itself to its name and a description that tells all."""
+    filled = _filled(function)
+    described = {**filled, "parameters": _described(filled["parameters"])}
+    forms: list[Function] = []
+    for form in (function, filled, described):
+        forms += [form] if form not in forms else []
+    yield from forms
+    if not isinstance(function.get("parameters"), dict):
+        return
+    schema = json.dumps(function["parameters"], ensure_ascii=False)
+    told: Function = {"description": f"{function.get('description') or ''} {_TOLD}{schema}".lstrip()}
+    yield from ({**form, **told} for form in forms)
+    yield {**described, **told, "parameters": _plain(described["parameters"])}
+    yield {**described, **told, "parameters": dict(_NO_ARGUMENTS)}
+
+
+def _filled(function: Function) -> Function:
+    parameters = function.get("parameters")
+    given = parameters if isinstance(parameters, dict) else {}
+    return {
+        **function,
+        "description": function.get("description") or "",
+        "parameters": {**_NO_ARGUMENTS, "required": [], **given},
+    }
+
+
+def _described(schema: Json) -> Json:
+    """Return the schema with a description, empty if need be, for each argument at any depth."""
+    return _with_arguments(
+        schema, lambda one: _described({**one, "description": one.get("description") or ""})
+    )
+
+
+def _plain(schema: Json) -> Json:
+    """Return the schema with nothing but a type and a description for each argument."""
+    return _with_arguments(
+        schema, lambda one: {"type": _plain_type(one), "description": one.get("description") or ""}
+    )
+
+
+def _with_arguments(schema: Json, change: Callable[[dict[str, Json]], Json]) -> Json:
+    properties = schema.get("properties") if isinstance(schema, dict) else None
+    if not isinstance(schema, dict) or not isinstance(properties, dict):
+        return schema
+    changed: dict[str, Json] = {
+        name: change(inner) if isinstance(inner, dict) else change({}) for name, inner in properties.items()
+    }
+    return {**schema, "properties": changed}
+
+
+def _plain_type(schema: Mapping[str, Json]) -> str:
+    """Return the first type that the schema allows, beside null."""
+    alternatives = schema.get("anyOf") or schema.get("oneOf")
+    kinds = schema.get("type")
+    if kinds is None and isinstance(alternatives, list):
+        kinds = [one.get("type") for one in alternatives if isinstance(one, dict)]
+    known = kinds if isinstance(kinds, list) else [kinds]
+    return next((one for one in known if isinstance(one, str) and one != "null"), "string")

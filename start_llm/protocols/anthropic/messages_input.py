@@ -1,0 +1,265 @@
+"""Converts Anthropic's `system`, `messages` and `tools` to our types.
+
+Unknown parts are not refused, because clients react to a refusal by changing their prompt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from start_llm.core.chat import Json, Message, ToolCall
+from start_llm.protocols.content import TOOL_REFERENCE, text_or_note
+from start_llm.protocols.fields import Fields
+from start_llm.protocols.image_parts import ImageParser, question_among
+from start_llm.protocols.seal import Sealed
+from start_llm.protocols.tool_types import anthropic_tool_type, is_vendor_block
+from start_llm.protocols.vendor_outputs import vendor_text
+
+type Opener = Callable[[str], Sealed | None]
+"""Returns the contents of our signature; None if we did not create it."""
+type ToolSchemas = tuple[Mapping[str, Json], ...]
+
+_BETWEEN_SYSTEM_BLOCKS = "\n\n"
+"""Begins each block on a new line, because a client's block may end without a line break (lesson 18)."""
+_BETWEEN_BLOCKS_OF_A_RESULT = "\n"
+"""The tool returned them as separate blocks."""
+_FAILED = "[The call failed]\n"
+_TEXT, _IMAGE, _CALL, _RESULT = "text", "image", "tool_use", "tool_result"
+_TOLD_REASONING, _HIDDEN_REASONING = "thinking", "redacted_thinking"
+_FUNCTION_TYPES = (None, "custom")
+
+
+def read_conversation(body: Fields, open_reasoning: Opener, images: ImageParser) -> tuple[Message, ...]:
+    """Return the system text and the messages, in the client's order.
+
+    Raises:
+        InvalidRequest: no messages, an unknown role, content that is neither text nor blocks, an image in
+            the newest question that cannot be shown.
+    """
+    items = list(body.objects("messages"))
+    if not items:
+        raise body.fail("messages", "must be an array with at least one message")
+    images.make_room(body, items)
+    newest = question_among([item.value("role") for item in items])
+    reading = _Reading(open_reasoning, images)
+    read = (
+        message
+        for index, item in enumerate(items)
+        for message in _messages(item, replace(reading, is_newest_user=index == newest))
+    )
+    return (*_system(body, reading), *read)
+
+
+def read_tools(body: Fields) -> tuple[ToolSchemas, ToolSchemas]:
+    """Return function schemas in the format of chat templates. Tools that Anthropic runs are left out.
+
+    Anthropic's client tools have their published schemas. Tools with `defer_loading` come second. They are
+    not part of the prefix, so adding one does not change it.
+    """
+    tools: list[Mapping[str, Json]] = []
+    late: list[Mapping[str, Json]] = []
+    for tool in body.objects("tools"):
+        schema = _function(tool) if tool.text("type") in _FUNCTION_TYPES else _client_tool(tool)
+        if schema is not None:
+            (late if tool.boolean("defer_loading") else tools).append(schema)
+    return tuple(tools), tuple(late)
+
+
+def _client_tool(tool: Fields) -> dict[str, Json] | None:
+    """Return the schema of a tool that Anthropic defines and the client runs; None if Anthropic runs it."""
+    kind = anthropic_tool_type(tool.required_text("type"))
+    if kind.runs != "client":
+        return None
+    schema = kind.schema
+    width, height = tool.value("display_width_px"), tool.value("display_height_px")
+    if width is not None and height is not None:
+        schema["description"] = f"{kind.description} The screen has {width} x {height} pixels."
+    return {"type": "function", "function": {"name": tool.text("name") or kind.name, **schema}}
+
+
+def _function(tool: Fields) -> dict[str, Json]:
+    function: dict[str, Json] = {"name": tool.required_text("name")}
+    description, schema = tool.text("description"), tool.object("input_schema")
+    if description is not None:
+        function["description"] = description
+    if schema is not None:
+        function["parameters"] = dict(schema.data)
+    return {"type": "function", "function": function}
+
+
+@dataclass(frozen=True, slots=True)
+class _Reading:
+    """Reads the blocks of a message.
+
+    Attributes:
+        is_newest_user: the message is the newest one of the user.
+        refuses_images: an image that cannot be shown is refused; otherwise it becomes a note.
+    """
+
+    open_reasoning: Opener
+    images: ImageParser
+    is_newest_user: bool = False
+    refuses_images: bool = False
+
+    def joined(self, blocks: Sequence[Fields]) -> str:
+        """Return the joined text: blocks are equivalent to one string."""
+        return "".join(map(self.text_of, blocks))
+
+    def text_of(self, block: Fields) -> str:
+        """Return the text of a block for the model."""
+        kind = block.required_text("type")
+        if kind == _IMAGE:
+            return self.images.read(block, is_refused=self.refuses_images)
+        if is_vendor_block(kind):
+            return vendor_text(kind, block.data)
+        read = _TEXTS.get(kind)
+        return read(block, self) if read is not None else text_or_note(block, kind)
+
+
+def _messages(item: Fields, reading: _Reading) -> Iterator[Message]:
+    name = item.required_text("role")
+    read = ROLES.get(name)
+    if read is None:
+        raise item.fail("role", f"is {name!r}; it must be one of {', '.join(ROLES)}")
+    return read(_blocks(item, "content"), reading)
+
+
+def _system(body: Fields, reading: _Reading) -> Iterator[Message]:
+    """Yield one message for all blocks of the system text."""
+    texts = [reading.text_of(block) for block in _blocks(body, "system")]
+    if any(texts):
+        yield Message(role="system", content=_BETWEEN_SYSTEM_BLOCKS.join(text for text in texts if text))
+
+
+def _system_in_place(blocks: Sequence[Fields], reading: _Reading) -> Iterator[Message]:
+    yield Message(role="system", content=reading.joined(blocks))
+
+
+def _question(blocks: Sequence[Fields], reading: _Reading) -> Iterator[Message]:
+    """Yield a message per tool result, in the order sent, then the user's text."""
+    results, said = _parted(blocks, _RESULT)
+    for result in results:
+        yield _result(result, reading)
+    text = replace(reading, refuses_images=reading.is_newest_user and not results).joined(said)
+    if text or not results:
+        yield Message(role="user", content=text)
+
+
+def _result(block: Fields, reading: _Reading) -> Message:
+    blocks = _blocks(block, "content")
+    failed = _FAILED if block.boolean("is_error") else ""
+    references, _ = _parted(blocks, TOOL_REFERENCE)
+    return Message(
+        role="tool",
+        content=failed + _BETWEEN_BLOCKS_OF_A_RESULT.join(filter(None, map(reading.text_of, blocks))),
+        tool_call_id=block.text("tool_use_id"),
+        tool_references=tuple(reference.required_text("tool_name") for reference in references),
+    )
+
+
+def _reply(blocks: Sequence[Fields], reading: _Reading) -> Iterator[Message]:
+    """Yield one message. Only calls separated the texts of the reply, so they are joined directly."""
+    calls, others = _parted(blocks, _CALL)
+    reasoning_texts, said = _parted(others, _TOLD_REASONING, _HIDDEN_REASONING)
+    found = [_reasoning(one, reading.open_reasoning) for one in reasoning_texts]
+    yield Message(
+        role="assistant",
+        content=reading.joined(said),
+        reasoning="".join(one.reasoning for one in found) or None,
+        tool_calls=tuple(map(_call, calls)),
+        reply_name=next((one.reply_name for one in found if one.reply_name), ""),
+    )
+
+
+ROLES: Mapping[str, Callable[[Sequence[Fields], _Reading], Iterator[Message]]] = {
+    "user": _question,
+    "assistant": _reply,
+    "system": _system_in_place,
+    "developer": _system_in_place,
+}
+
+
+def _call(block: Fields) -> ToolCall:
+    arguments = block.object("input")
+    return ToolCall(
+        id=block.text("id") or "",
+        name=block.required_text("name"),
+        arguments=arguments.data if arguments else {},
+    )
+
+
+def _reasoning(block: Fields, open_reasoning: Opener) -> Sealed:
+    """Return the sealed reasoning if the signature is ours and the client has not edited it.
+
+    Otherwise return the client's text. Reasoning hidden by another server cannot be read.
+    """
+    is_hidden = block.value("type") == _HIDDEN_REASONING
+    told = "" if is_hidden else block.text("thinking") or ""
+    sealed = open_reasoning(block.text("data" if is_hidden else "signature") or "")
+    return sealed.unless_edited(told) if sealed else Sealed(told, "")
+
+
+# ------------------------------------------------------------------------------------------------- blocks
+
+
+def _blocks(holder: Fields, name: str) -> list[Fields]:
+    """Return the blocks of a content. A string is one text block."""
+    value = holder.value(name)
+    if isinstance(value, str):
+        return [Fields({"type": _TEXT, "text": value}, holder.path_of(name))]
+    if value is not None and not isinstance(value, list):
+        raise holder.expected(name, "a string or an array of blocks")
+    return list(holder.objects(name))
+
+
+def _parted(blocks: Sequence[Fields], *kinds: str) -> tuple[list[Fields], list[Fields]]:
+    """Return the blocks of these types, and the others."""
+    chosen = [block for block in blocks if block.required_text("type") in kinds]
+    return chosen, [block for block in blocks if block.value("type") not in kinds]
+
+
+def _required_text(block: Fields, _: _Reading) -> str:
+    text = block.text("text")
+    if text is None:
+        raise block.fail("text", "is required and must be a string")
+    return text
+
+
+def _document(block: Fields, reading: _Reading) -> str:
+    """Return the document on separate lines: title, context and text."""
+    source = block.object("source")
+    title = block.text("title")
+    text = _source_text(source, reading) if source else None
+    if text is None:
+        return f"[document{f' {title}' if title else ''}: this model reads text alone]\n"
+    lines = [f"[document{f': {title}' if title else ''}]", block.text("context"), text]
+    return "".join(f"{line}\n" for line in lines if line)
+
+
+def _source_text(source: Fields, reading: _Reading) -> str | None:
+    """Return the text of a source, or None if it has none."""
+    match source.value("type"):
+        case "text":
+            return source.text("data") or ""
+        case "content":
+            return reading.joined(_blocks(source, "content"))
+        case _:
+            return None
+
+
+def _search_result(block: Fields, reading: _Reading) -> str:
+    lines = [
+        f"[search result: {block.text('title') or ''}]",
+        block.text("source"),
+        reading.joined(_blocks(block, "content")),
+    ]
+    return "".join(f"{line}\n" for line in lines if line)
+
+
+_TEXTS: Mapping[str, Callable[[Fields, _Reading], str]] = {
+    _TEXT: _required_text,
+    TOOL_REFERENCE: lambda *_: "",
+    "document": _document,
+    "search_result": _search_result,
+}

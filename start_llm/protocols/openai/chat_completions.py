@@ -1,0 +1,286 @@
+"""Implements POST /v1/chat/completions."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+
+from start_llm.core.chat import ChatRequest, Json, JsonAnswer, OutputConstraint
+from start_llm.core.events import (
+    CallArguments,
+    CallEnded,
+    CallStarted,
+    Content,
+    Finished,
+    Output,
+    Reasoning,
+)
+from start_llm.core.sampling import Range
+from start_llm.protocols.base import (
+    FrameTemplate,
+    ModelFacts,
+    ParsedRequest,
+    RequestContext,
+    SSEFrame,
+    new_id,
+    openai_error,
+)
+from start_llm.protocols.custom_tools import CustomInput, custom_input
+from start_llm.protocols.effort import read_thinking
+from start_llm.protocols.fields import Fields
+from start_llm.protocols.image_parts import ImageParser
+from start_llm.protocols.logprobs import chat_logprobs
+from start_llm.protocols.openai.chat_input import (
+    OWN_TYPES,
+    continues_reply,
+    read_custom_tools,
+    read_messages,
+    read_tools,
+    tool_names,
+)
+from start_llm.protocols.openai.constraints import read_answer, read_form
+from start_llm.protocols.openai.hosted_tools import answered_elsewhere, demanded_tool, tools_elsewhere
+from start_llm.protocols.openai.options import (
+    UNSUPPORTED_FIELDS,
+    read_options,
+    read_stream,
+    refuse_unsupported,
+)
+from start_llm.protocols.openai.usage import closing_frames, usage_json
+from start_llm.protocols.sessions import conversation_id, lineage, session_id
+from start_llm.protocols.template_options import read_template_options
+
+_TOP_LOGPROBS = Range(0, 20)
+
+
+def parse(body: Fields, headers: Mapping[str, str], context: RequestContext) -> ParsedRequest:
+    """Parse a chat completion request. Transport-only fields are dropped here."""
+    model = context.model
+    refuse_unsupported(body, UNSUPPORTED_FIELDS)
+    stream, include_usage = read_stream(body)
+    top_logprobs = body.integer("top_logprobs", _TOP_LOGPROBS) or 0
+    wants_logprobs = body.boolean("logprobs")
+    tools, late_tools = read_tools(body)
+    custom_tools = read_custom_tools(body)
+    names = tool_names((*tools, *late_tools))
+    elsewhere = tools_elsewhere(body, names, lambda tool: tool.value("type") not in OWN_TYPES)
+    images = ImageParser(context.model.images, context.tenant)
+    messages = read_messages(body, images)
+    request = ChatRequest(
+        messages=messages,
+        continues_reply=continues_reply(body, messages),
+        images=images.images,
+        tools=tools,
+        late_tools=late_tools,
+        grammars=tuple(grammar for grammar in custom_tools.values() if grammar),
+        form=_read_form(body, names, custom_tools, elsewhere),
+        thinking=read_thinking(body),
+        template_options=read_template_options(body),
+        options=read_options(
+            body, vocabulary=model.vocabulary, top_logprobs=top_logprobs if wants_logprobs else None
+        ),
+        session_id=session_id(body, headers),
+        conversation_id=conversation_id(body, headers),
+        lineage=lineage(body),
+    )
+    reply = ChatReply(
+        requested_model=body.text("model") or model.id,
+        model=model,
+        include_usage=include_usage,
+        with_token_ids=body.boolean("return_token_ids"),
+        with_logprobs=wants_logprobs,
+        custom_tools=frozenset(custom_tools),
+    )
+    demanded = demanded_tool(body, names, elsewhere)
+    return answered_elsewhere(ParsedRequest(request, reply, stream), demanded, context)
+
+
+def _read_form(
+    body: Fields, names: Collection[str], custom_tools: Collection[str], elsewhere: Collection[str]
+) -> OutputConstraint:
+    guided = body.object("guided_json")  # vLLM's name for the schema of an answer
+    answer = read_answer(body.object("response_format"), nested="json_schema")
+    if answer is None and guided is not None:
+        answer = JsonAnswer(schema=guided.data, field=guided.path)
+    return read_form(
+        body,
+        names,
+        answer=answer,
+        name_of=partial(_chosen_name, custom_tools),
+        elsewhere=elsewhere,
+    )
+
+
+def _chosen_name(custom_tools: Collection[str], tool: Fields) -> str | None:
+    kind = tool.required_text("type")
+    chosen = tool.object(kind) if kind in ("function", "custom") else None
+    if chosen is None:
+        return None
+    name = chosen.required_text("name")
+    return name if kind == "function" or name in custom_tools else None
+
+
+@dataclass(slots=True)
+class CustomCall:
+    """A call of a custom tool that is being written."""
+
+    index: int
+    input: CustomInput = field(default_factory=CustomInput)
+
+
+@dataclass(slots=True)
+class ChatReply:
+    """Encodes one chat completion.
+
+    Attributes:
+        custom_tools: the names of the tools whose calls have a text instead of arguments.
+    """
+
+    requested_model: str
+    model: ModelFacts
+    include_usage: bool
+    with_token_ids: bool
+    with_logprobs: bool
+    custom_tools: Collection[str] = ()
+    id: str = field(default_factory=lambda: new_id("chatcmpl-"))
+    created: int = field(default_factory=lambda: int(time.time()))
+    _frame_templates: Mapping[type[Output], FrameTemplate] = field(init=False)
+    _custom_call: CustomCall | None = None
+
+    def __post_init__(self) -> None:
+        self._frame_templates = {
+            Content: FrameTemplate(lambda text: self._data({"content": text})),
+            Reasoning: FrameTemplate(lambda text: self._data({"reasoning_content": text})),
+        }
+
+    def opening(self, prompt_tokens: int) -> Iterable[SSEFrame]:  # noqa: ARG002 - told at the end
+        yield self._chunk({"role": "assistant", "content": ""})
+
+    def keep_alive(self) -> SSEFrame:
+        # LiteLLM drops chunks whose delta is empty (lesson 36).
+        return self._chunk({"annotations": []})
+
+    def output(self, event: Output) -> Iterable[SSEFrame]:
+        if isinstance(event, Content | Reasoning) and not (self.with_token_ids or self.with_logprobs):
+            return [self._frame_templates[type(event)].frame(event.text)] if event.text else []
+        custom = self._custom_delta(event)
+        delta = self._delta(event) if custom is None else custom
+        more = self._details([event])
+        return [self._chunk(delta, **more)] if delta or more else []
+
+    def _delta(self, event: Output) -> dict[str, Json]:
+        """Return the message delta of an event; empty if the event changes nothing."""
+        match event:
+            case Content(text):
+                return {"content": text} if text else {}
+            case Reasoning(text):
+                return {"reasoning_content": text}
+            case CallStarted(index, name, call_id):
+                function: dict[str, Json] = {"name": name, "arguments": ""}
+                head: dict[str, Json] = {"index": index, "id": f"call{call_id}", "type": "function"}
+                return {"tool_calls": [{**head, "function": function}]}
+            case CallArguments(index, text):
+                return {"tool_calls": [{"index": index, "function": {"arguments": text}}]}
+            case CallEnded():
+                return {}
+
+    def _custom_delta(self, event: Output) -> dict[str, Json] | None:
+        """Return the message delta of an event of a custom call; None for all other events."""
+        match event:
+            case CallStarted(index, name, call_id) if name in self.custom_tools:
+                self._custom_call = CustomCall(index)
+                custom: Json = {"name": name, "input": ""}
+                head: dict[str, Json] = {"index": index, "id": f"call{call_id}", "type": "custom"}
+                return {"tool_calls": [{**head, "custom": custom}]}
+            case CallArguments(text=text) if self._custom_call:
+                return _custom_text(self._custom_call, self._custom_call.input.feed(text))
+            case CallEnded() if self._custom_call:
+                return self._end_custom_call()
+            case _:
+                return None
+
+    def _end_custom_call(self) -> dict[str, Json]:
+        """Return the message delta with the rest of the open custom call, if one is open."""
+        call, self._custom_call = self._custom_call, None
+        return _custom_text(call, call.input.finish()) if call else {}
+
+    def _details(self, events: list[Output]) -> dict[str, Json]:
+        """Return the requested token ids and log-probabilities of every token, including markup."""
+        details: dict[str, Json] = {}
+        if self.with_token_ids:
+            details["token_ids"] = [token for event in events for token in event.tokens]
+        if self.with_logprobs:
+            entries = (entry for event in events for entry in event.logprobs)
+            details["logprobs"] = chat_logprobs(entries, self.model.token_bytes)
+        return details
+
+    def closing(self, end: Finished) -> Iterable[SSEFrame]:
+        rest = self._end_custom_call()
+        if rest:
+            yield self._chunk(rest)
+        head = self._head("chat.completion.chunk")
+        choice = _choice({}, end.reason)
+        yield from closing_frames(head, choice, end.usage, include_usage=self.include_usage)
+
+    def failure(self, message: str) -> SSEFrame:
+        return SSEFrame(openai_error(message, kind="server_error"))
+
+    def whole(self, events: list[Output], end: Finished) -> Mapping[str, Json]:
+        choice: dict[str, Json] = {
+            "index": 0,
+            "message": self._message(events),
+            "finish_reason": end.reason,
+            "logprobs": None,
+            **self._details(events),
+        }
+        return {**self._head("chat.completion"), "choices": [choice], "usage": usage_json(end.usage)}
+
+    def _message(self, events: list[Output]) -> dict[str, Json]:
+        message: dict[str, Json] = {
+            "role": "assistant",
+            "content": "".join(event.text for event in events if isinstance(event, Content)),
+            "refusal": None,
+        }
+        reasoning = "".join(event.text for event in events if isinstance(event, Reasoning))
+        if reasoning:
+            # Clients use either name.
+            message |= {"reasoning_content": reasoning, "reasoning": reasoning}
+        calls = [self._call(event, events) for event in events if isinstance(event, CallStarted)]
+        return {**message, "tool_calls": calls} if calls else message
+
+    def _call(self, start: CallStarted, events: list[Output]) -> Json:
+        fragments = [
+            event.text for event in events if isinstance(event, CallArguments) and event.index == start.index
+        ]
+        arguments = "".join(fragments)
+        if start.name in self.custom_tools:
+            custom: Json = {"name": start.name, "input": custom_input(arguments)}
+            return {"id": f"call{start.id}", "type": "custom", "custom": custom}
+        function: Json = {"name": start.name, "arguments": arguments}
+        return {"id": f"call{start.id}", "type": "function", "function": function}
+
+    def _head(self, kind: str) -> dict[str, Json]:
+        return {
+            "id": self.id,
+            "object": kind,
+            "created": self.created,
+            "model": self.requested_model,
+            "system_fingerprint": self.model.id,
+        }
+
+    def _chunk(self, delta: dict[str, Json], **more: Json) -> SSEFrame:
+        return SSEFrame(self._data(delta, **more))
+
+    def _data(self, delta: dict[str, Json], **more: Json) -> Mapping[str, Json]:
+        choices: list[Json] = [_choice(delta, **more)]
+        return {**self._head("chat.completion.chunk"), "choices": choices}
+
+
+def _custom_text(call: CustomCall, text: str) -> dict[str, Json]:
+    return {"tool_calls": [{"index": call.index, "custom": {"input": text}}]} if text else {}
+
+
+def _choice(delta: dict[str, Json], finish_reason: str | None = None, /, **more: Json) -> dict[str, Json]:
+    return {"index": 0, "delta": delta, "finish_reason": finish_reason, **more}

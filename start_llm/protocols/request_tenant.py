@@ -1,0 +1,66 @@
+"""Determines whose a request is.
+
+The tenant is a digest of the API key. All requests without a key share one. The proxy sends its own key, and
+signs the tenant and the program of each request that it forwards; nobody else is believed.
+"""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from start_llm.access.backend_secret import WARM_UP_HEADER, BackendSecret, Caller
+from start_llm.access.client_name import client_name
+from start_llm.access.tenants import key_of, tenant_of_key
+
+
+@dataclass(frozen=True, slots=True)
+class Tenants:
+    """Separates tenants.
+
+    Args:
+        secret: shared with the proxy; None without a proxy.
+        apart: if False, all requests belong to one tenant.
+    """
+
+    secret: BackendSecret | None = None
+    apart: bool = True
+
+    def caller(self, headers: Mapping[str, str], method: str, path: str) -> Caller:
+        """Return who sent a request. What the proxy has not signed is the sender's own: its key and program.
+
+        Args:
+            headers: with lower-case names.
+            path: of the request; a query behind it does not matter.
+        """
+        signed = None
+        if self.secret and self.is_proxy(headers):
+            signed = self.secret.caller(headers, method, path.partition("?")[0])
+        return signed or Caller(tenant_of_key(key_of(headers)), client_name(headers))
+
+    def of(self, headers: Mapping[str, str], method: str, path: str) -> bytes:
+        """Return the tenant of a request, as `caller` tells it."""
+        return self.caller(headers, method, path).tenant.encode() if self.apart else b""
+
+    def is_proxy(self, headers: Mapping[str, str]) -> bool:
+        """Return True if the request has the proxy's key.
+
+        Args:
+            headers: with lower-case names.
+        """
+        return self.secret is not None and _equal(
+            tenant_of_key(key_of(headers)), tenant_of_key(self.secret.api_key)
+        )
+
+    def is_warm_up(self, headers: Mapping[str, str]) -> bool:
+        """Return True if this server sent the request itself, to find out whether the proxy answers.
+
+        Args:
+            headers: with lower-case names.
+        """
+        return self.secret is not None and _equal(headers.get(WARM_UP_HEADER, ""), self.secret.warm_up)
+
+
+def _equal(given: str, own: str) -> bool:
+    return hmac.compare_digest(given.encode(errors="surrogateescape"), own.encode())

@@ -1,0 +1,354 @@
+"""Stores the exact tokens that were computed for each prefix of a conversation: the session turn store.
+
+A *node* stands for a canonical prefix. A *variant* is one token sequence that a model read or wrote for it. A
+node has several variants if the same visible conversation was computed with different reasoning.
+
+Keys are derived from content, so a fork, a retry or a sub-agent gets its own branch. Nothing that is written
+changes what another conversation finds: what earlier servers enforced with a strict-append guard holds by
+construction.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+import threading
+import time
+from array import array
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from start_llm.core.canonical import CanonicalKey
+from start_llm.storage.database import DatabaseRow, DatabaseTable
+from start_llm.storage.database_file import UNREADABLE
+from start_llm.telemetry.metrics import TranscriptMetrics
+from start_llm.transcripts.guard import Claims, MessageDetails
+from start_llm.transcripts.rows import VariantRow
+
+_MAX_VARIANTS = 32
+_SHRUNK_TO = 0.9
+_LOOKS_IN_AN_AGE = 10
+_TOKEN, _TOKEN_BYTES = "I", 4
+_VARIANT_BYTES = 400
+"""Approximate size of a variant without its tokens."""
+_TEXT_BYTES = 64
+"""Approximate size of a text without its characters."""
+
+
+class PrefixNode(NamedTuple):
+    """The end of a message: key of the prefix, index of its last message, number of its tokens."""
+
+    key: CanonicalKey
+    depth: int
+    length: int
+
+
+@dataclass(eq=False, slots=True)
+class Variant:
+    """Tokens up to the end of one message, stored as the difference from a parent.
+
+    Attributes:
+        key: key of the node.
+        depth: index of the message.
+        delta: the tokens after the parent's.
+        length: number of tokens, the parent's included.
+        details: details of the messages after the parent's.
+        claims: evidence of whose tokens these are.
+        session: session that computed them last.
+        number: names it in the database; greater than the parent's.
+        children: variants that build on this one, by `id()`.
+    """
+
+    key: CanonicalKey
+    depth: int
+    parent: Variant | None
+    delta: array[int]
+    length: int
+    details: tuple[MessageDetails, ...]
+    claims: Claims
+    session: str
+    last_used: float
+    number: int = 0
+    children: dict[int, Variant] = field(default_factory=dict[int, "Variant"])
+
+    @property
+    def nbytes(self) -> int:
+        """Size in bytes. Texts of details count in full, although the variants of a request share them."""
+        said = (text for one in self.details for item in one.omitted for text in (item.text, item.said))
+        told = (text for one in self.details for _, text in one.told if text)
+        return _TOKEN_BYTES * len(self.delta) + _VARIANT_BYTES + sum(map(_text_bytes, (*said, *told)))
+
+    def path(self) -> list[Variant]:
+        """Return this variant and its ancestors, the first message first."""
+        found: list[Variant] = [self]
+        while (parent := found[-1].parent) is not None:
+            found.append(parent)
+        return found[::-1]
+
+    def all_details(self) -> tuple[MessageDetails, ...]:
+        """Return the reading of each message up to this one."""
+        return tuple(reading for variant in self.path() for reading in variant.details)
+
+    def tokens(self) -> array[int]:
+        """Return all tokens from the first message on."""
+        whole = array(_TOKEN)
+        for variant in self.path():
+            whole.extend(variant.delta)
+        return whole
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TranscriptLimits:
+    """Limits of the store.
+
+    Attributes:
+        max_bytes: size of all variants.
+        cache_ttl_s: seconds without use after which a variant is removed; 0: never.
+    """
+
+    max_bytes: int
+    cache_ttl_s: float = 0
+
+
+@dataclass(slots=True)
+class TranscriptStore:
+    """Variants by the key of their node. Safe to use from any thread.
+
+    Attributes:
+        table: keeps them for the next process.
+    """
+
+    limits: TranscriptLimits
+    clock: Callable[[], float] = time.monotonic
+    metrics: TranscriptMetrics = field(default_factory=TranscriptMetrics)
+    table: DatabaseTable | None = None
+    _numbers: Iterator[int] = field(default_factory=itertools.count)
+    _nodes: dict[CanonicalKey, list[Variant]] = field(default_factory=dict[CanonicalKey, "list[Variant]"])
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _next_look: float = 0
+
+    def __post_init__(self) -> None:
+        if self.table is not None:
+            self._load(self.table)
+
+    def at(self, key: CanonicalKey) -> tuple[Variant, ...]:
+        """Return all variants of a prefix."""
+        with self._lock:
+            return tuple(self._nodes.get(key, ()))
+
+    def use(self, variant: Variant) -> None:
+        """Mark a variant and its ancestors as used now."""
+        with self._lock:
+            now = self.clock()
+            for one in variant.path():
+                one.last_used = now
+            if self.table is not None:
+                self.table.touch(_row_key(variant.number))
+
+    def add(
+        self,
+        place: PrefixNode,
+        tokens: array[int],
+        details: Sequence[MessageDetails],
+        *,
+        parent: Variant | None = None,
+        claims: Claims,
+        session: str = "",
+    ) -> Variant:
+        """Add the tokens of a prefix. If an equal variant exists, update and return that one.
+
+        Args:
+            place: the prefix; `tokens` may be longer.
+            details: for each message up to the prefix's end its reading; there may be more.
+            parent: variant of a shorter prefix, with whose tokens these begin.
+            claims: evidence of whose tokens these are.
+            session: session that computed them.
+        """
+        with self._lock:
+            parent = parent if parent and self._is_kept(parent) else None
+            start, first = (parent.length, parent.depth + 1) if parent else (0, 0)
+            new = tuple(details[first : place.depth + 1])
+            delta = tokens[start : place.length]
+            variant = self._same(place.key, parent, delta, new)
+            if variant is None:
+                variant = Variant(
+                    key=place.key,
+                    depth=place.depth,
+                    parent=parent,
+                    delta=delta,
+                    length=place.length,
+                    details=new,
+                    claims=claims.copy(),
+                    session=session,
+                    last_used=self.clock(),
+                    number=next(self._numbers),
+                )
+                self._write(variant)
+                self._put(variant)
+                self._forget_some()
+                return variant
+            variant.last_used, variant.session = self.clock(), session
+            variant.claims.add(claims)
+            self._write(variant)
+            return variant
+
+    def _load(self, table: DatabaseTable) -> None:
+        """Add the variants of the table. One whose parent is missing is rejected, so its children are too."""
+        loaded: dict[int, Variant] = {}
+        now, last = self.clock(), -1
+        for row in sorted(table.rows()):
+            last = int.from_bytes(row.key, "big")
+            variant = _variant(row, last, loaded, now)
+            if variant is None:
+                table.reject(row.key)
+            else:
+                loaded[last] = variant
+        self._numbers = itertools.count(last + 1)
+        # `use` has marked whole paths, but only the row of the last variant.
+        for variant in reversed(loaded.values()):
+            if variant.parent:
+                variant.parent.last_used = max(variant.parent.last_used, variant.last_used)
+        for variant in loaded.values():
+            if variant.parent is None or self._is_kept(variant.parent):
+                self._put(variant)
+            else:
+                table.reject(_row_key(variant.number))
+        self._forget_some()
+
+    def _write(self, variant: Variant) -> None:
+        if self.table is not None:
+            self.table.put(_row_key(variant.number), _row(variant))
+
+    def _is_kept(self, variant: Variant) -> bool:
+        return any(one is variant for one in self._nodes.get(variant.key, ()))
+
+    def _same(
+        self,
+        key: CanonicalKey,
+        parent: Variant | None,
+        delta: array[int],
+        details: tuple[MessageDetails, ...],
+    ) -> Variant | None:
+        for one in self._nodes.get(key, ()):
+            if one.parent is parent and one.delta == delta and one.details == details:
+                return one
+        return None
+
+    def _put(self, variant: Variant) -> None:
+        variants = self._nodes.setdefault(variant.key, [])
+        variants.append(variant)
+        if variant.parent:
+            variant.parent.children[id(variant)] = variant
+        self.metrics.nbytes += variant.nbytes
+        self.metrics.variants += 1
+        self.metrics.nodes = len(self._nodes)
+        if len(variants) > _MAX_VARIANTS:
+            self._forget_with_children(min(variants[:-1], key=lambda one: one.last_used))
+
+    def _forget_with_children(self, variant: Variant) -> None:
+        after = [variant]
+        for one in after:
+            after += one.children.values()
+        for one in reversed(after):
+            self._forget(one)
+
+    def _forget(self, variant: Variant) -> None:
+        """Remove a variant that no other one builds on."""
+        variants = self._nodes[variant.key]
+        variants.remove(variant)
+        if not variants:
+            del self._nodes[variant.key]
+        if variant.parent:
+            del variant.parent.children[id(variant)]
+        self._delete(variant)
+        self.metrics.nbytes -= variant.nbytes
+        self.metrics.variants -= 1
+        self.metrics.nodes = len(self._nodes)
+        self.metrics.forgotten += 1
+
+    def _delete(self, variant: Variant) -> None:
+        if self.table is not None:
+            self.table.delete(_row_key(variant.number))
+            if variant.parent:
+                # The use of the parent may so far be told by this row alone.
+                idle_s = self.clock() - variant.parent.last_used
+                self.table.touch(_row_key(variant.parent.number), idle_s=idle_s)
+
+    def _forget_some(self) -> None:
+        """Remove variants that are too old; above the byte limit remove the least recently used down to 90 %.
+
+        Only leaves are removed, never a variant that others build on.
+        """
+        limits, now = self.limits, self.clock()
+        is_over = self.metrics.nbytes > limits.max_bytes
+        if not is_over and not (limits.cache_ttl_s and now >= self._next_look):
+            return
+        self._next_look = now + limits.cache_ttl_s / _LOOKS_IN_AN_AGE
+        oldest = now - limits.cache_ttl_s if limits.cache_ttl_s else -math.inf
+        enough = _SHRUNK_TO * limits.max_bytes if is_over else limits.max_bytes
+        heap = [(one.last_used, id(one), one) for one in self._leaves()]
+        heapq.heapify(heap)
+        while heap and (heap[0][0] < oldest or self.metrics.nbytes > enough):
+            leaf = heapq.heappop(heap)[2]
+            self._forget(leaf)
+            if leaf.parent and not leaf.parent.children:
+                heapq.heappush(heap, (leaf.parent.last_used, id(leaf.parent), leaf.parent))
+
+    def _leaves(self) -> Iterator[Variant]:
+        return (one for variants in self._nodes.values() for one in variants if not one.children)
+
+
+def _row_key(number: int) -> bytes:
+    return number.to_bytes(8, "big")
+
+
+def _row(variant: Variant) -> bytes:
+    return VariantRow(
+        key=variant.key,
+        depth=variant.depth,
+        length=variant.length,
+        parent=variant.parent.number if variant.parent else None,
+        session=variant.session,
+        claims=variant.claims,
+        details=variant.details,
+        delta=variant.delta,
+    ).encode()
+
+
+def _variant(row: DatabaseRow, number: int, loaded: Mapping[int, Variant], now: float) -> Variant | None:
+    """Return the variant of a row, or None if it cannot be used.
+
+    Args:
+        loaded: the variants with smaller numbers.
+    """
+    try:
+        read = VariantRow.decode(row.value)
+        parent = None if read.parent is None else loaded[read.parent]
+    except UNREADABLE:
+        return None
+    start, first = (parent.length, parent.depth + 1) if parent else (0, 0)
+    if (read.length, read.depth) != (start + len(read.delta), first + len(read.details) - 1):
+        return None
+    return Variant(
+        key=read.key,
+        depth=read.depth,
+        parent=parent,
+        delta=read.delta,
+        length=read.length,
+        details=read.details,
+        claims=read.claims,
+        session=read.session,
+        last_used=now - row.idle_s,
+        number=number,
+    )
+
+
+def _text_bytes(text: str) -> int:
+    """Return the same size for a text whenever it is asked.
+
+    `sys.getsizeof` does not: it counts the UTF-8 form too, from the moment that something has asked for it.
+    """
+    width = 1 if text.isascii() else 2 if max(text) <= "\uffff" else 4
+    return _TEXT_BYTES + width * len(text)

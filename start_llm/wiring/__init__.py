@@ -1,0 +1,1 @@
+"""Translates the settings into the arguments of each part."""

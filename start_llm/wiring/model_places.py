@@ -1,0 +1,107 @@
+"""Finds the models that the settings name, and says which one is served."""
+
+from __future__ import annotations
+
+import platform
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from start_llm.config.paths import DEMO_MODEL, from_root
+from start_llm.config.settings import Settings
+from start_llm.core.errors import SettingsError
+from start_llm.library.download import resolve
+from start_llm.library.downloads import Downloads
+from start_llm.library.folders import Library, Place, models_in, places
+from start_llm.library.hub import Hub
+from start_llm.library.model_dir import chosen_model
+from start_llm.library.shelf import Shelf
+from start_llm.library.well_known import DEFAULT_APPLE_MODEL
+from start_llm.models.model_names import name_of
+from start_llm.wiring.memory_plan import own_machine
+
+
+def model_places(settings: Settings, hub: Hub) -> tuple[Place, ...]:
+    """Return the folders in which models are.
+
+    Raises:
+        SettingsError: MODEL_DIR is no folder.
+    """
+    return places(DEMO_MODEL.parent, _model_dir(settings), hub)
+
+
+def _model_dir(settings: Settings) -> Path | None:
+    return _folder("MODEL_DIR", settings.model_dir)
+
+
+def adapter_dir(settings: Settings) -> Path | None:
+    """Return the folder below which adapters are.
+
+    Raises:
+        SettingsError: ADAPTER_DIR is no folder.
+    """
+    return _folder("ADAPTER_DIR", settings.adapter_dir)
+
+
+def _folder(variable: str, path: str | None) -> Path | None:
+    folder = from_root(path) if path else None
+    if folder and not folder.is_dir():
+        raise SettingsError(f"{variable}={path!r}: no such folder.")
+    return folder
+
+
+def make_shelf(settings: Settings, loaded: Callable[[], Sequence[tuple[str, Path]]]) -> Shelf:
+    """Return the library for the server's endpoints.
+
+    Args:
+        loaded: returns names and folders of the loaded models, first of the one that answers by default.
+    """
+    hub, machine = Hub(), own_machine(settings)
+    library = Library(
+        model_places(settings, hub), machine, serving=lambda: [folder for _, folder in loaded()]
+    )
+    return Shelf(library, machine, hub, Downloads(hub), loaded)
+
+
+def model_name(settings: Settings) -> str:
+    """Return the model to serve: the user's choice, else the default of this platform.
+
+    Raises:
+        ModelError: MODEL_DIR does not say which.
+        SettingsError: MODEL_DIR is no folder.
+    """
+    if folder := _model_dir(settings):
+        return chosen_model(folder, settings.model_path)
+    if settings.model_path:
+        return settings.model_path
+    return DEFAULT_APPLE_MODEL if is_apple_silicon() else str(DEMO_MODEL)
+
+
+def model_folders(settings: Settings) -> dict[str, Path]:
+    """Return the folders of the models that requests can name, by id: those of MODEL_DIR."""
+    folder = _model_dir(settings)
+    return models_in(folder) if folder else {}
+
+
+def more_models(settings: Settings, known: Mapping[str, Path]) -> dict[str, Path]:
+    """Return the folders of all models by id, those of MORE_MODELS added. What is missing is downloaded.
+
+    Args:
+        known: the folders of all other models.
+
+    Raises:
+        ModelError: one is neither a folder nor a repository, or its download failed.
+        SettingsError: two models would have the same id.
+    """
+    found = dict(known)
+    for folder in map(resolve, settings.more_models):
+        if found.setdefault(name_of(folder), folder) != folder:
+            raise SettingsError(
+                f"MORE_MODELS: two models are called {name_of(folder)!r}, and requests could not tell which "
+                "they name. Rename the folder of one."
+            )
+    return found
+
+
+def is_apple_silicon() -> bool:
+    return sys.platform == "darwin" and platform.machine() == "arm64"
