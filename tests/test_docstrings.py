@@ -17,7 +17,6 @@ PACKAGE = ROOT / "start_llm"
 GUIDES = [ROOT / "docs" / "ARCHITECTURE.md", ROOT / "CLAUDE.md", *sorted((ROOT / ".claude/rules").iterdir())]
 FOREIGN = {
     "NaN": "JSON's",
-    "except": "Python's",
     "Infinity": "JSON's",
     "pyo3_runtime.PanicException": "what Rust's libraries raise",
     "free_memory": "of MLX' `device_info`",
