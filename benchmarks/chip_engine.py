@@ -230,8 +230,8 @@ class SimulatedEngine:
             self._loop = EngineLoop(resources, self._inbox, self.metrics, self.device.clock)
         # Nothing else in the server has to reach these two.
         if pacing.pacer is not ChunkPacer:
-            self._loop._time._pacer = pacing.pacer(pacing.time_limits.chunk_s)  # pyright: ignore[reportPrivateUsage]
-        self._loop._wait_for_steps = self.device.wait  # pyright: ignore[reportPrivateUsage]
+            self._loop.time._pacer = pacing.pacer(pacing.time_limits.chunk_s)  # pyright: ignore[reportPrivateUsage]
+        self._loop.executor.wait_for_steps = self.device.wait  # pyright: ignore[reportPrivateUsage]
 
     def _resources(
         self, network: SimulatedNetwork, max_sequences: int, time_limits: TimeLimits

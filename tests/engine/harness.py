@@ -82,10 +82,17 @@ class Watched:
         return [(event.done, event.total) for event in self.look() if isinstance(event, Prefilling)]
 
 
+def join_next(decoder: Decoder) -> None:
+    """Let the first queued sequence start, where it causes the least padding."""
+    joining = decoder.next_to_join
+    assert joining
+    decoder.join_next(decoder.partner(joining))
+
+
 def stepped(decoder: Decoder) -> list[Sampled]:
     """A step of all sequences, as the loop takes it."""
     while decoder.next_to_join:
-        decoder.join_next()
+        join_next(decoder)
     return [one for group in decoder.groups for one in group.step()]
 
 
