@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from functools import partial
@@ -49,7 +49,6 @@ class StepExecutor:
     Args:
         schedule: has the requests that wait; a part takes its own by number.
         time: is told how long prefill and decoding take.
-        clock: seconds, for the run times of sequences.
 
     Attributes:
         prefill: the prompt that is being computed.
@@ -62,13 +61,12 @@ class StepExecutor:
         schedule: Schedule,
         time: EngineTime,
         metrics: EngineMetrics,
-        clock: Callable[[], float],
     ) -> None:
         self._resources = resources
         self._schedule = schedule
         self._time = time
         self._metrics = metrics
-        self._clock = clock
+        self._clock = resources.clock
         self._reader = (
             ImageReader(resources.vision, metrics, resources.image_bytes) if resources.vision else None
         )
@@ -85,7 +83,16 @@ class StepExecutor:
     def running(self) -> list[EngineSequence]:
         return [*([self.prefill.sequence] if self.prefill else []), *self.decoder.sequences]
 
-    def execute(self, part: StepPart) -> None:
+    def execute(self, part: StepPart, at: float) -> None:
+        """Do a part of a step.
+
+        Args:
+            at: the plan's time. What is kept and evicted depends on it, and on no clock.
+        """
+        with self._clock.stopped(at):
+            self._execute(part)
+
+    def _execute(self, part: StepPart) -> None:
         match part:
             case EndRequest():
                 self._end(part)

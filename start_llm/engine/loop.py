@@ -6,7 +6,6 @@ Everything here runs on the engine thread, which owns all MLX arrays and calls `
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from functools import partial
 
 from start_llm.core.thread_owners import ENGINE, owned_by
@@ -35,30 +34,22 @@ class EngineLoop:
     """Receives what other threads put into the inbox, and makes steps: the planner decides, the executor
     does.
 
-    Args:
-        clock: Returns seconds.
-
     Attributes:
         schedule: the requests that wait.
     """
 
-    def __init__(
-        self,
-        resources: EngineResources,
-        inbox: Inbox,
-        metrics: EngineMetrics,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, resources: EngineResources, inbox: Inbox, metrics: EngineMetrics) -> None:
         self._resources = resources
         self._inbox = inbox
         self._metrics = metrics
         self._stop: StopRequest | None = None
+        self._clock = clock = resources.clock
         self.schedule = Schedule(clock)
-        self.time = EngineTime(resources, metrics, clock)
-        self.executor = StepExecutor(resources, self.schedule, self.time, metrics, clock)
+        self.time = EngineTime(resources, metrics)
+        self.executor = StepExecutor(resources, self.schedule, self.time, metrics)
         self._cache, self._failures = self.executor.cache, self.executor.failures
         disk_waits = DiskWaits(self._cache, metrics, clock)
-        self._planner = StepPlanner(resources, self.schedule, self.executor, self.time, disk_waits, clock)
+        self._planner = StepPlanner(resources, self.schedule, self.executor, self.time, disk_waits)
 
     @property
     def is_stopping(self) -> bool:
@@ -114,11 +105,11 @@ class EngineLoop:
         self._metrics.waiting = len(self.schedule)
         with self._failures.on_failure(self.executor.abandon_decoding):
             for part in self._planner.parts():
-                self.executor.execute(part)
+                self.executor.execute(part, self._clock())
         self.time.note_step(is_decoding=bool(self.executor.decoder.groups))
         with self._failures.on_failure(abandon_nothing):
             for part in self._planner.upkeep():
-                self.executor.execute(part)
+                self.executor.execute(part, self._clock())
             self._cache.tidy(_CACHE_TIDY_S)
         with self._failures.on_failure(abandon_nothing):
             self._cache.write_to_disk(is_busy=bool(self.executor.running))

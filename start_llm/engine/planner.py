@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 
 from start_llm.core.thread_owners import ENGINE, owned_by
@@ -39,7 +39,6 @@ class StepPlanner:
 
     Args:
         executor: does what is decided, before the next part is.
-        clock: seconds.
     """
 
     def __init__(
@@ -49,14 +48,13 @@ class StepPlanner:
         executor: StepExecutor,
         time: EngineTime,
         disk_waits: DiskWaits,
-        clock: Callable[[], float],
     ) -> None:
         self._resources = resources
         self._schedule = schedule
         self._executor = executor
         self._time = time
         self._disk_waits = disk_waits
-        self._clock = clock
+        self._clock = resources.clock
         self._steps = 0
 
     def parts(self) -> Iterator[StepPart]:

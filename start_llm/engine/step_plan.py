@@ -1,12 +1,15 @@
 """What a step of the engine does, as plain values: `engine.planner` decides it, `engine.executor` does it.
 
 A step is a series of parts. Each is decided when the one before it is done, because what one keeps is what
-the next may restore. Whoever has the same requests, under the same numbers, and executes the same parts
-computes the same tokens, whatever the clock says and in whatever order the requests came.
+the next may restore. Whoever has the same requests, under the same numbers, and executes the same parts at
+the same times of the plan computes, keeps and evicts the same.
 """
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 
@@ -105,3 +108,27 @@ class FreeMemory:
 
 type PrefillPart = StartRequest | LookAtImage | ComputeChunk
 type StepPart = EndRequest | PreemptRequest | PrefillPart | JoinBatch | DecodeToken | FreeMemory
+
+
+class PlanClock:
+    """The engine's time, in seconds, which the prompt cache shares. While a part is executed it stands still.
+
+    Attributes:
+        running: returns seconds, and does not stand still: what is measured is measured by it.
+    """
+
+    def __init__(self, running: Callable[[], float] = time.monotonic) -> None:
+        self.running = running
+        self._at: float | None = None
+
+    def __call__(self) -> float:
+        return self.running() if self._at is None else self._at
+
+    @contextmanager
+    def stopped(self, at: float) -> Generator[None]:
+        """Let it be `at` in the block."""
+        self._at = at
+        try:
+            yield
+        finally:
+            self._at = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from contextlib import contextmanager
 
 from start_llm.core.thread_owners import ENGINE, owned_by
@@ -17,18 +17,13 @@ class EngineTime:
     """Measures prefill and decode steps, and decides from that when to prefill and how much.
 
     Owned by the engine thread.
-
-    Args:
-        clock: seconds.
     """
 
-    def __init__(
-        self, resources: EngineResources, metrics: EngineMetrics, clock: Callable[[], float]
-    ) -> None:
+    def __init__(self, resources: EngineResources, metrics: EngineMetrics) -> None:
         self._chunk_s = resources.time_limits.chunk_s
         self._longest_chunk = resources.longest_chunk
         self._metrics = metrics
-        self._clock = clock
+        self._clock = resources.clock.running
         self._pacer = ChunkPacer(self._chunk_s)
         self._share = TimeShare(resources.time_limits.decode_share)
         self._last_step: float | None = None

@@ -876,7 +876,7 @@ def test_a_preempted_reply_is_restored_from_the_disk_too(plain: EngineResources,
         watched = engine.submit(engine_request(PROMPT, 8, boundaries=ENDS))
         engine.step_until(lambda: watched.look() and len(watched.tokens) >= 3)
         (sequence,) = engine.loop.executor.decoder.sequences
-        engine.loop.executor.execute(PreemptRequest(sequence.number, 0))
+        engine.loop.executor.execute(PreemptRequest(sequence.number, 0), 0)
         engine.cache.flush_to_disk(5)
         settled(lambda: not engine.disk.queue)
         engine.cache.shrink(10**9)
