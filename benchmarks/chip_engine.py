@@ -33,6 +33,7 @@ from start_llm.engine.inbox import Inbox
 from start_llm.engine.loop import EngineLoop
 from start_llm.engine.pacing import Chunk, ChunkPacer
 from start_llm.engine.resources import EngineResources, TimeLimits
+from start_llm.engine.step_plan import PlanClock
 from start_llm.engine.work import measure_work
 from start_llm.telemetry.metrics import CacheMetrics, EngineMetrics
 
@@ -227,23 +228,24 @@ class SimulatedEngine:
         self._streams: list[Stream] = []
         resources = self._resources(SimulatedNetwork(cost, self.device), max_sequences, pacing.time_limits)
         with mx.stream(generation_stream):
-            self._loop = EngineLoop(resources, self._inbox, self.metrics, self.device.clock)
+            self._loop = EngineLoop(resources, self._inbox, self.metrics)
         # Nothing else in the server has to reach these two.
         if pacing.pacer is not ChunkPacer:
-            self._loop._time._pacer = pacing.pacer(pacing.time_limits.chunk_s)  # pyright: ignore[reportPrivateUsage]
-        self._loop._wait_for_steps = self.device.wait  # pyright: ignore[reportPrivateUsage]
+            self._loop.time._pacer = pacing.pacer(pacing.time_limits.chunk_s)  # pyright: ignore[reportPrivateUsage]
+        self._loop.executor.wait_for_steps = self.device.wait  # pyright: ignore[reportPrivateUsage]
 
     def _resources(
         self, network: SimulatedNetwork, max_sequences: int, time_limits: TimeLimits
     ) -> EngineResources:
         scale = TOKEN_BYTES / self.cost.model.attention.token_bytes
         room = int(self.cost.free_bytes * scale)
+        clock = PlanClock(self.device.clock)
         cache = PromptCache(
             Layers(network),
             limits=EvictionLimits(budget_bytes=room),
             page_size=PAGE_TOKENS,
             metrics=CacheMetrics(),
-            clock=self.device.clock,
+            clock=clock,
         )
         return EngineResources(
             network=network,
@@ -252,6 +254,7 @@ class SimulatedEngine:
             max_sequences=max_sequences,
             batches=True,
             cache=cache,
+            clock=clock,
             time_limits=time_limits,
             measured=tried_chunks(self.cost),
             admission=Admission(room, SequenceCost(TOKEN_BYTES, state_bytes=4 * network.state_numbers)),

@@ -31,6 +31,7 @@ class NoReuse:
         _boundaries: Sequence[int],
         _repeated_tokens: int = 0,
         room: int = 0,
+        **_options: int,
     ) -> OpenedSequence:
         self._metrics.lookups += 1
         self._metrics.misses["off"] += 1
@@ -42,11 +43,14 @@ class NoReuse:
         _ids: tuple[int, ...],
         _salt: bytes,
         _boundaries: Sequence[int],
-        _repeated_tokens: int,
-        _prompt_length: int,
+        _before: SequenceCache,
         room: int = 0,
+        **_options: int,
     ) -> OpenedSequence:
         return OpenedSequence(SequenceCache(self._layers.fresh(room), self._root), (), Restored(0, "off"))
+
+    def restorable(self, _ids: tuple[int, ...], _salt: bytes) -> int:
+        return 0
 
     def peek(
         self,

@@ -64,10 +64,14 @@ class _Match(NamedTuple):
     """The match of a prompt in the cache.
 
     Attributes:
+        root: of the tree under the prompt's salt.
+        ends: of its messages, at least one token before its own.
         matched: the longest path of full pages with the prompt's tokens, with or without KV.
         ever_computed: tokens at its beginning that were computed once as these very tokens.
     """
 
+    root: Page
+    ends: tuple[int, ...]
     matched: list[Page]
     ever_computed: int
     plan: RestorePlan
@@ -130,6 +134,8 @@ class PromptCache:
         boundaries: Sequence[int],
         repeated_tokens: int = 0,
         capacity: int = 0,
+        *,
+        most: int | None = None,
     ) -> OpenedSequence:
         """Restore the longest cached prefix of `ids`, and leave at least one token to compute.
 
@@ -139,9 +145,11 @@ class PromptCache:
             repeated_tokens: prompt tokens of messages that were computed before, though perhaps rendered as
                 other tokens. Only for telling why a prompt was not restored.
             capacity: tokens that the caches should take without growing: the prompt and part of the reply.
+            most: tokens to restore at most; None: as many as there are.
         """
-        opened, plan = self._open(ids, salt, boundaries, repeated_tokens, len(ids), capacity)
-        self._note_lookup(plan, opened.restored)
+        found = self._find(ids, salt, boundaries, repeated_tokens, most)
+        opened = self._open(found, ids, len(ids), capacity)
+        self._note_lookup(found.plan, opened.restored)
         return opened
 
     def reopen(
@@ -149,52 +157,59 @@ class PromptCache:
         ids: tuple[int, ...],
         salt: bytes,
         boundaries: Sequence[int],
-        repeated_tokens: int,
-        prompt_length: int,
+        before: SequenceCache,
         capacity: int = 0,
+        *,
+        most: int | None = None,
     ) -> OpenedSequence:
-        """Restore a preempted sequence, with any reply tokens after its prompt. Counts no lookup."""
-        return self._open(ids, salt, boundaries, repeated_tokens, prompt_length, capacity)[0]
+        """Restore a preempted sequence, with any reply tokens after its prompt. Counts no lookup.
 
-    def _open(
-        self,
-        ids: tuple[int, ...],
-        salt: bytes,
-        boundaries: Sequence[int],
-        repeated_tokens: int,
-        prompt_length: int,
-        capacity: int,
-    ) -> tuple[OpenedSequence, RestorePlan]:
-        now, root = self._clock(), self._root(salt)
-        found = self._find(root, ids, boundaries, repeated_tokens)
-        plan = found.plan
+        Args:
+            before: its caches when it was preempted.
+        """
+        has_begun = len(ids) > before.prompt_length
+        repeated_tokens = len(ids) if has_begun else before.repeated_tokens
+        found = self._find(ids, salt, boundaries, repeated_tokens, most)
+        return self._open(found, ids, before.prompt_length, capacity)
+
+    def restorable(self, ids: tuple[int, ...], salt: bytes) -> int:
+        """Return how many tokens of `ids` memory can restore now."""
+        root = self._root(salt)
+        matched = self._store.tree.match(root, ids[:-1])
+        return plan_restore(root, matched, ids, has_state=self._layers.has_state).length
+
+    def _open(self, found: _Match, ids: tuple[int, ...], prompt_length: int, capacity: int) -> OpenedSequence:
+        now, plan = self._clock(), found.plan
         self._use(plan, now)
         self._metrics.cut_images += plan.is_cut
-        seq_cache = self._restorer.restore(plan, root, ids, capacity)
+        seq_cache = self._restorer.restore(plan, found.root, ids, capacity)
         seq_cache.last_used = now
-        seq_cache.boundaries = _ends(ids, boundaries)
+        seq_cache.boundaries = found.ends
         prompt_end = seq_cache.boundaries[-1] if seq_cache.boundaries else prompt_length - 1
         seq_cache.shared_prefix_length = max(seq_cache.shared_prefix_length, prompt_end)
         seq_cache.prompt_length = prompt_length
         seq_cache.repeated_tokens = max(found.ever_computed, found.restored.repeated_tokens)
-        positions = self._checkpoint_positions(seq_cache, ids, found)
-        return OpenedSequence(seq_cache, positions, found.restored), plan
+        return OpenedSequence(seq_cache, self._checkpoint_positions(seq_cache, ids, found), found.restored)
 
     def peek(
         self, ids: tuple[int, ...], salt: bytes, boundaries: Sequence[int], repeated_tokens: int = 0
     ) -> Restored:
         """Return what `open` would restore, without changing or counting anything."""
         rejected = self._store.tree.rejected_keys
-        root = self._root(salt)
-        found = self._find(root, ids, boundaries, repeated_tokens)
+        found = self._find(ids, salt, boundaries, repeated_tokens)
         self._store.tree.rejected_keys = rejected
         if self._disk_restorer is None:
             return found.restored
-        length = self._disk_restorer.length(root, found.matched, ids, found.plan.length)
+        length = self._disk_restorer.length(found.root, found.matched, ids, found.plan.length)
         return found.restored if length == found.plan.length else _with_disk(found.restored, length)
 
     def _find(
-        self, root: Page, ids: tuple[int, ...], boundaries: Sequence[int], repeated_tokens: int
+        self,
+        ids: tuple[int, ...],
+        salt: bytes,
+        boundaries: Sequence[int],
+        repeated_tokens: int,
+        most: int | None = None,
     ) -> _Match:
         """Match a prompt in memory. Four lengths of its beginning, in tokens, decide what to say about it:
 
@@ -203,9 +218,12 @@ class PromptCache:
         ever_computed       was computed once as these very tokens, and perhaps evicted since
         repeated_tokens     belongs to messages that were computed once, perhaps rendered as other tokens
         """
-        rejected = self._store.tree.rejected_keys
+        rejected, root = self._store.tree.rejected_keys, self._root(salt)
         matched = self._store.tree.match(root, ids[:-1])
         plan = plan_restore(root, matched, ids, has_state=self._layers.has_state)
+        if most is not None and most < plan.length:
+            within = [page for page in matched if page.end <= most]
+            plan = plan_restore(root, within, ids[: most + 1], has_state=self._layers.has_state)
         kept = plan.length if plan.is_cut else kept_length(root, matched, ids)
         known = self._computed_prefixes.known(matched[-1] if matched else root, ids[:-1])
         ever_computed = max(known, kept, plan.length)
@@ -219,7 +237,7 @@ class PromptCache:
             repeated_tokens=repeated_tokens,
             image_was_cut=plan.is_cut,
         )
-        return _Match(matched, ever_computed, plan, restored)
+        return _Match(root, _ends(ids, boundaries), matched, ever_computed, plan, restored)
 
     def _last_end(self, ids: tuple[int, ...], boundaries: Sequence[int], length: int) -> int:
         """Return the last end of a page or of a message within `length`; `length` if there are no messages.

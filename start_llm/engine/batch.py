@@ -355,7 +355,7 @@ class Decoder:
         if any(one is sequence for one in self._resting):
             self._resting = [one for one in self._resting if one is not sequence]
             return ReleasedCaches(sequence.layer_caches, len(sequence.tokens) - 1)
-        group = self._group_of(sequence)
+        group = self.group_of(sequence)
         if group is None:
             return ReleasedCaches([], 0)
         if len(group.sequences) == 1:
@@ -368,11 +368,11 @@ class Decoder:
         The token is None if it has not been computed. After the sequence has accepted it, the caches hold all
         of its tokens but this one.
         """
-        group = self._group_of(sequence)
+        group = self.group_of(sequence)
         sampled = group.release(sequence) if group else None
         return self.remove(sequence), sampled
 
-    def _group_of(self, sequence: EngineSequence) -> BatchGroup | None:
+    def group_of(self, sequence: EngineSequence | None) -> BatchGroup | None:
         return next(
             (group for group in self._groups if any(one is sequence for one in group.sequences)), None
         )
@@ -381,10 +381,18 @@ class Decoder:
     def next_to_join(self) -> EngineSequence | None:
         return self._resting[0] if self._resting else None
 
-    def join_next(self) -> None:
-        """Start the first queued sequence, in a group or alone. If this raises, call `drop_joining`."""
+    def partner(self, sequence: EngineSequence) -> EngineSequence | None:
+        """Return one of the group in which a sequence causes the least padding; None if it can join none."""
+        fitting = [group for group in self._groups if self._may_join(sequence, group)]
+        best = min(fitting, key=lambda group: padding(_lengths([*group.sequences, sequence])), default=None)
+        return best.sequences[0] if best else None
+
+    def join_next(self, partner: EngineSequence | None) -> None:
+        """Start the first queued sequence, in a partner's group or alone. If this raises, call
+        `drop_joining`.
+        """
         sequence = self._resting[0]
-        self._joining = self._group_for(sequence) if self._can_batch else None
+        self._joining = self.group_of(partner)
         if self._joining:
             self._joining.join(sequence)
         else:
@@ -412,13 +420,10 @@ class Decoder:
         self._resting, self._groups, self._joining = [], [], None
         return sequences
 
-    def _group_for(self, sequence: EngineSequence) -> BatchGroup | None:
-        """Return the group in which the sequence causes the least padding; None if it can join none."""
-        fitting = [group for group in self._groups if self._may_join(sequence, group)]
-        return min(fitting, key=lambda group: padding(_lengths([*group.sequences, sequence])), default=None)
-
     def _may_join(self, sequence: EngineSequence, group: BatchGroup) -> bool:
         sequences = [*group.sequences, sequence]
+        if not self._can_batch:
+            return False
         if sequence.adapters != group.adapters or any(one.excluded_from_batches for one in sequences):
             return False
         if not fits(_lengths(sequences)):

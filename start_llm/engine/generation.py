@@ -16,10 +16,14 @@ class Generation:
 
     The engine thread reads `cancelled`; the HTTP thread calls `take` and `cancel`; both call `emit`, the
     latter where the engine takes no more requests.
+
+    Attributes:
+        number: in the order in which the engine received its requests, which sets it.
     """
 
     def __init__(self, request: EngineRequest) -> None:
         self.request = request
+        self.number = 0
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._cancelled = threading.Event()
         self._is_over = False

@@ -74,15 +74,30 @@ class Prefill:
         """The image to which the next chunk belongs."""
         return self.sequence.images.span_at(self.done)
 
-    def look(self) -> bool:
-        """Make the next image ready. Returns whether the tower had to run for it, which takes its time."""
+    @property
+    def must_look(self) -> bool:
+        """True if the tower has to run for the next chunk, which takes its time. An image that is known from
+        another prompt is made ready.
+        """
         span = self.image
         if span is None or self._reader is None or (self._seen and self._seen[0] is span):
             return False
-        salt = self.sequence.generation.request.salt
-        known = self._reader.known(span.run, salt)
-        self._seen = (span, known or self._reader.look(span.run, salt))
+        known = self._reader.known(span.run, self._salt)
+        self._seen = (span, known) if known else None
         return known is None
+
+    def look(self) -> None:
+        """Make the next image ready."""
+        if self.must_look and self._reader and self.image:
+            self._seen = (self.image, self._reader.look(self.image.run, self._salt))
+
+    @property
+    def _salt(self) -> bytes:
+        return self.sequence.generation.request.salt
+
+    def chunk_length(self, most: int) -> int:
+        """Return the length of the next chunk, in tokens, if it should have at most `most`."""
+        return self._end(most) - self.done
 
     def step(self, most: int) -> int:
         """Compute one chunk of at most `most` tokens and report progress. Returns its length.

@@ -11,6 +11,7 @@ from start_llm.cache.prompt_cache import PromptCache
 from start_llm.core.adapters import AdapterStack
 from start_llm.engine.admission import Admission
 from start_llm.engine.pacing import DECODE_SHARE, LONGEST_CHUNK, STALL_S, Chunk
+from start_llm.engine.step_plan import PlanClock
 from start_llm.models.vision import Vision
 
 
@@ -48,6 +49,7 @@ class EngineResources:
         vision: reads images; None if the model has no eyes.
         mount: makes the network compute under adapters.
         image_bytes: limit for the images that are kept as the vision tower has seen them.
+        clock: the engine's time.
     """
 
     network: Any
@@ -64,3 +66,4 @@ class EngineResources:
     vision: Vision | None = None
     mount: Callable[[AdapterStack], None] = lambda _: None
     image_bytes: int = 2**28
+    clock: PlanClock = field(default_factory=PlanClock)

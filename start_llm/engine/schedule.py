@@ -7,6 +7,7 @@ session are due one after the other, so many at once from one session do not hol
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -82,6 +83,7 @@ class Schedule:
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._waiting: list[QueuedRequest] = []
+        self._numbers = itertools.count(1)
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -91,13 +93,13 @@ class Schedule:
         return [one.sequence for one in self._waiting if one.sequence]
 
     def add(self, generation: Generation, speed: float, computing: HasDeadline | None = None) -> None:
-        """Queue a new request.
+        """Queue a new request, and give it its number.
 
         Args:
             speed: prefill speed in tokens per second.
             computing: the sequence that is being prefilled.
         """
-        request = generation.request
+        request, generation.number = generation.request, next(self._numbers)
         prompts = [*self._prompts, *([computing] if computing else [])]
         wanted = [one for one in prompts if not one.generation.cancelled]
         owed = [one.due for one in wanted if _is_one_session(one.generation.request, request)]
@@ -113,9 +115,8 @@ class Schedule:
         """Waiting requests whose prompts are not computed yet."""
         return [one for one in self._waiting if one.sequence is None or not one.sequence.has_begun]
 
-    def requeue(self, sequence: EngineSequence, due: float | None = None) -> None:
-        """Queue a preempted sequence, due at `due`, by default now."""
-        due = self._clock() if due is None else due
+    def requeue(self, sequence: EngineSequence, due: float) -> None:
+        """Queue a preempted sequence, due at `due`."""
         self._waiting.append(QueuedRequest(sequence.generation, due, sequence))
 
     @property
@@ -129,29 +130,44 @@ class Schedule:
         """The requests that wait for the disk."""
         return [one for one in self._waiting if one.is_restoring]
 
-    def take(self, waiting: QueuedRequest) -> None:
+    @property
+    def cancelled(self) -> list[Generation]:
+        return [one.generation for one in self._waiting if one.generation.cancelled]
+
+    def take(self, number: int) -> QueuedRequest:
+        """Remove a request, and return it.
+
+        Raises:
+            ValueError: no request of this number waits.
+        """
+        waiting = next((one for one in self._waiting if one.generation.number == number), None)
+        if waiting is None:
+            raise ValueError(f"request {number} does not wait")
         self._waiting.remove(waiting)
+        return waiting
 
-    def put_back(self, waiting: QueuedRequest) -> None:
-        """Queue a request again that was taken and has to wait for the disk."""
-        self._waiting.append(waiting)
+    def drop(self, number: int, *, is_cut: bool = False) -> None:
+        """Remove a request that will not go on.
 
-    def drop_cancelled(self) -> list[QueuedRequest]:
-        """Remove the cancelled requests and return them."""
-        gone = [one for one in self._waiting if one.generation.cancelled]
-        for one in gone:
-            if isinstance(one.wait, DiskRestore):
-                one.wait.give_up()
-        self._waiting = [one for one in self._waiting if not one.generation.cancelled]
-        return gone
+        Args:
+            is_cut: its reply ends here.
+        """
+        waiting = self.take(number)
+        _give_up_disk(waiting)
+        if is_cut and waiting.sequence:
+            waiting.sequence.cut()
 
     def take_all(self) -> list[Generation]:
         for one in self._waiting:
-            if isinstance(one.wait, DiskRestore):
-                one.wait.give_up()
+            _give_up_disk(one)
         generations = [one.generation for one in self._waiting]
         self._waiting = []
         return generations
+
+
+def _give_up_disk(waiting: QueuedRequest) -> None:
+    if isinstance(waiting.wait, DiskRestore):
+        waiting.wait.give_up()
 
 
 def _seconds(request: EngineRequest, tokens: int, speed: float) -> float:

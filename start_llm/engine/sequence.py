@@ -65,6 +65,11 @@ class EngineSequence:
         self._run_time_s = 0.0
 
     @property
+    def number(self) -> int:
+        """The number of its request; see `engine.generation`."""
+        return self.generation.number
+
+    @property
     def adapters(self) -> AdapterStack:
         return self.generation.request.adapters
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from contextlib import contextmanager
 
 from start_llm.core.thread_owners import ENGINE, owned_by
@@ -17,22 +17,18 @@ class EngineTime:
     """Measures prefill and decode steps, and decides from that when to prefill and how much.
 
     Owned by the engine thread.
-
-    Args:
-        clock: seconds.
     """
 
-    def __init__(
-        self, resources: EngineResources, metrics: EngineMetrics, clock: Callable[[], float]
-    ) -> None:
+    def __init__(self, resources: EngineResources, metrics: EngineMetrics) -> None:
         self._chunk_s = resources.time_limits.chunk_s
         self._longest_chunk = resources.longest_chunk
         self._metrics = metrics
-        self._clock = clock
+        self._clock = resources.clock.running
         self._pacer = ChunkPacer(self._chunk_s)
         self._share = TimeShare(resources.time_limits.decode_share)
         self._last_step: float | None = None
         self._steps, self._decoded_s = 0, 0.0
+        self._prefilled_s, self._stalls = 0.0, False
         for chunk in resources.measured:
             self._pacer.record(chunk)
 
@@ -49,16 +45,28 @@ class EngineTime:
         """
         return not is_decoding or self._share.may_prefill
 
-    @contextmanager
-    def prefilling(self, *, is_decoding: bool) -> Generator[Callable[[Prefill | None], bool]]:
-        """Count the block as prefill time, for which decoding is owed time if replies are running.
+    def begin_prefill(self, *, is_decoding: bool) -> None:
+        """Note that a step begins to prefill.
 
-        Yields a function that tells whether the whole rest of a prompt still fits into the chunk's time.
+        Args:
+            is_decoding: replies are running, which pause meanwhile: decoding is owed time for it.
         """
+        self._prefilled_s, self._stalls = 0.0, is_decoding
+
+    @contextmanager
+    def prefilling(self) -> Generator[None]:
+        """Count the block as prefill time of this step."""
         began = self._clock()
-        yield lambda prefill: self._fits(prefill, self._chunk_s - (self._clock() - began))
-        if is_decoding:
-            self._share.note_prefill(self._clock() - began)
+        yield
+        seconds = self._clock() - began
+        self._prefilled_s += seconds
+        if self._stalls:
+            self._share.note_prefill(seconds)
+
+    def fits(self, prefill: Prefill | None) -> bool:
+        """Return whether the whole rest of a prompt still fits into a chunk's time in this step."""
+        left_s = self._chunk_s - self._prefilled_s
+        return prefill is None or (left_s > 0 and self._pacer.fits(prefill.remaining, prefill.done, left_s))
 
     @contextmanager
     def decoding(self) -> Generator[None]:
@@ -69,16 +77,20 @@ class EngineTime:
         self._decoded_s += seconds
         self._share.note_decode(seconds)
 
-    def compute_chunk(self, prefill: Prefill, *, is_decoding: bool) -> int:
+    def chunk_length(self, prefill: Prefill, *, is_decoding: bool) -> int:
+        """Return the length of a prompt's next chunk, in tokens. A chunk of an image is paced like text."""
+        before = prefill.done
+        share_s = self._share.prefill_s(self._take_step_s())
+        paced = self._pacer.length(before, stalls=is_decoding, share_s=share_s)
+        return prefill.chunk_length(min(paced, self._longest_chunk(before)))
+
+    def compute_chunk(self, prefill: Prefill, tokens: int) -> int:
         """Compute the next chunk of a prompt, record its time and return its length.
 
-        A chunk of an image is paced like text. Its time is not recorded, because it would tell wrong of text.
+        The time of a chunk of an image is not recorded, because it would tell wrong of text.
         """
         before, began, is_text = prefill.done, self._clock(), prefill.image is None
-        paced = self._pacer.length(
-            before, stalls=is_decoding, share_s=self._share.prefill_s(self._take_step_s())
-        )
-        computed = prefill.step(min(paced, self._longest_chunk(before)))
+        computed = prefill.step(tokens)
         if is_text:
             self._pacer.record(Chunk(computed, before, self._clock() - began))
         self._metrics.prefilled_tokens += computed
@@ -102,9 +114,6 @@ class EngineTime:
         """Record that the engine is idle: no pause is measured, and no decode time is owed."""
         self._last_step = None
         self._share.reset_owed()
-
-    def _fits(self, prefill: Prefill | None, left_s: float) -> bool:
-        return prefill is None or (left_s > 0 and self._pacer.fits(prefill.remaining, prefill.done, left_s))
 
 
 @owned_by(ENGINE)

@@ -28,6 +28,7 @@ from start_llm.engine.engine import Engine
 from start_llm.engine.engine_thread import EngineThread
 from start_llm.engine.resources import EngineResources
 from start_llm.engine.self_test import BatchVerdict, check_batching
+from start_llm.engine.step_plan import PlanClock
 from start_llm.engine.work import PrefillProfile, measure_tower, measure_work
 from start_llm.hosting.disk_storage import DiskStorage
 from start_llm.hosting.model_adapters import AdapterFolders, ModelAdapters
@@ -275,8 +276,10 @@ class EngineLoader:
             )
         )
         budget_bytes = memory_budget(self._shared.settings)
+        clock = PlanClock()
         return EngineResources(
-            cache=self._prompt_cache(self._loaded[0], layers, probe),
+            cache=self._prompt_cache(self._loaded[0], layers, probe, clock),
+            clock=clock,
             time_limits=time_limits(settings),
             admission=admitted,
             measured=profile.chunks,
@@ -341,7 +344,9 @@ class EngineLoader:
             self._say(f"Images have at most {memory.max_tokens:,} tokens: memory allows no more.")
         return memory
 
-    def _prompt_cache(self, ready: EngineStartup, layers: Layers, probe: list[Any]) -> PromptCache | NoReuse:
+    def _prompt_cache(
+        self, ready: EngineStartup, layers: Layers, probe: list[Any], clock: PlanClock
+    ) -> PromptCache | NoReuse:
         """Build the prompt cache, or `NoReuse`.
 
         Args:
@@ -360,6 +365,7 @@ class EngineLoader:
             page_size=page_size(self._settings),
             metrics=self._cache_metrics,
             identity=ready.identity,
+            clock=clock,
         )
         self._shared.disk.attach(cache, KVShape.of(layers, probe))
         return cache

@@ -26,6 +26,7 @@ from start_llm.core.events import Failed, Finished, Restored
 from start_llm.engine.inbox import StopRequest
 from start_llm.engine.loop import STOPPING
 from start_llm.engine.resources import EngineResources
+from start_llm.engine.step_plan import PreemptRequest
 from start_llm.storage.private_files import Lock
 from tests.cache.conversations import PAGE, memory_for, reference, tokens
 from tests.cache.disk import OnDisk, on_disk, resources_of, settled
@@ -704,12 +705,12 @@ def test_nobody_waits_for_the_disk_who_does_not_read_from_it(resources, stored: 
     with on_disk(resources, stored) as engine:
         settled(lambda: engine.tier.scanned.is_over)
         slow = engine.submit(engine_request(PROMPT, 6, boundaries=ENDS))
-        engine.step_until(lambda: engine.loop._schedule.restoring)
+        engine.step_until(lambda: engine.loop.schedule.restoring)
         quick = engine.submit(engine_request((1, 2, 3), 6))
         engine.finish(quick)
         assert slow.look() is not None
         assert not slow.ending
-        assert engine.loop._schedule.restoring
+        assert engine.loop.schedule.restoring
         slow_reads[0] = 0
         engine.finish(slow)
         assert slow.tokens == expected
@@ -758,10 +759,10 @@ def test_a_disk_that_hangs_is_waited_for_once_and_not_for_ever(
         engine.step_until(lambda: engine.restorer.is_busy)
         settled(hanging.hangs.is_set)
         hanging.pass_time(engine, 4.9)
-        assert engine.loop._schedule.restoring
+        assert engine.loop.schedule.restoring
         for seconds in (0.5, 1):
             hanging.pass_time(engine, seconds)
-        assert not engine.loop._schedule.restoring
+        assert not engine.loop.schedule.restoring
         engine.finish(watched)
         assert watched.tokens == expected
         assert cached(watched) == 0
@@ -789,11 +790,11 @@ def test_a_header_that_nobody_can_read_is_not_waited_for(
     with on_disk(plain, stored_plain, clock=lambda: now[0]) as engine:
         settled(lambda: engine.tier.scanned.is_over)
         watched = engine.submit(engine_request(PROMPT[:290], 6))
-        engine.step_until(lambda: engine.loop._schedule.restoring)
+        engine.step_until(lambda: engine.loop.schedule.restoring)
         now[0] += 6.5
         engine.note_disk()
         engine.step()
-        assert not engine.loop._schedule.restoring
+        assert not engine.loop.schedule.restoring
         engine.finish(watched)
         assert cached(watched) == 0
         go.set()
@@ -818,7 +819,7 @@ def test_a_disk_that_is_slower_than_computing_gives_what_it_has_read(
         monkeypatch.setattr(os, "preadv", slow)
         watched = engine.submit(engine_request(PROMPT, 6, boundaries=ENDS))
         engine.step_until(lambda: engine.restorer.is_busy)
-        waiting += engine.loop._schedule.restoring
+        waiting += engine.loop.schedule.restoring
         engine.finish(watched)
         assert watched.tokens == expected
         assert 0 < cached(watched) < 200
@@ -845,7 +846,7 @@ def test_who_leaves_while_it_waits_harms_nobody(resources, stored: Path, expecte
     slow_reads[0] = 0.05
     with on_disk(resources, stored) as engine:
         gone = engine.submit(engine_request(PROMPT, 6, boundaries=ENDS))
-        engine.step_until(lambda: engine.loop._schedule.restoring)
+        engine.step_until(lambda: engine.loop.schedule.restoring)
         gone.generation.cancel()
         engine.step()
         slow_reads[0] = 0
@@ -862,8 +863,8 @@ def test_several_that_wait_have_room_reserved(plain: EngineResources, tmp_path: 
     slow_reads[0] = 0.01
     with on_disk(plain, tmp_path) as engine:
         everyone = [engine.submit(engine_request(prompt, 4, boundaries=ENDS)) for prompt in prompts]
-        engine.step_until(lambda: engine.loop._schedule.restoring)
-        assert len(engine.loop._schedule.restoring) <= 4
+        engine.step_until(lambda: engine.loop.schedule.restoring)
+        assert len(engine.loop.schedule.restoring) <= 4
         engine.finish(*everyone)
         assert [watched.tokens for watched in everyone] == said
         assert all(cached(watched) == 299 for watched in everyone)
@@ -874,8 +875,8 @@ def test_a_preempted_reply_is_restored_from_the_disk_too(plain: EngineResources,
     with on_disk(plain, tmp_path, idle_s=0, max_sequences=1) as engine:
         watched = engine.submit(engine_request(PROMPT, 8, boundaries=ENDS))
         engine.step_until(lambda: watched.look() and len(watched.tokens) >= 3)
-        (sequence,) = engine.loop._decoder.sequences
-        engine.loop._preempt_decoding(sequence)
+        (sequence,) = engine.loop.executor.decoder.sequences
+        engine.loop.executor.execute(PreemptRequest(sequence.number, 0), 0)
         engine.cache.flush_to_disk(5)
         settled(lambda: not engine.disk.queue)
         engine.cache.shrink(10**9)

@@ -197,11 +197,11 @@ def test_those_that_wait_for_the_disk_have_places(tmp_path: Path, monkeypatch: p
         go, real = [False], os.preadv
         monkeypatch.setattr(os, "preadv", lambda *those: settled(lambda: go[0]) or real(*those))
         everyone = [engine.submit(engine_request(prompt, 3)) for prompt in prompts]
-        engine.step_until(lambda: engine.loop._schedule.restoring)
+        engine.step_until(lambda: engine.loop.schedule.restoring)
         for _ in range(3):
             engine.note_disk()
             engine.step()
-        assert len(engine.loop._schedule.restoring) == 4
+        assert len(engine.loop.schedule.restoring) == 4
         go[0] = True
         engine.finish(*everyone)
         assert all(cached(watched) == 89 for watched in everyone)
@@ -267,11 +267,11 @@ def test_a_disk_that_hangs_is_not_waited_for(tmp_path: Path, monkeypatch: pytest
         engine.step_until(lambda: engine.restorer.is_busy)
         settled(held.hangs.is_set)
         held.pass_time(engine)
-        assert not engine.loop._schedule.restoring
+        assert not engine.loop.schedule.restoring
         second = engine.submit(engine_request(prompts[1], 3))
         engine.note_disk()
         engine.step()
-        assert not engine.loop._schedule.restoring
+        assert not engine.loop.schedule.restoring
         engine.finish(first, second)
         assert [cached(first), cached(second)] == [0, 0]
         held.go.set()

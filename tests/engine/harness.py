@@ -21,6 +21,7 @@ from start_llm.engine.inbox import Inbox
 from start_llm.engine.loop import EngineLoop
 from start_llm.engine.resources import EngineResources
 from start_llm.engine.sequence import Sampled
+from start_llm.engine.step_plan import PlanClock
 from start_llm.telemetry.metrics import EngineMetrics
 
 GREEDY = Sampling(temperature=0)
@@ -82,10 +83,17 @@ class Watched:
         return [(event.done, event.total) for event in self.look() if isinstance(event, Prefilling)]
 
 
+def join_next(decoder: Decoder) -> None:
+    """Let the first queued sequence start, where it causes the least padding."""
+    joining = decoder.next_to_join
+    assert joining
+    decoder.join_next(decoder.partner(joining))
+
+
 def stepped(decoder: Decoder) -> list[Sampled]:
     """A step of all sequences, as the loop takes it."""
     while decoder.next_to_join:
-        decoder.join_next()
+        join_next(decoder)
     return [one for group in decoder.groups for one in group.step()]
 
 
@@ -99,21 +107,24 @@ class Stepper:
     def __init__(
         self,
         resources: EngineResources,
-        clock: Callable[[], float] = standing_still,
+        clock: Callable[[], float] | PlanClock = standing_still,
         longest_chunk: int = CHUNK,
         **changes: Any,
     ) -> None:
         self.clock = clock
+        plan_clock = clock if isinstance(clock, PlanClock) else PlanClock(clock)
         self.metrics = EngineMetrics()
         self._bell = threading.Event()
         self.inbox = Inbox(self._bell)
-        self._resources = replace(resources, longest_chunk=lambda _: longest_chunk, **changes)
+        self._resources = replace(
+            resources, longest_chunk=lambda _: longest_chunk, clock=plan_clock, **changes
+        )
         self.start_loop()
 
     def start_loop(self) -> None:
         """One that does not know the machine's speed. The one before it must have nothing left to do."""
         with mx.stream(generation_stream):
-            self.loop = EngineLoop(self._resources, self.inbox, self.metrics, self.clock)
+            self.loop = EngineLoop(self._resources, self.inbox, self.metrics)
 
     @property
     def is_busy(self) -> bool:

@@ -15,7 +15,15 @@ from start_llm.engine.batch import BatchGroup, Decoder, fits
 from start_llm.engine.generation import Generation
 from start_llm.engine.reply_writer import ReplyWriter
 from start_llm.engine.sequence import EngineSequence, Sampled
-from tests.engine.harness import Breakdown, FailsOnce, Wrapped, engine_request, seq_cache_of, stepped
+from tests.engine.harness import (
+    Breakdown,
+    FailsOnce,
+    Wrapped,
+    engine_request,
+    join_next,
+    seq_cache_of,
+    stepped,
+)
 from tests.ties import Tally, greedy_reference
 
 PROMPTS = [tuple(range(3, 30)), tuple(range(400, 431)), (9, 8, 7, 6)]
@@ -109,7 +117,7 @@ def test_a_sequence_released_from_a_batch_is_at_rest(resources, references, rele
     sequences = started(resources, decoder, PROMPTS[:2])
     decode(decoder, 4)
     sequences += started(resources, decoder, PROMPTS[2:])
-    decoder.join_next()
+    join_next(decoder)
     held, sampled = decoder.release(sequences[released])
     accept([sampled] if sampled else [])
     sequence = sequences[released]
@@ -150,7 +158,7 @@ def test_a_sequence_that_ends_right_before_a_newcomer_is_fed_leaves_it_alone(res
     decoder.add(first)
     decode(decoder, 3)
     decoder.add(second)
-    decoder.join_next()
+    join_next(decoder)
     decoder.remove(first)
     decode(decoder, 10)
     assert decoder.sequences == [second]
@@ -401,7 +409,7 @@ def test_a_sequence_that_cannot_join_takes_its_group_with_it_and_no_other(resour
     newcomer.layer_caches[1] = None  # half of its caches can be merged
     decoder.add(newcomer)
     with pytest.raises(AttributeError):
-        decoder.join_next()
+        join_next(decoder)
     assert decoder.drop_joining() == [newcomer, sequences[0]]
     assert decoder.sequences == [sequences[1]]
 

@@ -290,7 +290,7 @@ def test_what_sequences_were_copied_from_is_gone_when_they_share_a_batch():
     before, kept = active_bytes(), engine.cached.stored_bytes
     sequences = [engine.submit(engine_request([start, *range(1, 399)] * 4, 400)) for start in (300, 310, 320)]
     engine.step_until(lambda: engine.cache.batched_bytes)
-    engine.loop._wait_for_steps()
+    engine.loop.executor.wait_for_steps()
     grown = engine.cached.stored_bytes - kept + engine.cached.live_bytes
     assert mx.get_active_memory() - before < grown + 400_000
     for sequence in sequences:

@@ -131,7 +131,7 @@ def test_what_the_machine_lacks_the_cache_gives_back():
 def in_one_batch(engine: Cached) -> list[Watched]:
     sequences = [engine.submit(engine_request(prompt, 60)) for prompt in PROMPTS]
     engine.step_until(lambda: all(len(sequence.tokens) > 3 for sequence in sequences))
-    assert [len(group.sequences) for group in engine.loop._decoder.groups] == [3]
+    assert [len(group.sequences) for group in engine.loop.executor.decoder.groups] == [3]
     return sequences
 
 
@@ -145,7 +145,7 @@ def nothing_is_left_of(engine: Cached, sequences: list[Watched]) -> None:
     check(engine)
     later = [engine.say(prompt, 5) for prompt in PROMPTS]
     assert [one.tokens for one in later] == [counted(prompt, 5) for prompt in PROMPTS]
-    assert not engine.loop._decoder.sequences
+    assert not engine.loop.executor.decoder.sequences
 
 
 @pytest.mark.sample(2)
@@ -233,7 +233,7 @@ def test_who_cannot_even_be_given_up_is_told_once(times: int, monkeypatch: pytes
     assert [sum(isinstance(event, Failed) for event in one.look()) for one in told] == [1] * 5
     left = [seq_cache for seq_cache in engine.cache._store.seq_caches if seq_cache.is_active]
     assert len(left) == times, "each of the others is discarded"
-    assert not engine.loop._decoder.sequences
+    assert not engine.loop.executor.decoder.sequences
 
 
 def test_who_fails_while_its_step_is_waited_for_fails_alone_and_once(monkeypatch: pytest.MonkeyPatch):

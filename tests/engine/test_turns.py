@@ -57,7 +57,7 @@ def order_of(*arrivals: tuple[float, EngineRequest]) -> list[int]:
 
 def drained(schedule: Schedule) -> Iterator[Any]:
     while first := schedule.first:
-        schedule.take(first)
+        schedule.take(first.generation.number)
         yield first
 
 
@@ -108,7 +108,7 @@ def test_a_session_owes_nothing_for_work_that_is_over(is_given_up: bool):
     schedule.add(long, SPEED)
     if is_given_up:
         long.cancel()
-        schedule.drop_cancelled()
+        schedule.drop(long.number)
     else:
         next(drained(schedule))
     schedule.add(another, SPEED)
@@ -352,8 +352,8 @@ def test_a_reply_goes_on_until_a_long_prompt_has_waited_for_as_long_as_it_takes(
     stepper.step_until(lambda: first.tokens)
     long = stepper.submit(engine_request(LONG, 5))
     stepper.step()
-    assert stepper.loop._schedule.first
-    due, had = stepper.loop._schedule.first.due, len(first.tokens)
+    assert stepper.loop.schedule.first
+    due, had = stepper.loop.schedule.first.due, len(first.tokens)
     clock.now = (clock.now + due) / 2
     stepper.step(10)
     assert (stepper.metrics.preemptions, len(first.tokens)) == (0, had + 10)

@@ -113,8 +113,8 @@ def test_what_processors_and_guides_see_are_the_networks_ids():
     )
     watched = engine.submit(asked.request(12, sampling=penalised, guide=Guide()))
     engine.step_until(lambda: len(watched.tokens) > 3)
-    (context,) = engine.loop._decoder.groups[0]._contexts.values()
-    (sequence,) = engine.loop._decoder.sequences
+    (context,) = engine.loop.executor.decoder.groups[0]._contexts.values()
+    (sequence,) = engine.loop.executor.decoder.sequences
     looked_up: Any = context.tokens.tolist()
     assert looked_up == sequence.network_ids[: len(looked_up)]
     engine.finish(watched)
@@ -127,7 +127,7 @@ def test_a_sequence_tells_the_networks_ids():
     asked, engine = seen(), Stepper(resources_of(FAMILY))
     watched = engine.submit(asked.request(6))
     engine.step_until(lambda: watched.tokens)
-    sequence: EngineSequence = engine.loop._decoder.sequences[0]
+    sequence: EngineSequence = engine.loop.executor.decoder.sequences[0]
     ids = sequence.network_ids
     assert max(ids) < FIRST_IMAGE_TOKEN
     start, end = asked.spans[0]
@@ -139,7 +139,7 @@ def test_a_sequence_tells_the_networks_ids():
 def test_chunks_of_images_tell_nothing_of_chunks_of_text():
     engine, asked = Stepper(resources_of(FAMILY), longest_chunk=2048), seen()
     recorded: list[int] = []
-    pacer = engine.loop._time._pacer
+    pacer = engine.loop.time._pacer
     record = pacer.record
     pacer.record = lambda chunk: (recorded.append(chunk.tokens), record(chunk))[1]
     watched = engine.submit(asked.request(2))

@@ -1,0 +1,348 @@
+"""Do what `engine.planner` has decided: compute prompts and replies, and hand caches over."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import replace
+from functools import partial
+
+import mlx.core as mx
+
+from start_llm.cache.layers import Layers
+from start_llm.cache.no_reuse import NoReuse
+from start_llm.cache.pages import SequenceCache
+from start_llm.core.thread_owners import ENGINE, owned_by
+from start_llm.engine.admission import planned_tokens
+from start_llm.engine.batch import BatchGroup, Decoder
+from start_llm.engine.failures import Failures
+from start_llm.engine.generation import Generation
+from start_llm.engine.image_reader import ImageReader
+from start_llm.engine.prefill import Prefill
+from start_llm.engine.reply_writer import ReplyWriter
+from start_llm.engine.resources import EngineResources
+from start_llm.engine.schedule import Schedule
+from start_llm.engine.sequence import EngineSequence, Sampled
+from start_llm.engine.step_plan import (
+    ComputeChunk,
+    DecodeToken,
+    EndRequest,
+    FreeMemory,
+    JoinBatch,
+    LookAtImage,
+    PreemptRequest,
+    PrefillPart,
+    StartRequest,
+    StepPart,
+)
+from start_llm.engine.time_share import EngineTime
+from start_llm.telemetry.metrics import EngineMetrics
+
+
+@owned_by(ENGINE)
+class StepExecutor:
+    """Has the sequences that run and the prompt cache, and executes the parts of steps.
+
+    If a part raises, the caches of its sequences are discarded and all other sequences continue. A lone
+    sequence fails; the sequences of a batch are retried one by one, so that only the faulty one fails.
+
+    Args:
+        schedule: has the requests that wait; a part takes its own by number.
+        time: is told how long prefill and decoding take.
+
+    Attributes:
+        prefill: the prompt that is being computed.
+        decoder: the replies that are being decoded.
+    """
+
+    def __init__(
+        self,
+        resources: EngineResources,
+        schedule: Schedule,
+        time: EngineTime,
+        metrics: EngineMetrics,
+    ) -> None:
+        self._resources = resources
+        self._schedule = schedule
+        self._time = time
+        self._metrics = metrics
+        self._clock = resources.clock
+        self._reader = (
+            ImageReader(resources.vision, metrics, resources.image_bytes) if resources.vision else None
+        )
+        self._starting: Generation | None = None  # taken from the schedule, not being prefilled yet
+        self._starting_cache: SequenceCache | None = None  # what was restored for it
+        self.cache = resources.cache or NoReuse(Layers(resources.network))
+        self.failures = Failures(metrics, self.abandon_everything)
+        self.prefill: Prefill | None = None
+        self.decoder = Decoder(
+            resources.network, resources.batches, resources.admission.fits, mount=resources.mount
+        )
+
+    @property
+    def running(self) -> list[EngineSequence]:
+        return [*([self.prefill.sequence] if self.prefill else []), *self.decoder.sequences]
+
+    def execute(self, part: StepPart, at: float) -> None:
+        """Do a part of a step.
+
+        Args:
+            at: the plan's time. What is kept and evicted depends on it, and on no clock.
+        """
+        with self._clock.stopped(at):
+            self._execute(part)
+
+    def _execute(self, part: StepPart) -> None:
+        match part:
+            case EndRequest():
+                self._end(part)
+            case PreemptRequest():
+                self._preempt(part)
+            case StartRequest() | LookAtImage() | ComputeChunk():
+                self._go_on_with_prefill(part)
+            case JoinBatch():
+                with self._time.decoding(), self.failures.on_failure(self._abandon_joining):
+                    self.decoder.join_next(self._decoding(part.beside))
+            case DecodeToken():
+                self._decode(part)
+            case FreeMemory():
+                self.cache.batched_bytes = self.decoder.batched_bytes
+                self.cache.shrink(part.shortage)
+
+    # ---------------------------------------------------------------------------------------- end and preempt
+
+    def _end(self, part: EndRequest) -> None:
+        sequence = self._running_as(part.number)
+        if sequence is None:
+            self._schedule.drop(part.number, is_cut=part.is_cut)
+            return
+        with self.blaming(sequence):
+            if part.is_cut:
+                sequence.cut()
+            self.take_out(sequence, is_given_up=part.is_given_up)
+
+    def take_out(self, sequence: EngineSequence, *, is_given_up: bool = False) -> None:
+        """Take a running sequence out of the engine. The cache keeps what it computed."""
+        if self.decoder.contains(sequence):
+            caches, count = self.decoder.remove(sequence)
+            self.cache.batched_bytes = self.decoder.batched_bytes
+            tokens = sequence.tokens[:count]
+            self.cache.close(sequence.seq_cache, caches, tokens, is_given_up=is_given_up)
+        else:
+            self._stop_prefill(is_given_up=is_given_up)
+
+    def _stop_prefill(self, *, is_given_up: bool = False) -> None:
+        """Stop prefilling in mid-prompt."""
+        if self.prefill:
+            sequence, self.prefill = self.prefill.sequence, None
+            caches, tokens = sequence.layer_caches, sequence.seq_cache.tokens
+            self.cache.close(sequence.seq_cache, caches, tokens, is_given_up=is_given_up)
+            mx.clear_cache()
+
+    def _preempt(self, part: PreemptRequest) -> None:
+        sequence = self._running_as(part.number)
+        if sequence is None:
+            return
+        with self.blaming(sequence):
+            if self.decoder.contains(sequence):
+                self._preempt_decoding(sequence, part.due)
+            else:
+                self._stop_prefill()
+                self._requeue(sequence, part.due)
+
+    def _preempt_decoding(self, sequence: EngineSequence, due: float) -> None:
+        """Take a sequence out of its batch in mid-reply."""
+        held, sampled = self.decoder.release(sequence)
+        self.cache.batched_bytes = self.decoder.batched_bytes
+        self.cache.close(sequence.seq_cache, held.caches, sequence.tokens[: held.tokens])
+        if sampled is None or not self._append_token(sampled):
+            self._requeue(sequence, due)
+            self._metrics.preemptions += 1
+
+    def _requeue(self, sequence: EngineSequence, due: float) -> None:
+        sequence.pause(self._clock())
+        self._schedule.requeue(sequence, due)
+
+    # ------------------------------------------------------------------------------------------------ prefill
+
+    def _go_on_with_prefill(self, part: PrefillPart) -> None:
+        with self._time.decoding():
+            self.wait_for_steps()  # their time does not count as the prompt's
+        abandon = self._abandon_starting if isinstance(part, StartRequest) else self._abandon_prefill
+        with self._time.prefilling(), self.failures.on_failure(abandon):
+            match part:
+                case StartRequest():
+                    self._start(part)
+                case LookAtImage():
+                    self._prefilled(part.number).look()
+                case ComputeChunk():
+                    self._compute_chunk(self._prefilled(part.number), part.tokens)
+
+    def wait_for_steps(self) -> None:
+        """Wait until every launched step has been computed."""
+        for group in self.decoder.groups:
+            with self.failures.on_failure(partial(self._abandon_group, group)):
+                group.wait()
+
+    def _start(self, part: StartRequest) -> None:
+        """Restore the caches of a waiting request, and prefill what is left."""
+        waiting = self._schedule.take(part.number)
+        self._starting = waiting.generation
+        sequence, positions = (
+            self._reopen(waiting.sequence, part)
+            if waiting.sequence
+            else self._open_new(waiting.generation, part)
+        )
+        resources = self._resources
+        self.prefill = Prefill(resources.network, sequence, positions, self._reader, mount=resources.mount)
+        self._starting = self._starting_cache = None
+        self.report()
+
+    def _open_new(self, generation: Generation, part: StartRequest) -> tuple[EngineSequence, tuple[int, ...]]:
+        request = generation.request
+        ids = request.prompt.ids
+        room = planned_tokens(request, len(ids))
+        opened = self.cache.open(
+            ids, request.salt, request.boundaries, request.repeated_tokens, room, most=part.restored
+        )
+        self._starting_cache = opened.seq_cache
+        reply = ReplyWriter(
+            request,
+            self._resources.token_bytes,
+            self._resources.eos_token_ids,
+            cached=len(opened.seq_cache.tokens),
+        )
+        generation.emit(replace(opened.restored, disk_tokens=part.disk_tokens, disk_s=part.disk_s))
+        sequence = EngineSequence(generation, reply, opened.seq_cache, due=part.due, now=self._clock())
+        return sequence, opened.checkpoint_positions
+
+    def _reopen(self, sequence: EngineSequence, part: StartRequest) -> tuple[EngineSequence, tuple[int, ...]]:
+        request = sequence.generation.request
+        ids, room = tuple(sequence.tokens), planned_tokens(request, len(sequence.tokens))
+        opened = self.cache.reopen(
+            ids, request.salt, request.boundaries, sequence.seq_cache, room, most=part.restored
+        )
+        self._starting_cache = opened.seq_cache
+        sequence.resume(opened.seq_cache, self._clock())
+        return sequence, opened.checkpoint_positions
+
+    def _prefilled(self, number: int) -> Prefill:
+        """Return the prompt that is being prefilled, which has to be this one.
+
+        Raises:
+            ValueError: it is another one, or none.
+        """
+        if self.prefill is None or self.prefill.sequence.number != number:
+            raise ValueError(f"request {number} is not being prefilled")
+        return self.prefill
+
+    def _compute_chunk(self, prefill: Prefill, tokens: int) -> None:
+        prefill.look()  # the tower has seen the image already
+        computed = self._time.compute_chunk(prefill, tokens)
+        sequence, done = prefill.sequence, prefill.done
+        self.cache.record_chunk(
+            sequence.seq_cache, sequence.tokens[done - computed : done], keep_state=prefill.is_at_checkpoint
+        )
+        if prefill.is_complete:
+            self.decoder.add(sequence)
+            self.prefill = None
+
+    # ----------------------------------------------------------------------------------------------- decoding
+
+    def _decode(self, part: DecodeToken) -> None:
+        with self._time.decoding():
+            for numbers in part.groups:
+                group = self.decoder.group_of(self._decoding(numbers[0]))
+                if group:  # unless everything was abandoned since
+                    with self.failures.on_failure(partial(self._abandon_group, group)):
+                        self._step(group)
+
+    def _step(self, group: BatchGroup) -> None:
+        for sampled in group.step():
+            with self.blaming(sampled.sequence):
+                self._accept(sampled)
+
+    def _accept(self, sampled: Sampled) -> None:
+        if self.decoder.contains(sampled.sequence) and self._append_token(sampled):
+            self.take_out(sampled.sequence)
+
+    def _append_token(self, sampled: Sampled) -> bool:
+        self._metrics.generated_tokens += 1
+        return sampled.sequence.accept(sampled.token, sampled.scored, sampled.surprisal)
+
+    def _decoding(self, number: int | None) -> EngineSequence | None:
+        return next((one for one in self.decoder.sequences if one.number == number), None)
+
+    def _running_as(self, number: int) -> EngineSequence | None:
+        return next((one for one in self.running if one.number == number), None)
+
+    # ----------------------------------------------------------------------------------------------- failures
+
+    def blaming(self, sequence: EngineSequence) -> AbstractContextManager[None]:
+        """If the block raises, this sequence alone fails."""
+        return self.failures.on_failure(partial(self._abandon_sequence, sequence))
+
+    def fail_waiting(self, number: int) -> None:
+        """Fail a request that waits."""
+        self.failures.add([self._schedule.take(number).generation])
+
+    def _fail(self, sequences: Sequence[EngineSequence]) -> None:
+        """Fail these sequences and discard their caches, each of them even if another one raises."""
+        self.failures.add(sequence.generation for sequence in sequences)
+        with ExitStack() as discards:
+            for sequence in sequences:
+                discards.callback(self.cache.discard, sequence.seq_cache)
+
+    def abandon_everything(self) -> None:
+        """Fail every request, waiting ones too. What they computed is lost."""
+        self.failures.add(self._schedule.take_all())
+        sequences = [*self.decoder.abandon(), *self._take_prefill()]
+        try:
+            self._fail(sequences)
+        finally:
+            self._abandon_starting()
+
+    def _abandon_sequence(self, sequence: EngineSequence) -> None:
+        """Fail a sequence. If it cannot be taken out of its batch, everything fails with it."""
+        self._fail([sequence])
+        self.decoder.remove(sequence)
+
+    def _abandon_joining(self) -> None:
+        self._retry_alone(self.decoder.drop_joining())
+
+    def _abandon_group(self, group: BatchGroup) -> None:
+        self._retry_alone(self.decoder.drop(group))
+
+    def abandon_decoding(self) -> None:
+        """Which sequence is at fault is not known here, so each that is being decoded is retried alone."""
+        self._retry_alone(self.decoder.abandon())
+
+    def _retry_alone(self, sequences: list[EngineSequence]) -> None:
+        """Retry each sequence of a failed batch outside batches, so that only the faulty one fails again."""
+        self._fail(sequences)
+        for sequence in sequences:
+            if len(sequences) > 1 and sequence.can_resume:
+                sequence.excluded_from_batches = True
+                self._requeue(sequence, self._clock())
+                self.failures.take_back(sequence.generation)
+
+    def _abandon_starting(self) -> None:
+        if self._starting is not None:
+            self.failures.add([self._starting])
+            self._starting = None
+        if self._starting_cache is not None:
+            self.cache.discard(self._starting_cache)
+            self._starting_cache = None
+
+    def _abandon_prefill(self) -> None:
+        self._fail(self._take_prefill())
+
+    def _take_prefill(self) -> list[EngineSequence]:
+        prefill, self.prefill = self.prefill, None
+        return [prefill.sequence] if prefill else []
+
+    def report(self) -> None:
+        """Tell the metrics what is waiting and running."""
+        self._metrics.waiting = len(self._schedule)
+        self._metrics.active_sequences = len(self.decoder.sequences)
+        self._metrics.prefill = (self.prefill.done, self.prefill.total) if self.prefill else None

@@ -1,0 +1,61 @@
+"""What fails with an error: a single request where it is known which one, and never the loop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterable
+from contextlib import contextmanager
+
+import mlx.core as mx
+
+from start_llm.core.events import Failed
+from start_llm.core.thread_owners import ENGINE, owned_by
+from start_llm.engine.generation import Generation
+from start_llm.telemetry.metrics import EngineMetrics
+
+
+@owned_by(ENGINE)
+class Failures:
+    """Requests that have failed and are not told yet.
+
+    Args:
+        abandon_everything: called when what should clean up after an error fails too.
+    """
+
+    def __init__(self, metrics: EngineMetrics, abandon_everything: Callable[[], None]) -> None:
+        self._metrics = metrics
+        self._abandon_everything = abandon_everything
+        self._failed: list[Generation] = []
+
+    @contextmanager
+    def on_failure(self, abandon: Callable[[], None]) -> Generator[None]:
+        """If the block raises, run `abandon` and tell the requests that it added that they failed.
+
+        The loop goes on.
+        """
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001 - whatever a network raises, other requests must survive
+            self._metrics.failures += 1
+            try:
+                abandon()
+            except Exception:  # noqa: BLE001 - nothing that is here can be trusted; later requests must survive
+                self._abandon_everything()
+            self.tell(f"The engine failed: {type(error).__name__}: {error}")
+            mx.clear_cache()
+
+    def add(self, generations: Iterable[Generation]) -> None:
+        self._failed += generations
+
+    def take_back(self, generation: Generation) -> None:
+        """Note that a request goes on after all."""
+        self._failed.remove(generation)
+
+    def tell(self, message: str) -> None:
+        """Tell each request once."""
+        for generation in dict.fromkeys(self._failed):
+            generation.emit(Failed(message))
+        self._failed.clear()
+
+
+def abandon_nothing() -> None:
+    """Let everything go on."""

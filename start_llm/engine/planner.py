@@ -1,0 +1,215 @@
+"""Decide what a step does. Nothing is computed here, and no sequence changes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+
+from start_llm.core.thread_owners import ENGINE, owned_by
+from start_llm.engine.admission import planned_tokens
+from start_llm.engine.disk_waits import DiskWaits
+from start_llm.engine.executor import StepExecutor
+from start_llm.engine.prefill import Prefill
+from start_llm.engine.resources import EngineResources
+from start_llm.engine.schedule import QueuedRequest, Schedule, deadline_after_restore, should_preempt
+from start_llm.engine.sequence import EngineSequence
+from start_llm.engine.step_plan import (
+    ComputeChunk,
+    DecodeToken,
+    EndRequest,
+    FreeMemory,
+    JoinBatch,
+    LookAtImage,
+    PreemptRequest,
+    StartRequest,
+    StepPart,
+)
+from start_llm.engine.time_share import EngineTime
+
+_STEPS_BETWEEN_MEMORY_CHECKS = 64
+
+
+@owned_by(ENGINE)
+class StepPlanner:
+    """Decides by deadlines, times, memory and clients that went away.
+
+    One prompt is prefilled at a time. While replies are running, prefill chunks and decode steps alternate,
+    each within its share of the time. A sequence can be preempted between any two steps. The cache then
+    keeps what it computed, and the sequence resumes when the schedule picks it again.
+
+    Args:
+        executor: does what is decided, before the next part is.
+    """
+
+    def __init__(
+        self,
+        resources: EngineResources,
+        schedule: Schedule,
+        executor: StepExecutor,
+        time: EngineTime,
+        disk_waits: DiskWaits,
+    ) -> None:
+        self._resources = resources
+        self._schedule = schedule
+        self._executor = executor
+        self._time = time
+        self._disk_waits = disk_waits
+        self._clock = resources.clock
+        self._steps = 0
+
+    def parts(self) -> Iterator[StepPart]:
+        """Yield the parts of a step. The caller executes each before it asks for the next."""
+        yield from self._ends()
+        self._disk_waits.end_late(self._schedule.restoring)
+        yield from self._preemptions()
+        yield from self._prefill_parts()
+        yield from self._decode_parts()
+
+    def upkeep(self) -> Iterator[FreeMemory]:
+        """Shrink the prompt cache when batches hold more, and at intervals when memory is short."""
+        self._steps += 1
+        batched, is_time = (
+            self._executor.decoder.batched_bytes,
+            self._steps % _STEPS_BETWEEN_MEMORY_CHECKS == 0,
+        )
+        if batched != self._executor.cache.batched_bytes or is_time:
+            yield FreeMemory(self._resources.shortage() if is_time else 0)
+
+    # ---------------------------------------------------------------------------------------- end and preempt
+
+    def _ends(self) -> list[EndRequest]:
+        """End requests whose clients went away, and replies that exceeded their deadline."""
+        now, running = self._clock(), self._executor.running
+        gone = [*self._schedule.cancelled, *(one.generation for one in running if one.cancelled)]
+        late = [
+            one
+            for one in (*self._schedule.preempted, *running)
+            if not one.cancelled and self._is_late(one, now if one in running else one.running_since)
+        ]
+        return [
+            *(EndRequest(one.number, is_given_up=one.is_given_up) for one in gone),
+            *(EndRequest(one.number, is_cut=True) for one in late),
+        ]
+
+    def _is_late(self, sequence: EngineSequence, now: float) -> bool:
+        return 0 < self._resources.time_limits.deadline_s < sequence.run_time_s(now)
+
+    def _preemptions(self) -> Iterator[PreemptRequest]:
+        """Preempt sequences when a short prompt, a queued request or memory pressure requires it."""
+        first, prefill = self._schedule.first, self._executor.prefill
+        if first and prefill:
+            if self._should_overtake(first, prefill):
+                # It keeps its place.
+                yield PreemptRequest(prefill.sequence.number, prefill.sequence.due)
+        elif first and not self._has_room(first, self._executor.running):
+            yield from self._preempt_longest_for(first)
+        yield from self._preempt_beyond_memory()
+
+    def _should_overtake(self, first: QueuedRequest, prefill: Prefill) -> bool:
+        return (
+            self._executor.cache.supports_reuse
+            and should_preempt(first, prefill.sequence, prefill.done)
+            and self._has_room(first, self._executor.decoder.sequences)
+        )
+
+    def _preempt_longest_for(self, first: QueuedRequest) -> Iterator[PreemptRequest]:
+        """Preempt the sequence that has run longest without a pause, once it has run for
+        `preempt_after_s`.
+        """
+        sequences, now = self._executor.decoder.sequences, self._clock()
+        if not sequences or now < first.due or not self._can_keep_all(first):
+            return
+        sequence = min(sequences, key=lambda one: one.running_since)
+        if now - sequence.running_since >= self._resources.time_limits.preempt_after_s:
+            yield PreemptRequest(sequence.number, now)
+
+    def _preempt_beyond_memory(self) -> Iterator[PreemptRequest]:
+        """Preempt the sequence that started or resumed last if all together have outgrown the memory
+        budget.
+        """
+        sequences = self._executor.decoder.sequences
+        lengths = [len(sequence.tokens) for sequence in self._executor.running]
+        if len(sequences) > 1 and not self._resources.admission.fits(lengths):
+            newest = max(sequences, key=lambda one: one.running_since)
+            yield PreemptRequest(newest.number, self._clock())
+
+    def _has_room(self, waiting: QueuedRequest, beside: list[EngineSequence]) -> bool:
+        """True if a queued request can run beside these sequences, which stay in the engine."""
+        restoring = self._schedule.restoring
+        has_slot = len(beside) + len(restoring) < self._resources.max_sequences
+        reserved = [planned_tokens(one.generation.request, one.tokens) for one in restoring]
+        request = waiting.generation.request
+        return has_slot and self._resources.admission.has_room(beside, request, waiting.tokens, reserved)
+
+    def _can_keep_all(self, first: QueuedRequest) -> bool:
+        """True if the caches of all sequences fit into memory together, so that nothing is computed twice."""
+        lengths = [len(sequence.tokens) for sequence in (*self._schedule.preempted, *self._executor.running)]
+        newcomer = [] if first.sequence else [first.tokens]
+        held = self._resources.admission.bytes_for([*lengths, *newcomer])
+        cache = self._executor.cache
+        return cache.supports_reuse and held <= cache.budget_bytes
+
+    # ------------------------------------------------------------------------------------------------ prefill
+
+    @property
+    def startable(self) -> QueuedRequest | None:
+        """The next request, if it has room."""
+        first = self._schedule.first
+        return first if first and self._has_room(first, self._executor.running) else None
+
+    def _prefill_parts(self) -> Iterator[StepPart]:
+        """Prefill one chunk of a long prompt, or as many short prompts as take no longer than that."""
+        is_decoding = bool(self._executor.decoder.sequences)
+        has_prompt = bool(self._executor.prefill or self.startable)
+        if not has_prompt or not self._time.may_prefill(is_decoding=is_decoding):
+            return
+        self._time.begin_prefill(is_decoding=is_decoding)
+        yield from self._starts()
+        while prefill := self._executor.prefill:
+            yield self._next_of(prefill)
+            if not prefill.is_complete:
+                return
+            yield from self._starts()
+            if not self._time.fits(self._executor.prefill):
+                return
+
+    def _next_of(self, prefill: Prefill) -> LookAtImage | ComputeChunk:
+        number = prefill.sequence.number
+        if prefill.must_look:
+            return LookAtImage(number)
+        is_decoding = bool(self._executor.decoder.sequences)
+        return ComputeChunk(number, self._time.chunk_length(prefill, is_decoding=is_decoding))
+
+    def _starts(self) -> Iterator[StartRequest]:
+        """Start the next request that need not wait for the disk, unless a prompt is being prefilled."""
+        while not self._executor.prefill and (first := self.startable):
+            if part := self._start_unless_waiting(first):
+                yield part
+
+    def _start_unless_waiting(self, first: QueuedRequest) -> StartRequest | None:
+        """Return the start of a request; None if it has to wait for the disk, or failed."""
+        failed = partial(self._executor.fail_waiting, first.generation.number)
+        with self._executor.failures.on_failure(failed):
+            if not self._disk_waits.has_to_wait(first, self._time.speed):
+                return self._start_of(first)
+        return None
+
+    def _start_of(self, first: QueuedRequest) -> StartRequest:
+        restored = self._executor.cache.restorable(first.ids, first.generation.request.salt)
+        speed = self._time.speed
+        due = first.sequence.due if first.sequence else deadline_after_restore(first, restored, speed)
+        tokens, seconds = first.from_disk
+        return StartRequest(first.generation.number, restored, due, min(tokens, restored), seconds)
+
+    # ----------------------------------------------------------------------------------------------- decoding
+
+    def _decode_parts(self) -> Iterator[StepPart]:
+        """Decode one token for each sequence. Those that join a batch now only have their first step
+        launched.
+        """
+        decoder = self._executor.decoder
+        while joining := decoder.next_to_join:
+            partner = decoder.partner(joining)
+            yield JoinBatch(joining.number, partner.number if partner else None)
+        if groups := decoder.groups:
+            yield DecodeToken(tuple(tuple(one.number for one in group.sequences) for group in groups))

@@ -1,0 +1,134 @@
+"""What a step of the engine does, as plain values: `engine.planner` decides it, `engine.executor` does it.
+
+A step is a series of parts. Each is decided when the one before it is done, because what one keeps is what
+the next may restore. Whoever has the same requests, under the same numbers, and executes the same parts at
+the same times of the plan computes, keeps and evicts the same.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class EndRequest:
+    """A request ends before its reply is complete. The cache keeps what it computed.
+
+    Attributes:
+        number: of the request, in the order in which the engine received them.
+        is_given_up: its client went away.
+        is_cut: it has run for as long as it may; its reply ends here.
+    """
+
+    number: int
+    is_given_up: bool = False
+    is_cut: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PreemptRequest:
+    """A running request makes way for others. The cache keeps what it computed.
+
+    Attributes:
+        due: when it is to go on, in seconds on the clock of whoever planned this.
+    """
+
+    number: int
+    due: float
+
+
+@dataclass(frozen=True, slots=True)
+class StartRequest:
+    """A waiting request starts, or goes on after it was preempted.
+
+    Attributes:
+        restored: tokens of its prompt, and of its reply so far, that the cache gives.
+        due: see `engine.schedule`.
+        disk_tokens, disk_s: what the disk has given of it, and the seconds that it waited for that.
+    """
+
+    number: int
+    restored: int
+    due: float
+    disk_tokens: int = 0
+    disk_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class LookAtImage:
+    """The vision tower looks at the next image of the prompt that is being prefilled."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class ComputeChunk:
+    """The next `tokens` tokens of the prompt that is being prefilled are computed; 0 if all were restored."""
+
+    number: int
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class JoinBatch:
+    """A prefilled request begins to decode.
+
+    Attributes:
+        beside: a request whose group it joins; None: it is a group of its own.
+    """
+
+    number: int
+    beside: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeToken:
+    """Each of these groups of requests computes a token.
+
+    Attributes:
+        groups: the numbers of their requests.
+    """
+
+    groups: tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class FreeMemory:
+    """The prompt cache is brought within its limits.
+
+    Attributes:
+        shortage: bytes that are freed beyond them.
+    """
+
+    shortage: int = 0
+
+
+type PrefillPart = StartRequest | LookAtImage | ComputeChunk
+type StepPart = EndRequest | PreemptRequest | PrefillPart | JoinBatch | DecodeToken | FreeMemory
+
+
+class PlanClock:
+    """The engine's time, in seconds, which the prompt cache shares. While a part is executed it stands still.
+
+    Attributes:
+        running: returns seconds, and does not stand still: what is measured is measured by it.
+    """
+
+    def __init__(self, running: Callable[[], float] = time.monotonic) -> None:
+        self.running = running
+        self._at: float | None = None
+
+    def __call__(self) -> float:
+        return self.running() if self._at is None else self._at
+
+    @contextmanager
+    def stopped(self, at: float) -> Generator[None]:
+        """Let it be `at` in the block."""
+        self._at = at
+        try:
+            yield
+        finally:
+            self._at = None

@@ -1,0 +1,219 @@
+"""A step is decided apart from being done: whoever executes the same plans computes and keeps the same."""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import asdict, replace
+
+import mlx.core as mx
+import pytest
+from mlx_lm.generate import generation_stream
+
+from start_llm.cache.eviction import EvictionLimits
+from start_llm.cache.layers import Layers
+from start_llm.cache.prompt_cache import PromptCache
+from start_llm.core.engine_request import EngineRequest
+from start_llm.core.events import Finished
+from start_llm.core.sampling import Sampling
+from start_llm.engine import step_plan
+from start_llm.engine.executor import StepExecutor
+from start_llm.engine.generation import Generation
+from start_llm.engine.resources import EngineResources, TimeLimits
+from start_llm.engine.schedule import Schedule
+from start_llm.engine.step_plan import (
+    ComputeChunk,
+    DecodeToken,
+    EndRequest,
+    FreeMemory,
+    JoinBatch,
+    PlanClock,
+    PreemptRequest,
+    StartRequest,
+    StepPart,
+)
+from start_llm.engine.time_share import EngineTime
+from start_llm.telemetry.metrics import CacheMetrics, EngineMetrics
+from tests.cache.conversations import PAGE
+from tests.engine.harness import Stepper, Watched, engine_request
+from tests.engine.test_guards import Counting
+from tests.engine.test_turns import Clock
+
+BUDGET = 650_000
+"""Bytes: too few for all that some of the conversations below compute."""
+
+
+def small_cache(resources: EngineResources, clock: PlanClock) -> PromptCache:
+    limits = EvictionLimits(budget_bytes=BUDGET)
+    layers = Layers(resources.network)
+    return PromptCache(layers, limits=limits, page_size=PAGE, metrics=CacheMetrics(), clock=clock)
+
+
+class Leader(Stepper):
+    """An engine whose plans are written down, as the texts that would be sent to others."""
+
+    def __init__(self, resources: EngineResources, seed: int) -> None:
+        clock = PlanClock(Clock(random.Random(seed).choice([0.01, 0.1, 0.5])))
+        self.cache = small_cache(resources, clock)
+        super().__init__(resources, clock=clock, cache=self.cache)
+        self.sent: list[str] = []
+        self.parts: list[StepPart] = []
+        execute = self.loop.executor.execute
+
+        def record(part: StepPart, at: float) -> None:
+            self.parts.append(part)
+            self.sent.append(json.dumps({"at": at, "kind": type(part).__name__, **asdict(part)}))
+            execute(part, at)
+
+        self.loop.executor.execute = record
+
+
+class Follower:
+    """An executor that has the requests and is sent plans: no planner, no speed, no time of its own."""
+
+    def __init__(self, resources: EngineResources, requests: list[EngineRequest]) -> None:
+        clock, metrics = PlanClock(standing), EngineMetrics()
+        self.cache = small_cache(resources, clock)
+        own = replace(resources, cache=self.cache, clock=clock)
+        schedule = Schedule(standing)
+        self.replies = [Watched(Generation(request)) for request in requests]
+        for reply in self.replies:
+            schedule.add(reply.generation, 1.0)
+        with mx.stream(generation_stream):
+            self.executor = StepExecutor(own, schedule, EngineTime(own, metrics), metrics)
+
+    def follow(self, sent: list[str]) -> None:
+        with mx.stream(generation_stream):
+            for text in sent:
+                values = json.loads(text)
+                at, kind = values.pop("at"), getattr(step_plan, values.pop("kind"))
+                self.executor.execute(kind(**values), at)
+
+
+def standing() -> float:
+    return 0.0
+
+
+def kept(cache: PromptCache) -> tuple[object, ...]:
+    """Everything that a cache keeps, by its tokens."""
+    store = cache._store
+    pages = sorted((page.start, tuple(page.tokens), page.holder is None) for page in store.tree.pages())
+    sequences = sorted((tuple(one.tokens), one.is_active) for one in store.seq_caches)
+    return pages, sequences, sorted((one.position, one.tail) for one in store.checkpoints)
+
+
+def counts(cache: PromptCache) -> tuple[int, int, int]:
+    metrics = cache._metrics
+    return metrics.reused_tokens, metrics.computed_tokens, metrics.evictions
+
+
+def resources_of(*, has_state: bool) -> EngineResources:
+    return EngineResources(
+        Counting(has_state=has_state),
+        lambda token: b"a",
+        frozenset(),
+        max_sequences=2 if has_state else 3,
+        batches=not has_state,
+        time_limits=TimeLimits(preempt_after_s=1, deadline_s=60),
+    )
+
+
+def conversation(seed: int) -> list[EngineRequest]:
+    """Prompts that share beginnings, short and long, greedy and seeded; some are given up."""
+    rng = random.Random(seed)
+    beginnings = [tuple(rng.randrange(400) for _ in range(rng.choice([40, 200, 700]))) for _ in range(4)]
+    requests: list[EngineRequest] = []
+    for place in range(14):
+        prompt = (*rng.choice(beginnings), *(rng.randrange(400) for _ in range(rng.randrange(1, 60))))
+        sampling = Sampling(temperature=rng.choice([0.0, 1.5]), seed=place)
+        boundaries = tuple(sorted({len(prompt) // 2, len(prompt)}))
+        requests.append(engine_request(prompt, rng.choice([4, 30, 90]), sampling, boundaries=boundaries))
+    return requests
+
+
+def led(resources: EngineResources, seed: int) -> tuple[Leader, list[EngineRequest], list[Watched]]:
+    """Requests that come, and some of which are given up, while others run."""
+    leader, rng, requests = Leader(resources, seed), random.Random(seed), conversation(seed)
+    replies: list[Watched] = []
+    for request in requests:
+        replies.append(leader.submit(request))
+        leader.step(rng.randrange(1, 12))
+        if rng.random() < 0.2:
+            rng.choice(replies).generation.cancel()
+    for _ in range(3000):
+        if not leader.is_busy:
+            break
+        leader.step()
+    return leader, requests, replies
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("has_state", [False, True])
+def test_whoever_executes_the_same_plans_computes_keeps_and_evicts_the_same(has_state, seed):
+    resources = resources_of(has_state=has_state)
+    leader, requests, replies = led(resources, seed)
+    follower = Follower(resources, requests)
+    follower.follow(leader.sent)
+    follower.cache.check_integrity()
+    assert [reply.tokens for reply in follower.replies] == [reply.tokens for reply in replies]
+    assert kept(follower.cache) == kept(leader.cache)
+    assert counts(follower.cache) == counts(leader.cache)
+
+
+def test_seeded_replies_of_a_model_follow_from_the_plans(resources):
+    leader = Leader(replace(resources, max_sequences=2, time_limits=TimeLimits(preempt_after_s=1)), 0)
+    requests = [engine_request((5, 6, seed), 24, Sampling(temperature=1.0, seed=seed)) for seed in range(4)]
+    replies = [leader.submit(request) for request in requests]
+    leader.finish(*replies)
+    follower = Follower(resources, requests)
+    follower.follow(leader.sent)
+    assert [reply.tokens for reply in follower.replies] == [reply.tokens for reply in replies]
+    assert leader.metrics.preemptions
+
+
+def test_every_kind_of_plan_is_among_those_that_were_followed():
+    """Replies that were preempted, given up, restored and batched, and a cache that was too small."""
+    leaders = [led(resources_of(has_state=state), seed)[0] for state in (False, True) for seed in range(6)]
+    parts = [part for leader in leaders for part in leader.parts]
+    for kind in (EndRequest, PreemptRequest, StartRequest, ComputeChunk, JoinBatch, DecodeToken, FreeMemory):
+        assert any(isinstance(part, kind) for part in parts), kind
+    assert any(isinstance(part, EndRequest) and part.is_given_up for part in parts)
+    assert any(isinstance(part, StartRequest) and part.restored > PAGE for part in parts)
+    assert any(isinstance(part, JoinBatch) and part.beside for part in parts)
+    assert sum(counts(leader.cache)[2] for leader in leaders) > 100
+
+
+@pytest.mark.parametrize("restored", [0, 100, 299])
+def test_a_start_restores_no_more_than_its_plan_says(restored):
+    leader = Leader(resources_of(has_state=False), 0)
+    leader.finish(leader.submit(engine_request(range(300), 4)))
+    leader.inbox.put(Generation(engine_request(range(300), 4)))
+    leader.loop._receive_all()
+    with mx.stream(generation_stream):
+        leader.loop.executor.execute(StartRequest(2, restored, 0.0), 0.0)
+    assert leader.loop.executor.prefill
+    assert leader.loop.executor.prefill.done == restored
+
+
+@pytest.mark.parametrize("part", [StartRequest(7, 0, 0.0), ComputeChunk(7, 5), PreemptRequest(7, 0.0)])
+def test_a_plan_for_a_request_that_is_not_there_harms_no_other(part):
+    leader = Leader(resources_of(has_state=False), 0)
+    reply = leader.submit(engine_request(range(30), 20))
+    leader.step_until(lambda: reply.tokens)
+    leader.loop.executor.execute(part, 0.0)
+    leader.finish(reply)
+    assert isinstance(reply.ending, Finished)
+
+
+def test_an_end_of_a_request_that_is_not_there_is_told():
+    leader = Leader(resources_of(has_state=False), 0)
+    with pytest.raises(ValueError, match="request 7 does not wait"):
+        leader.loop.executor.execute(EndRequest(7), 0.0)
+
+
+def test_while_a_part_is_executed_time_is_the_plans():
+    clock = PlanClock(lambda: 5.0)
+    with pytest.raises(KeyError), clock.stopped(2.0):
+        assert (clock(), clock.running()) == (2.0, 5.0)
+        raise KeyError
+    assert clock() == 5.0
