@@ -34,6 +34,7 @@ class Route:
         aliases: other paths of it, for clients whose base URL lacks `/v1`.
         asks_key: False: it needs no key. Health checks may have none, and it reveals nothing else.
         proxy: who answers it on the proxy's port; None: it is closed there.
+        checked_by: another path of the server, which parses the same body and computes nothing.
     """
 
     method: str
@@ -42,6 +43,7 @@ class Route:
     aliases: tuple[str, ...] = ()
     asks_key: bool = True
     proxy: Answerer | None = None
+    checked_by: str | None = None
 
     @property
     def name(self) -> str:
@@ -57,11 +59,25 @@ class Route:
 
 
 ROUTES = (
-    Route("POST", "/v1/chat/completions", "chat", ("/chat/completions",), proxy="litellm"),
+    Route(
+        "POST",
+        "/v1/chat/completions",
+        "chat",
+        ("/chat/completions",),
+        proxy="litellm",
+        checked_by="/v1/cache/explain",
+    ),
     Route("POST", "/v1/completions", "text", ("/completions",), proxy="server"),
-    Route("POST", "/v1/messages", "messages", proxy="litellm"),
+    Route("POST", "/v1/messages", "messages", proxy="litellm", checked_by="/v1/messages/count_tokens"),
     Route("POST", "/v1/messages/count_tokens", "messages", proxy="server"),
-    Route("POST", "/v1/responses", "responses", ("/responses",), proxy="litellm"),
+    Route(
+        "POST",
+        "/v1/responses",
+        "responses",
+        ("/responses",),
+        proxy="litellm",
+        checked_by="/v1/responses/input_tokens",
+    ),
     Route("POST", "/v1/responses/input_tokens", "responses", ("/responses/input_tokens",), proxy="server"),
     Route("GET", "/v1/responses/{id}", aliases=("/responses/{id}",), proxy="server"),
     Route("DELETE", "/v1/responses/{id}", aliases=("/responses/{id}",), proxy="server"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 import httpx
@@ -12,18 +12,10 @@ import httpx
 from start_llm.access.backend_secret import BackendSecret, Caller
 from start_llm.protocols.sessions import READ_HEADERS
 from start_llm.proxy.error_text import ErrorResponse
+from start_llm.proxy.open_routes import OPEN_ROUTES
 
 SERVER = os.environ["START_LLM_BACKEND"]
 _PATIENCE_S = 60
-_QUESTIONS: Mapping[str, str] = {
-    "/chat/completions": "/v1/cache/explain",
-    "/v1/chat/completions": "/v1/cache/explain",
-    "/v1/messages": "/v1/messages/count_tokens",
-    "/responses": "/v1/responses/input_tokens",
-    "/v1/responses": "/v1/responses/input_tokens",
-}
-"""For each path that generates, a path of the server that parses the same body and computes nothing."""
-
 _PASSED_ON = frozenset({"content-type", "anthropic-version", *READ_HEADERS})
 
 type Headers = Iterable[tuple[bytes, bytes]]
@@ -78,7 +70,7 @@ class Backend:
 
         Return None if its status is not 4xx, if it does not answer, or if no path can check the request.
         """
-        question = _QUESTIONS.get(scope["path"].rstrip("/"))
+        question = OPEN_ROUTES.find(scope["method"], scope["path"]).route.checked_by
         if question is None:
             return None
         try:
