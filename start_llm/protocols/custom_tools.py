@@ -26,6 +26,7 @@ _CHARACTERS = regex.compile(
     rf'(?:[^"\\]++|\\[^u]|(?!{_HIGH})\\u{_HEX}{{4}}|{_HIGH}(?:{_LOW}|(?=[^\\]|\\[^u]|(?!{_LOW})\\u{_HEX}{{4}})))*+'
 )
 """Characters of a JSON text, the two halves of one as one."""
+_ESCAPE = regex.compile(rf"{_HIGH}{_LOW}|\\u{_HEX}{{4}}|\\.", regex.DOTALL)
 _SYNTAX_NAMES = {"lark": "Lark grammar", "regex": "regular expression"}
 
 
@@ -107,10 +108,15 @@ class CustomInput:
         ready = _CHARACTERS.match(self._rest)
         end = ready.end() if ready else 0
         written, self._rest = self._rest[:end], self._rest[end:]
-        text = parse_embedded(f'"{written}"')
         if self._rest.startswith('"'):
             self._step = "over"
-        return text if isinstance(text, str) else written
+        return _ESCAPE.sub(lambda escape: _unescaped(escape[0]), written)
+
+
+def _unescaped(escape: str) -> str:
+    """Return the character of an escape in JSON; what is none stays as it was written."""
+    character = parse_embedded(f'"{escape}"')
+    return character if isinstance(character, str) else escape
 
 
 def custom_input(arguments: str) -> str:

@@ -31,6 +31,15 @@ def test_whatever_the_arguments_are_their_text_does_not_depend_on_the_cuts(argum
         assert told(pieces_of(whole, cuts)) == custom_input(whole)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [('{"input": "\\"\n"}', '"\n'), ('{"input": "\\q\\""}', '\\q"'), ('{"input": "\\"\n', '"\n')],
+)
+def test_what_json_forbids_changes_nothing_around_it(arguments, text):
+    """A line break as it is, and an escape that is none."""
+    assert told(list(arguments)) == custom_input(arguments) == text
+
+
 def test_text_goes_out_with_the_piece_that_makes_it_certain():
     reader = CustomInput()
     fed = [reader.feed(piece) for piece in ('{"inp', 'ut": "a', "\\", "nb\\ud8", "3d", "\\ude00c", '"', "}")]
