@@ -73,7 +73,7 @@ from tests.cache.conversations import (  # noqa: E402
     talk,
 )
 from tests.cache.disk import OnDisk  # noqa: E402
-from tests.engine.harness import Stepper  # noqa: E402
+from tests.engine.harness import Stepper, uncached_resources  # noqa: E402
 from tests.ties import Tally  # noqa: E402
 from tests.vision.seeing import pictures  # noqa: E402
 
@@ -261,7 +261,7 @@ def build(family: str, folder: Path, *, images: bool) -> World:
     model = load(build_one(family, folder))
     shifts = model.vision is not None and model.vision.moves_positions
     batches = check_batching(model.network, Layers(model.network).fresh, ROWS, shifts=shifts).batches
-    resources = EngineResources(
+    resources = uncached_resources(
         network=model.network,
         token_bytes=model.tokenizer.token_bytes,
         eos_token_ids=frozenset(),

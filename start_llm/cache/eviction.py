@@ -58,14 +58,18 @@ class EvictionLimits:
 class Evictor:
     """Keeps a store within its limits. Whatever a running sequence needs stays.
 
+    Args:
+        clock: the cache's clock, in seconds.
+
     Attributes:
         batched_bytes: bytes that running sequences hold outside of their sequence caches, in a batch.
         evicted: number of evicted conversations, pages, checkpoints and sequence caches.
         write_back: writes to the disk tier; None if there is none. What is on the disk is evicted first.
     """
 
-    def __init__(self, store: PageStore, limits: EvictionLimits) -> None:
+    def __init__(self, store: PageStore, limits: EvictionLimits, clock: Callable[[], float]) -> None:
         self._store = store
+        self._clock = clock
         self.limits = limits
         self.batched_bytes = 0
         self.evicted = 0
@@ -83,13 +87,14 @@ class Evictor:
     def _live(self) -> MemoryUsage:
         return self._store.active_usage + MemoryUsage(self.batched_bytes)
 
-    def shrink(self, now: float, coming_bytes: int = 0, shortage: int = 0) -> bool:
-        """Evict what is beyond the limits. Returns whether any memory was freed.
+    def shrink(self, coming_bytes: int = 0, shortage: int = 0) -> None:
+        """Evict what is beyond the limits, and return memory that is freed to the system.
 
         Args:
             coming_bytes: bytes that a sequence is about to take.
-            shortage: bytes to free even if the limits hold.
+            shortage: bytes to free even if the limits hold, as far as anything may be evicted.
         """
+        now = self._clock()
         before = self.evicted
         active = self._live + MemoryUsage(coming_bytes)
         self._drop_worst_checkpoints(now)
@@ -101,7 +106,8 @@ class Evictor:
             self._relieve(now, active)
         if shortage:
             self._drop_worst(now, self._has_shrunk_by(shortage))
-        return self._has_tidied(active, shortage) or self.evicted > before
+        if self._has_tidied(active, shortage) or self.evicted > before:
+            self._store.layers.release()
 
     @property
     def _needed(self) -> MemoryUsage:

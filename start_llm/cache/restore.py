@@ -13,30 +13,21 @@ from start_llm.cache.plan import RestorePlan
 from start_llm.core.thread_owners import ENGINE, owned_by
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from contextlib import AbstractContextManager
 
     from start_llm.cache.eviction import Evictor
-    from start_llm.cache.layers import Layers
     from start_llm.cache.page_store import PageStore
     from start_llm.cache.plan import RestoreSource
 
 
 @owned_by(ENGINE)
 class Restorer:
-    """Makes the caches of sequences.
+    """Makes the caches of sequences."""
 
-    Args:
-        make_room: evicts until this many bytes are free.
-    """
-
-    def __init__(
-        self, layers: Layers, store: PageStore, evictor: Evictor, make_room: Callable[[int], None]
-    ) -> None:
-        self._layers = layers
+    def __init__(self, store: PageStore, evictor: Evictor) -> None:
+        self._layers = store.layers
         self._store = store
         self._evictor = evictor
-        self._make_room = make_room
 
     def restore(self, plan: RestorePlan, root: Page, ids: tuple[int, ...], room: int) -> SequenceCache:
         """Return an active sequence cache that holds the first `plan.length` tokens of `ids`.
@@ -51,7 +42,7 @@ class Restorer:
         return self._copied(plan, root, ids, room)
 
     def _fresh(self, root: Page, room: int) -> SequenceCache:
-        self._make_room(self._store.token_bytes * room)
+        self._evictor.shrink(self._store.token_bytes * room)
         seq_cache = SequenceCache(self._layers.fresh(room), root)
         self._store.admit(seq_cache)
         return seq_cache
@@ -69,7 +60,7 @@ class Restorer:
             given.path = list(plan.path)
             given.root, given.is_active, given.is_given_up = root, True, False
             self._store.admit(given)
-            self._make_room(self._store.token_bytes * max(room - self._layers.room(given.caches), 0))
+            self._evictor.shrink(self._store.token_bytes * max(room - self._layers.room(given.caches), 0))
             self._layers.reserve(given.caches, room)
         return given
 
@@ -108,7 +99,7 @@ class Restorer:
         self._store.admit(seq_cache)
         with self._store.rollback_on_error(seq_cache):
             self._let_holders_go(plan, room)
-            self._make_room(self._bytes_beside(plan, room))
+            self._evictor.shrink(self._bytes_beside(plan, room))
             self._store.assemble(seq_cache, tail, state, plan.length, room)
             seq_cache.tokens = list(ids[: plan.length])
         return seq_cache

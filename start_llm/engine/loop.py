@@ -13,8 +13,6 @@ from functools import partial
 
 import mlx.core as mx
 
-from start_llm.cache.layers import Layers
-from start_llm.cache.no_reuse import NoReuse
 from start_llm.cache.pages import SequenceCache
 from start_llm.core.events import Failed
 from start_llm.core.thread_owners import ENGINE, owned_by
@@ -70,8 +68,8 @@ class EngineLoop:
         self._clock = clock
         self._schedule = Schedule(clock)
         self._time = EngineTime(resources, metrics, clock)
-        self._cache = resources.cache or NoReuse(Layers(resources.network))
-        self._disk_waits = DiskWaits(self._cache, metrics, clock)
+        self._cache = resources.cache
+        self._disk_waits = DiskWaits(self._cache.disk, metrics, clock)
         self._reader = (
             ImageReader(resources.vision, metrics, resources.image_bytes) if resources.vision else None
         )
@@ -95,7 +93,7 @@ class EngineLoop:
         """Seconds for which there is nothing to do unless something comes in; None if there is no limit."""
         if self._has_work or not self._inbox.is_empty:
             return 0
-        until_disk = self._cache.seconds_until_disk()
+        until_disk = self._cache.disk.seconds_until_due()
         return min(_QUEUE_CHECK_S, until_disk or _QUEUE_CHECK_S) if self._schedule else until_disk
 
     @property
@@ -113,7 +111,7 @@ class EngineLoop:
         finally:
             self.fail_the_rest()
         with self._on_failure(_abandon_nothing):
-            self._cache.flush_to_disk(self._stop.flush_s if self._stop else 0.0)
+            self._cache.disk.flush(self._stop.flush_s if self._stop else 0.0)
 
     def _keep_running(self) -> None:
         """Take what still runs at the end out of the engine. The cache keeps what was computed."""
@@ -155,7 +153,7 @@ class EngineLoop:
         with self._on_failure(_abandon_nothing):
             self._balance_memory()
         with self._on_failure(_abandon_nothing):
-            self._cache.write_to_disk(is_busy=bool(self._running))
+            self._cache.disk.write_due(is_busy=bool(self._running))
         self._report()
         self._metrics.step_began = None
 
@@ -176,7 +174,7 @@ class EngineLoop:
                 item.run()
             case DiskNews():
                 with self._on_failure(_abandon_nothing):
-                    self._cache.collect_from_disk()
+                    self._cache.disk.collect()
             case MemoryShare(usable_bytes, cache_bytes):
                 self._resources.admission.usable_bytes = usable_bytes
                 with self._on_failure(_abandon_nothing):

@@ -64,8 +64,8 @@ def cached(watched: Watched) -> int:
 
 def written(engine: OnDisk, count: int) -> bool:
     """True once so many files have been written; the engine is called as its loop calls it."""
-    engine.cache.write_to_disk(is_busy=False)
-    engine.cache.collect_from_disk()
+    engine.cache.disk.write_due(is_busy=False)
+    engine.cache.disk.collect()
     return engine.disk.written_files >= count and not engine.disk.queue
 
 
@@ -177,7 +177,7 @@ def test_another_tenant_and_another_model_find_nothing(resources, stored: Path):
         other = engine.submit(asked)
         engine.finish(other)
         assert cached(other) == 0
-        engine.cache.identity = b"another"
+        engine.cache._lookup.identity = b"another"
         assert cached(engine.say(PROMPT, 6, boundaries=ENDS)) == 0
         assert not engine.disk.rejected
 
@@ -188,7 +188,7 @@ def test_another_tenant_and_another_model_find_nothing(resources, stored: Path):
 def test_nothing_is_written_before_it_is_used_twice_or_for_a_while(plain: EngineResources, tmp_path: Path):
     now = [1000.0]
     with on_disk(plain, tmp_path) as engine:
-        write_back = engine.cache._write_back
+        write_back = engine.cache.disk.write_back
         assert write_back
         write_back._clock = engine.cache._clock = lambda: now[0]
         engine.say(PROMPT, 6, boundaries=ENDS)
@@ -270,7 +270,7 @@ def test_of_a_failed_sequence_nothing_is_written(plain: EngineResources, tmp_pat
 
     with on_disk(plain, tmp_path, network=Wrapped(plain.network, breaks)) as engine:
         engine.say(PROMPT, 6, boundaries=ENDS)
-        engine.cache.flush_to_disk(5)
+        engine.cache.disk.flush(5)
     assert not files(tmp_path)
 
 
@@ -291,7 +291,7 @@ def test_a_conversation_keeps_a_few_states(tiny_model: TinyModel, tmp_path: Path
     with on_disk(resources, tmp_path) as engine:
         for turn in range(10):
             watched = engine.say(prompt, 6, boundaries=(100, len(prompt) - 4))
-            engine.cache.flush_to_disk(10)
+            engine.cache.disk.flush(10)
             settled(lambda: not engine.disk.queue)
             prompt = (*prompt, *watched.tokens, *tokens(random.Random(turn), 20, 20))
             assert len(list((tmp_path / "states").rglob("*.safetensors"))) <= 8
@@ -355,7 +355,7 @@ def test_beginnings_stay_longer_than_ends_although_they_were_written_first(
         engine.say(PROMPT, 6, boundaries=ENDS)
         (seq_cache,) = engine.cache._store.seq_caches
         keys = [page.key for page in seq_cache.path]
-        engine.cache.flush_to_disk(10)
+        engine.cache.disk.flush(10)
         settled(lambda: not engine.disk.queue)
         oldest = [file.key for file in engine.tier.index.oldest_first()]
     assert oldest[1:] == keys[::-1]
@@ -421,7 +421,7 @@ def test_what_is_on_the_disk_is_evicted_first_and_what_is_not_is_saved(
             settled(lambda: not engine.disk.queue)
         assert engine.cached.evictions
         assert engine.disk.written_files, "what was evicted was handed over"
-        engine.cache.flush_to_disk(5)
+        engine.cache.disk.flush(5)
         settled(lambda: not engine.disk.queue)
         on_the_disk = {path.stem[-32:] for path in files(tmp_path)}
         left = {page.key.hex() for page in engine.cache._store.tree.pages()}
@@ -511,7 +511,7 @@ def check_that_a_full_disk_is_told_once(engine: OnDisk, make_room: Callable[[], 
     """Two prompts are answered while it is full; then there is room."""
     for start in range(2):
         assert engine.say((start, *PROMPT), 4).tokens
-        settled(lambda: engine.cache.write_to_disk(is_busy=False) or engine.disk.state == "paused")
+        settled(lambda: engine.cache.disk.write_due(is_busy=False) or engine.disk.state == "paused")
     (line,) = engine.said
     assert line.startswith("The disk tier of the prompt cache pauses: there is no room for ")
     assert engine.disk.lost > 0
@@ -605,7 +605,7 @@ def test_the_quota_holds_for_two_models_that_take_turns(tiny_model: TinyModel, t
     for turn in range(6):
         resources = resources_of(tiny_model, ["qwen3", "qwen3_5"][turn % 2])
         with on_disk(resources, tmp_path, limits=DiskLimits(max_size=limit)) as engine:
-            engine.cache.identity = bytes([turn % 2])
+            engine.cache._lookup.identity = bytes([turn % 2])
             settled(lambda: engine.tier.scanned.is_over)
             for start in range(4):
                 engine.say((start, turn, *PROMPT), 4)
@@ -876,7 +876,7 @@ def test_a_preempted_reply_is_restored_from_the_disk_too(plain: EngineResources,
         engine.step_until(lambda: watched.look() and len(watched.tokens) >= 3)
         (sequence,) = engine.loop._decoder.sequences
         engine.loop._preempt_decoding(sequence)
-        engine.cache.flush_to_disk(5)
+        engine.cache.disk.flush(5)
         settled(lambda: not engine.disk.queue)
         engine.cache.shrink(10**9)
         assert not engine.cached.stored_bytes

@@ -56,7 +56,7 @@ def talk(desk: Desk, conversation: int, length: int = SIZE) -> tuple[int, ...]:
 
 def left(desk: Desk, ids: tuple[int, ...]) -> int:
     """How many tokens of a conversation are kept, without using them."""
-    root = desk.cache._root(b"")
+    root = desk.cache._lookup.root(b"")
     matched = desk.store.tree.match(root, ids)
     return plan_restore(root, matched, (*ids, 0), has_state=False).length
 

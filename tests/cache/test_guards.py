@@ -114,9 +114,9 @@ class Counter:
 def test_nothing_computed_by_other_weights_is_given_back():
     counter = Counter(identity=b"one")
     counter.serve(PROMPT)
-    counter.cache.identity = b"two"
+    counter.cache._lookup.identity = b"two"
     assert counter.known((*PROMPT, 1)) == 0
-    counter.cache.identity = b"one"
+    counter.cache._lookup.identity = b"one"
     assert counter.known((*PROMPT, 1)) == len(PROMPT)
 
 
@@ -130,7 +130,7 @@ def test_nothing_of_one_tenant_is_given_to_another():
 def test_a_tenant_cannot_name_itself_into_another_model():
     counter = Counter(identity=b"model")
     counter.serve(PROMPT, salt=b"+one")
-    counter.cache.identity = b"model+"
+    counter.cache._lookup.identity = b"model+"
     assert counter.known((*PROMPT, 1), b"one") == 0
 
 

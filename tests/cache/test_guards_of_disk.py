@@ -18,7 +18,7 @@ from start_llm.cache.disk.page_file import FileHeader, opened_file, write_file
 from start_llm.engine.resources import EngineResources
 from tests.cache.conversations import PAGE
 from tests.cache.disk import OnDisk, on_disk, settled
-from tests.engine.harness import engine_request
+from tests.engine.harness import engine_request, uncached_resources
 from tests.engine.test_guards import Counting, cached, check
 
 PROMPT = tuple(range(300))
@@ -26,7 +26,7 @@ STATE = pytest.mark.parametrize("has_state", [False, True], ids=["KV", "state"])
 
 
 def resources(*, has_state: bool = False) -> EngineResources:
-    return EngineResources(
+    return uncached_resources(
         Counting(has_state=has_state), lambda _: b"a", frozenset(), max_sequences=4, batches=not has_state
     )
 
@@ -177,7 +177,7 @@ def test_what_finds_no_room_is_told(tmp_path: Path):
     engine = OnDisk(resources(), tmp_path, limits=DiskLimits(max_size=100), idle_s=0)
     settled(lambda: engine.tier.scanned.is_over)
     engine.say(PROMPT, 3)
-    engine.cache.write_to_disk(is_busy=False)
+    engine.cache.disk.write_due(is_busy=False)
     settled(lambda: engine.disk.lost and not engine.disk.queue)
     assert (engine.disk.state, [line.partition(":")[0] for line in engine.said]) == (
         "paused",
@@ -310,7 +310,7 @@ def test_beginnings_are_written_first(tmp_path: Path, monkeypatch: pytest.Monkey
         watched = engine.say(PROMPT, 60)
         engine.say((*PROMPT, *watched.tokens, 7, 7), 40)
         keys = [page.key.hex() for page in engine.cache._store.seq_caches[-1].path]
-        engine.cache.flush_to_disk(0.1)
+        engine.cache.disk.flush(0.1)
         settled(lambda: not engine.disk.queue)
         found = {path.stem[-32:] for path in files_in(tmp_path)}
         assert 2 <= len(found) < len(keys)

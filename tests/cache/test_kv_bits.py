@@ -32,6 +32,7 @@ from tests.cache.disk import OnDisk, settled
 from tests.cache.quantised_prompts import behind, divergence, interrupted, log_probabilities, packed_runs
 from tests.cache.test_layers import Caches
 from tests.conftest import TinyModel
+from tests.engine.harness import uncached_resources
 
 EIGHT, FOUR = KVFormat(8, 64, 0), KVFormat(4, 64, 0)
 TURBO, TURBO_SMALL = KVFormat(4, 64, 0, "turboquant"), KVFormat(3.5, 64, 0, "turboquant")
@@ -383,7 +384,7 @@ def test_the_format_is_in_the_key_of_every_page():
             metrics=CacheMetrics(),
             identity=b"model",
         )
-        return cache._root(b"").key
+        return cache._lookup.root(b"").key
 
     formats = [None, EIGHT, FOUR, KVFormat(8, 32, 0), KVFormat(8, 64, 256), TURBO, TURBO_SMALL, MIXED]
     formats += [MixedKVFormat(MIXED.layers[:1], 0), MixedKVFormat(MIXED.layers, 256)]
@@ -419,7 +420,7 @@ def family(request: pytest.FixtureRequest) -> str:
 @pytest.fixture(scope="module")
 def resources(family: str, tiny_model: TinyModel) -> EngineResources:
     model = load(tiny_model(family, hidden=128, layers=2))
-    return EngineResources(
+    return uncached_resources(
         model.network, model.tokenizer.token_bytes, frozenset(), max_sequences=4, batches=True
     )
 
@@ -447,7 +448,7 @@ def test_a_model_that_was_trained_is_as_sure_as_before_of_a_text(form, most):
     """The demo model, each time behind 400 tokens of the license."""
     model = load(DEMO_MODEL)
     ids = tuple(model.tokenizer.encode((ROOT / "LICENSE").read_text(), as_document=False))
-    resources = EngineResources(
+    resources = uncached_resources(
         model.network, model.tokenizer.token_bytes, frozenset(), max_sequences=1, batches=True
     )
     lost: list[float] = []
@@ -517,7 +518,7 @@ def test_many_conversations_keep_the_cache_in_order(resources):
 
 def written(engine: OnDisk, prompt: tuple[int, ...]) -> None:
     interrupted(engine, prompt)
-    engine.cache.flush_to_disk(10)
+    engine.cache.disk.flush(10)
     settled(lambda: engine.disk.queue == 0)
 
 
@@ -542,8 +543,8 @@ def test_the_disk_gives_what_memory_gives_to_the_bit(resources, tmp_path, form, 
     second = OnDisk(resources, tmp_path, kv=form, is_in_place=is_in_place)
     try:
         settled(lambda: second.tier.scanned.is_over)
-        while wait := second.cache.wait_for_disk(question, b"", len(question), speed=1.0):
-            settled(lambda wait=wait: second.cache.collect_from_disk() or wait.is_over)
+        while wait := second.cache.disk.wait_for(question, b"", len(question), speed=1.0):
+            settled(lambda wait=wait: second.cache.disk.collect() or wait.is_over)
         assert second.cache.peek(question, b"", ()).tokens == known
         assert mx.array_equal(log_probabilities(second, question, known), memory)
     finally:
@@ -580,7 +581,7 @@ def test_pages_of_one_format_are_never_used_under_another(resources, tmp_path):
         engine = OnDisk(resources, tmp_path, kv=kv)
         try:
             settled(lambda engine=engine: engine.tier.scanned.is_over)
-            assert engine.cache.wait_for_disk((*prompt, 1), b"", 300, speed=1.0) is None, (
+            assert engine.cache.disk.wait_for((*prompt, 1), b"", 300, speed=1.0) is None, (
                 "pages of another format"
             )
             written(engine, prompt)
@@ -593,6 +594,6 @@ def test_pages_of_one_format_are_never_used_under_another(resources, tmp_path):
 
 
 def test_without_a_format_keys_and_files_are_what_they_were(resources):
-    assert Cached(resources).cache.identity == b""
-    assert Cached(resources, kv=EIGHT).cache.identity == EIGHT.tag.encode()
+    assert Cached(resources).cache._lookup.identity == b""
+    assert Cached(resources, kv=EIGHT).cache._lookup.identity == EIGHT.tag.encode()
     assert b"kv_format" not in FileHeader("pages", b"k", b"p", (1,), {}).encoded()

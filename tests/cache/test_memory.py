@@ -16,7 +16,7 @@ from start_llm.models.loader import load
 from tests.cache.conversations import Cached, Talkers, memory_for, talk, tokens
 from tests.cache.desk import is_pinned
 from tests.conftest import TinyModel
-from tests.engine.harness import engine_request
+from tests.engine.harness import engine_request, uncached_resources
 from tests.mlx_memory import active_bytes, rounded_up_bytes
 
 SLACK = 200_000 + 20 * rounded_up_bytes()
@@ -29,7 +29,7 @@ ROUNDS = 6
 @pytest.fixture(scope="module", params=["qwen3", "gemma3_text", "qwen3_5"])
 def resources(request: pytest.FixtureRequest, tiny_model: TinyModel) -> EngineResources:
     model = load(tiny_model(request.param, hidden=128, layers=2))
-    return EngineResources(
+    return uncached_resources(
         model.network, model.tokenizer.token_bytes, frozenset(), max_sequences=4, batches=True
     )
 
@@ -130,7 +130,7 @@ def deep(tiny_model: TinyModel) -> EngineResources:
     """Its KV outweighs what a step takes."""
     config = {"num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 128}
     model = load(tiny_model("qwen3", hidden=64, layers=12, **config))
-    return EngineResources(
+    return uncached_resources(
         model.network, model.tokenizer.token_bytes, frozenset(), max_sequences=4, batches=True
     )
 

@@ -21,9 +21,8 @@ from hypothesis.stateful import (
 
 from start_llm.cache import computed_prefixes, integrity, pages
 from start_llm.cache.eviction import EvictionLimits
-from start_llm.cache.no_reuse import NoReuse
 from start_llm.cache.pages import SequenceCache, common_length
-from start_llm.cache.prompt_cache import OpenedSequence
+from start_llm.cache.prompt_cache import OpenedSequence, PromptCache
 from start_llm.telemetry.metrics import CacheMetrics
 from tests.cache.desk import ALL_NETWORKS, NETWORKS, PLENTY, PROMPT, REPLY, Desk, is_pinned, prompt_cache
 from tests.cache.fakes import BYTES_OF_A_TOKEN, FakeCache, FakeLayers, OutOfMemory
@@ -583,7 +582,7 @@ def test_a_copy_that_fails_costs_its_seq_cache_and_nothing_else(kind, copies):
 
 
 def test_without_a_cache_nothing_is_ever_given_back():
-    none = NoReuse(FakeLayers())
+    none = PromptCache(FakeLayers())
     for _ in range(3):
         opened = none.open(PROMPT, b"", (5,))
         assert (opened.seq_cache.tokens, opened.checkpoint_positions) == ([], ())
@@ -595,7 +594,7 @@ def test_without_a_cache_nothing_is_ever_given_back():
 
 
 def test_without_a_cache_a_failed_sequence_holds_nothing():
-    none = NoReuse(FakeLayers())
+    none = PromptCache(FakeLayers())
     seq_cache = none.open(PROMPT, b"", ()).seq_cache
     seq_cache.move_to_batch(list)
     none.discard(seq_cache)
