@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from start_llm.cache.page_store import MemoryUsage, PageStore
-from start_llm.cache.pages import Checkpoint, Page, SequenceCache
+from start_llm.cache.page_store import PageStore
+from start_llm.cache.pages import Checkpoint, MemoryUsage, Page, SequenceCache
 from start_llm.core.thread_owners import ENGINE, owned_by
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ class Evictor:
     @property
     def _needed(self) -> MemoryUsage:
         """Memory of everything that is kept, without the loose bytes that can be trimmed."""
-        return self._store.usage - MemoryUsage(self._store.unused_run_bytes)
+        return self._store.usage - MemoryUsage(self._store.tree.unused_run_bytes)
 
     def _has_tidied(self, active: MemoryUsage, shortage: int) -> bool:
         """Trim runs until the limits hold; `tidy` does the rest later. True if anything was trimmed."""
@@ -120,7 +120,7 @@ class Evictor:
         def is_enough() -> bool:
             return not shortage and not self._is_beyond(self._store.usage + active, slack=_RESERVE)
 
-        if not self._store.unused_run_bytes or is_enough():
+        if not self._store.tree.unused_run_bytes or is_enough():
             return False
         self._store.tidy(is_enough)
         return True

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from start_llm.cache.pages import Checkpoint, Page, PageRun, PageTree, SequenceCache, page_key
+from start_llm.cache.pages import Checkpoint, MemoryUsage, Page, PageRun, PageTree, SequenceCache, page_key
 
 _LONGEST_CHAIN = 100
 """Limit for the search through keys that were rehashed because of collisions."""
@@ -52,8 +52,8 @@ def _check_runs(tree: PageTree, pages: Sequence[Page]) -> None:
         if isinstance(page.holder, PageRun):
             runs.setdefault(page.holder, []).append(page)
     _demand(_same(tree.runs, list(runs)), "a run is not counted, or one without pages is")
-    _demand(sum(run.stored.nbytes for run in runs) == tree.run_bytes, "bytes of runs are counted wrongly")
-    _demand(sum(run.stored.arrays for run in runs) == tree.run_arrays, "arrays of runs are counted wrongly")
+    usage = sum((MemoryUsage(run.stored.nbytes, run.stored.arrays) for run in runs), MemoryUsage())
+    _demand(usage == tree.runs_usage, "memory of runs is counted wrongly")
     for run, inside in runs.items():
         _demand(list(run.pages.items()) == [(page.end, page) for page in inside], "a run has other pages")
         _demand(run.stored.covers(*run.span), "a run does not hold its pages")

@@ -12,7 +12,7 @@ from __future__ import annotations
 import ctypes
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, cast
+from typing import Any
 
 import mlx.core as mx
 from mlx.utils import tree_flatten, tree_map
@@ -336,7 +336,7 @@ def _longer(
     missing = min(leaf.offset, kind.rewinding.window(leaf) + reach) - length
     if earlier is None or missing <= 0 or length < earlier.tokens_before:
         return arrays
-    before, _ = cast("StateSnapshot", earlier.state).leaves[index]
+    before, _ = earlier.state.leaves[index]
     end = before[0].shape[-2] - (length - earlier.tokens_before)
     start = max(end - missing, 0)
     pieces = zip(before, arrays, strict=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING
 
@@ -12,33 +11,19 @@ from start_llm.cache.integrity import BrokenInvariant, check_tree
 from start_llm.cache.pages import (
     Checkpoint,
     EarlierState,
+    MemoryUsage,
     Page,
     PageRun,
     PageTree,
     SequenceCache,
-    TensorBlock,
 )
 from start_llm.core.thread_owners import ENGINE, owned_by
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from start_llm.cache.arrays import StateSnapshot, TokenRange
+    from start_llm.cache.arrays import KVSlice, StateSnapshot, TokenRange
     from start_llm.cache.layers import Layers
-
-
-@dataclass(frozen=True, slots=True)
-class MemoryUsage:
-    """Bytes of memory, and the number of arrays that hold them."""
-
-    nbytes: int = 0
-    arrays: int = 0
-
-    def __add__(self, other: MemoryUsage) -> MemoryUsage:
-        return MemoryUsage(self.nbytes + other.nbytes, self.arrays + other.arrays)
-
-    def __sub__(self, other: MemoryUsage) -> MemoryUsage:
-        return MemoryUsage(self.nbytes - other.nbytes, self.arrays - other.arrays)
 
 
 @owned_by(ENGINE)
@@ -48,6 +33,7 @@ class PageStore:
     Pages on the path of a sequence cache are stored in sequence caches, not in runs: nothing is stored twice.
 
     Attributes:
+        idle_usage, checkpoint_usage: memory of idle sequence caches, and of checkpoints.
         token_bytes: bytes per token in the trimmable leaves; 0 until some have been computed.
     """
 
@@ -58,8 +44,8 @@ class PageStore:
         self._seq_caches: dict[int, SequenceCache] = {}
         self._checkpoints: dict[int, Checkpoint] = {}
         self._idle: dict[int, MemoryUsage] = {}
-        self._idle_usage = MemoryUsage()
-        self._checkpoint_usage = MemoryUsage()
+        self.idle_usage = MemoryUsage()
+        self.checkpoint_usage = MemoryUsage()
 
     @property
     def seq_caches(self) -> list[SequenceCache]:
@@ -72,27 +58,9 @@ class PageStore:
     # ------------------------------------------------------------------------------------------- memory usage
 
     @property
-    def pages_usage(self) -> MemoryUsage:
-        """Memory of the runs, loose bytes included."""
-        return MemoryUsage(self.tree.run_bytes, self.tree.run_arrays)
-
-    @property
-    def unused_run_bytes(self) -> int:
-        """Bytes of runs that belong to no page; `tidy` frees them."""
-        return self.tree.unused_run_bytes
-
-    @property
-    def idle_usage(self) -> MemoryUsage:
-        return self._idle_usage
-
-    @property
-    def checkpoint_usage(self) -> MemoryUsage:
-        return self._checkpoint_usage
-
-    @property
     def mean_state_bytes(self) -> float:
         """Bytes of a checkpoint on average; 0 if there is none."""
-        return self._checkpoint_usage.nbytes / len(self._checkpoints) if self._checkpoints else 0.0
+        return self.checkpoint_usage.nbytes / len(self._checkpoints) if self._checkpoints else 0.0
 
     @property
     def active_usage(self) -> MemoryUsage:
@@ -103,7 +71,7 @@ class PageStore:
     @property
     def usage(self) -> MemoryUsage:
         """Memory of everything except active sequence caches."""
-        return self.pages_usage + self._idle_usage + self._checkpoint_usage
+        return self.tree.runs_usage + self.idle_usage + self.checkpoint_usage
 
     def usage_of(self, seq_cache: SequenceCache) -> MemoryUsage:
         return MemoryUsage(self.layers.nbytes(seq_cache.caches), self.layers.arrays(seq_cache.caches))
@@ -135,13 +103,13 @@ class PageStore:
         """Make a sequence cache idle when its sequence has left the engine; it waits for the next turn."""
         seq_cache.is_active = False
         self._idle[id(seq_cache)] = usage = self.usage_of(seq_cache)
-        self._idle_usage += usage
+        self.idle_usage += usage
 
     def forget(self, seq_cache: SequenceCache) -> None:
         """Remove a sequence cache from the store. Its pages are not changed."""
         if self._seq_caches.pop(id(seq_cache), None) is None:
             return
-        self._idle_usage -= self._idle.pop(id(seq_cache), MemoryUsage())
+        self.idle_usage -= self._idle.pop(id(seq_cache), MemoryUsage())
         seq_cache.end_page.seq_caches.remove(seq_cache)
 
     def assemble(
@@ -323,7 +291,7 @@ class PageStore:
         last = max(kept, key=lambda one: one.position, default=None)
         return last and EarlierState(last.state, len(tokens) - last.position)
 
-    def _longer_tail(self, page: Page, tail: tuple[int, ...]) -> TensorBlock | None:
+    def _longer_tail(self, page: Page, tail: tuple[int, ...]) -> KVSlice | None:
         """Return the arrays of another checkpoint of this page whose tail starts with these tokens."""
         if not tail:
             return None
@@ -340,7 +308,7 @@ class PageStore:
         """Update the count for what the block changes in the checkpoints of a page."""
         before = _checkpoint_usage(page)
         yield
-        self._checkpoint_usage += _checkpoint_usage(page) - before
+        self.checkpoint_usage += _checkpoint_usage(page) - before
 
     def drop_checkpoint(self, checkpoint: Checkpoint) -> Page:
         """Drop a checkpoint. Returns its page, or the nearest ancestor that remains."""
@@ -425,8 +393,8 @@ class PageStore:
         idle = [one for one in self.seq_caches if not one.is_active]
         pages = {id(one.page): one.page for one in self.checkpoints}
         for usage, parts in (
-            (self._idle_usage, [self.usage_of(one) for one in idle]),
-            (self._checkpoint_usage, [_checkpoint_usage(page) for page in pages.values()]),
+            (self.idle_usage, [self.usage_of(one) for one in idle]),
+            (self.checkpoint_usage, [_checkpoint_usage(page) for page in pages.values()]),
         ):
             if usage != sum(parts, MemoryUsage()):
                 raise BrokenInvariant(f"{usage} is counted where {sum(parts, MemoryUsage())} is")

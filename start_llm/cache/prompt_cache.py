@@ -362,7 +362,7 @@ class PromptCache:
     def _note_kept(self) -> None:
         metrics, store = self._metrics, self._store
         metrics.evictions = self._evictor.evicted
-        metrics.page_bytes = store.pages_usage.nbytes
+        metrics.page_bytes = store.tree.runs_usage.nbytes
         metrics.seq_cache_bytes = store.idle_usage.nbytes
         metrics.checkpoint_bytes = store.checkpoint_usage.nbytes
         active = store.active_usage

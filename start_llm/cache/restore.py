@@ -106,8 +106,7 @@ class Restorer:
 
     def _state(self, plan: RestorePlan, checkpoint: Checkpoint) -> StateSnapshot:
         """Return the checkpoint's state, taken back to the end of the plan."""
-        state = cast("StateSnapshot", checkpoint.state)
-        return self._layers.rewound(state, checkpoint.position - plan.length)
+        return self._layers.rewound(checkpoint.state, checkpoint.position - plan.length)
 
     def _tail(self, tail: RestoreSource) -> TokenRange:
         holder = tail.holder

@@ -341,7 +341,7 @@ def test_no_more_is_held_than_the_budget_when_a_conversation_branches_off_one_th
     counter.serve(PROMPT)
     opened = counter.open((*PROMPT[:16], 1, 2))
     held = counter.cache._store.usage + counter.cache._store.active_usage
-    assert held.nbytes - counter.cache._store.unused_run_bytes <= budget
+    assert held.nbytes - counter.cache._store.tree.unused_run_bytes <= budget
     assert opened.restored.tokens == 16
     assert counter.known((*PROMPT, 1)) == len(PROMPT)
 

@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from start_llm.cache.page_store import MemoryUsage
-from start_llm.cache.pages import SequenceCache
+from start_llm.cache.pages import MemoryUsage, SequenceCache
 from tests.cache.desk import NETWORKS, PAGE, PROMPT, Desk
 from tests.cache.fakes import BYTES_OF_A_TOKEN, OutOfMemory
 

@@ -15,7 +15,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from start_llm.cache.buffers import Outgoing, outgoing
 from start_llm.cache.disk.page_file import FileHeader
@@ -277,8 +277,7 @@ class WriteBack:
                 part = self._store.part(item.holder, item.start, item.end)
                 return item.parent, item.tokens, outgoing(self._layers.page(part, item.start)), ()
             case Checkpoint():
-                state, page = cast("StateSnapshot", item.state), item.page
-                tail = cast("KVSlice | None", item.tail_cut)
+                state, page, tail = item.state, item.page, item.tail_cut
                 kv = self._layers.copied(tail.part(0, len(item.tail))) if tail else self._shape.nothing()
                 return page, item.tail, outgoing(kv, state), _numbers(state)
             case SequenceCache():
