@@ -27,7 +27,7 @@ from start_llm.cache.arrays import (
     joined,
     owned_copy,
 )
-from start_llm.cache.kinds import NonTrimmableLeaf, TrimmableLeaf, attention_of, put_state, reuse_of
+from start_llm.cache.kinds import NonTrimmableLeaf, TrimmableLeaf, kind_of, reuse_of
 from start_llm.cache.kv_format import PageFormat
 from start_llm.cache.pages import EarlierState
 from start_llm.cache.quantize.quantizer import KVQuantizer
@@ -88,7 +88,7 @@ class Layers:
         return KVAtRest(
             mode=self.quantizer.format.mode if self.quantizer else _most_common(self._types(caches)),
             layers=Counter(self._types(caches)),
-            attention=Counter(attention_of(leaf) for leaf in leaves(caches) if not leaf.empty()),
+            attention=Counter(kind_of(leaf).attention for leaf in leaves(caches) if not leaf.empty()),
             is_quantized=self.quantizer is not None,
         )
 
@@ -216,7 +216,8 @@ class Layers:
         if packer is None or start < packer.start:
             return self.copied(part)
         count = len(_sliced(self.fresh()))
-        return KVSlice(tuple(_packed([part], index, packer) for index in range(count)))
+        pieces = ([packer.packed(index, one) for one in part.take(index)] for index in range(count))
+        return KVSlice(tuple(_joined(leaf, 0) for leaf in pieces))
 
     def trimmable_arrays(self, caches: Sequence[Any]) -> list[Arrays]:
         """Return the arrays of each trimmable leaf, with their unused room."""
@@ -311,7 +312,7 @@ def materialize(caches: Sequence[Any]) -> None:
     """
     for leaf in leaves(caches):
         if not leaf.empty():
-            put_state(leaf, tree_map(_let_go, leaf.state))
+            kind_of(leaf).put_state(leaf, tree_map(_let_go, leaf.state))
             mx.eval(leaf.state)
 
 
@@ -349,11 +350,6 @@ def _reach(leaf: Any, kind: NonTrimmableLeaf, arrays: Arrays) -> int:
         return 0
     length = arrays[0].shape[-2]
     return int(leaf.offset if length == leaf.offset else max(length - kind.rewinding.window(leaf), 0))
-
-
-def _packed(parts: Sequence[TokenRange], index: int, packer: KVQuantizer) -> Arrays:
-    """Return a quantised copy of one leaf of all parts."""
-    return _joined([packer.packed(index, arrays) for part in parts for arrays in part.take(index)], 0)
 
 
 def _joined(pieces: Sequence[Arrays], room: int) -> Arrays:

@@ -47,11 +47,13 @@ class OpenedSequence:
         seq_cache: active; the KV of its `tokens` is restored, the rest has to be computed.
         checkpoint_positions: positions at which prefill has to stop, so that state can be kept there.
         restored: how much was restored, and why no more, as an event.
+        is_in_place: it was restored without a copy.
     """
 
     seq_cache: SequenceCache
     checkpoint_positions: tuple[int, ...]
     restored: Restored
+    is_in_place: bool = False
 
 
 @owned_by(ENGINE)
@@ -119,8 +121,8 @@ class PromptCache:
                 other tokens. Only for telling why a prompt was not restored.
             capacity: tokens that the caches should take without growing: the prompt and part of the reply.
         """
-        opened, plan = self._open(ids, salt, boundaries, repeated_tokens, len(ids), capacity)
-        self._note_lookup(plan, opened.restored)
+        opened = self.reopen(ids, salt, boundaries, repeated_tokens, len(ids), capacity)
+        self._note_lookup(opened)
         return opened
 
     def reopen(
@@ -133,21 +135,10 @@ class PromptCache:
         capacity: int = 0,
     ) -> OpenedSequence:
         """Restore a preempted sequence, with any reply tokens after its prompt. Counts no lookup."""
-        return self._open(ids, salt, boundaries, repeated_tokens, prompt_length, capacity)[0]
-
-    def _open(
-        self,
-        ids: tuple[int, ...],
-        salt: bytes,
-        boundaries: Sequence[int],
-        repeated_tokens: int,
-        prompt_length: int,
-        capacity: int,
-    ) -> tuple[OpenedSequence, RestorePlan]:
         if not self.supports_reuse:
             seq_cache = SequenceCache(self._layers.fresh(capacity), self._lookup.root(salt))
             seq_cache.prompt_length = prompt_length
-            return OpenedSequence(seq_cache, (), _OFF), RestorePlan()
+            return OpenedSequence(seq_cache, (), _OFF)
         now, match = self._clock(), self._lookup.match(ids, salt)
         plan = match.plan
         restored, ever_computed = self._lookup.explain(match, boundaries, repeated_tokens)
@@ -160,13 +151,12 @@ class PromptCache:
         seq_cache.shared_prefix_length = max(seq_cache.shared_prefix_length, prompt_end)
         seq_cache.prompt_length = prompt_length
         seq_cache.repeated_tokens = max(ever_computed, restored.repeated_tokens)
-        if not self._layers.has_state:
-            return OpenedSequence(seq_cache, (), restored), plan
-        pages = self.disk.restorer.depth(match) if self.disk.restorer else len(match.matched)
-        positions = self._checkpoints.positions(
-            seq_cache, ids, pages, ever_computed, restored.repeated_tokens
-        )
-        return OpenedSequence(seq_cache, positions, restored), plan
+        positions: tuple[int, ...] = ()
+        if self._layers.has_state:
+            pages = self.disk.restorer.depth(match) if self.disk.restorer else len(match.matched)
+            repeated_tokens = restored.repeated_tokens
+            positions = self._checkpoints.positions(seq_cache, ids, pages, ever_computed, repeated_tokens)
+        return OpenedSequence(seq_cache, positions, restored, plan.reused_in_place is not None)
 
     def peek(
         self, ids: tuple[int, ...], salt: bytes, boundaries: Sequence[int], repeated_tokens: int = 0
@@ -341,12 +331,12 @@ class PromptCache:
 
     # ------------------------------------------------------------------------------------------------- counts
 
-    def _note_lookup(self, plan: RestorePlan, restored: Restored) -> None:
-        metrics = self._metrics
+    def _note_lookup(self, opened: OpenedSequence) -> None:
+        metrics, restored = self._metrics, opened.restored
         metrics.lookups += 1
-        metrics.hits += 1 if plan.length else 0
-        metrics.reused_tokens += plan.length
-        metrics.reused_in_place += 1 if plan.reused_in_place else 0
+        metrics.hits += 1 if restored.tokens else 0
+        metrics.reused_tokens += restored.tokens
+        metrics.reused_in_place += opened.is_in_place
         metrics.rejected_keys = self._store.tree.rejected_keys
         if restored.miss:
             metrics.misses[restored.miss] += 1

@@ -164,7 +164,7 @@ def test_a_hurt_page_costs_what_is_after_it(plain: EngineResources, tmp_path: Pa
 @pytest.mark.sample(4)
 def test_what_vanished_is_a_miss(resources, stored: Path, expected: list[int], kind: str):
     with on_disk(resources, stored) as engine:
-        settled(lambda: engine.tier.scanned.is_over)
+        settled(lambda: engine.tier.worker.scanned.is_over)
         for path in (stored / kind).rglob("*.safetensors"):
             path.unlink()
         assert engine.say(PROMPT, 6, boundaries=ENDS).tokens == expected
@@ -192,7 +192,7 @@ def test_nothing_is_written_before_it_is_used_twice_or_for_a_while(plain: Engine
         assert write_back
         write_back._clock = engine.cache._clock = lambda: now[0]
         engine.say(PROMPT, 6, boundaries=ENDS)
-        settled(lambda: engine.tier.scanned.is_over)
+        settled(lambda: engine.tier.worker.scanned.is_over)
         now[0] += 29
         assert not written(engine, 1)
         engine.say((*PROMPT[:150], 7, 7), 2)
@@ -332,7 +332,7 @@ def test_what_its_age_or_their_number_evicts_is_handed_over(
     plain: EngineResources, tmp_path: Path, limits: dict[str, float]
 ):
     with on_disk(plain, tmp_path) as engine:
-        settled(lambda: engine.tier.scanned.is_over)
+        settled(lambda: engine.tier.worker.scanned.is_over)
         engine.say(PROMPT, 6, boundaries=ENDS)
         (seq_cache,) = engine.cache._store.seq_caches
         keys = {page.key.hex() for page in seq_cache.path[:MOST_IN_FLIGHT]}
@@ -390,7 +390,7 @@ def test_reads_end_however_many_there_are_at_once(plain: EngineResources, tmp_pa
     with on_disk(plain, tmp_path) as engine:
         engine.say(PROMPT, 6, boundaries=ENDS)
     with on_disk(plain, tmp_path) as engine:
-        settled(lambda: engine.tier.scanned.is_over)
+        settled(lambda: engine.tier.worker.scanned.is_over)
         file = engine.tier.index.oldest_first()[0]
         parts = [FilePart(file, file.parent, (), (), list)]
         reads = [DiskRead(parts=parts * 3) for _ in range(300)]
@@ -488,7 +488,7 @@ def test_a_disk_that_cannot_be_written_stops_no_reply(
     expected = list(reference(Stepper(plain), PROMPT, 6).ids)
     limits = DiskLimits(max_size=10**9, pause_s=0.2)
     engine = OnDisk(plain, tmp_path, limits=limits, idle_s=0)
-    settled(lambda: engine.tier.scanned.is_over)
+    settled(lambda: engine.tier.worker.scanned.is_over)
     monkeypatch.setattr(os, call, failing)
     assert engine.say(PROMPT, 6, boundaries=ENDS).tokens == expected
     written(engine, 1)
@@ -526,7 +526,7 @@ def check_that_a_full_disk_is_told_once(engine: OnDisk, make_room: Callable[[], 
 def test_a_full_disk_is_told_once_on_a_file_system_of_its_own(plain: EngineResources, tmp_path: Path):
     with small_disk(tmp_path / "disk", 16 * 2**20) as disk:
         engine = OnDisk(plain, disk / "ssd", limits=DiskLimits(max_size=10**9, pause_s=0.2), idle_s=0)
-        settled(lambda: engine.tier.scanned.is_over)
+        settled(lambda: engine.tier.worker.scanned.is_over)
         filler = fill(disk)
         check_that_a_full_disk_is_told_once(engine, filler.unlink)
         engine.stop()
@@ -542,7 +542,7 @@ def test_what_finds_no_room_is_told_once(plain: EngineResources, tmp_path: Path,
         return SimpleNamespace(f_bavail=0, f_frsize=found.f_frsize)
 
     engine = OnDisk(plain, tmp_path, limits=DiskLimits(max_size=wanted, pause_s=0.2), idle_s=0)
-    settled(lambda: engine.tier.scanned.is_over)
+    settled(lambda: engine.tier.worker.scanned.is_over)
     if wanted != 100:
         monkeypatch.setattr(os, "statvfs", full)
 
@@ -568,7 +568,7 @@ def test_a_disk_that_is_full_in_the_middle_of_a_file_loses_that_file_alone(
         return real(file, [parts[0][: parts[0].nbytes // 2]] if left[0] < 0 else parts)
 
     engine = OnDisk(plain, tmp_path, limits=DiskLimits(max_size=10**9, pause_s=0.2), idle_s=0)
-    settled(lambda: engine.tier.scanned.is_over)
+    settled(lambda: engine.tier.worker.scanned.is_over)
     monkeypatch.setattr(os, "writev", filling)
     expected = engine.say(PROMPT, 6, boundaries=ENDS).tokens
     settled(lambda: written(engine, 3) and engine.disk.state == "paused")
@@ -606,7 +606,7 @@ def test_the_quota_holds_for_two_models_that_take_turns(tiny_model: TinyModel, t
         resources = resources_of(tiny_model, ["qwen3", "qwen3_5"][turn % 2])
         with on_disk(resources, tmp_path, limits=DiskLimits(max_size=limit)) as engine:
             engine.cache._lookup.identity = bytes([turn % 2])
-            settled(lambda: engine.tier.scanned.is_over)
+            settled(lambda: engine.tier.worker.scanned.is_over)
             for start in range(4):
                 engine.say((start, turn, *PROMPT), 4)
     assert max(sizes) <= limit + largest
@@ -618,7 +618,7 @@ def test_the_quota_holds_for_two_models_that_take_turns(tiny_model: TinyModel, t
 def test_the_quota_holds_at_the_start_too(stored: Path, resources):
     size = folder_size(stored)
     with on_disk(resources, stored, limits=DiskLimits(max_size=size // 2)) as engine:
-        settled(lambda: engine.tier.scanned.is_over)
+        settled(lambda: engine.tier.worker.scanned.is_over)
         assert 0 < folder_size(stored) <= size // 2
         assert engine.disk.evictions
         assert engine.disk.nbytes == folder_size(stored)
@@ -640,7 +640,7 @@ def test_a_share_is_of_what_is_free_or_ours(plain: EngineResources, tmp_path: Pa
     free = disk.f_bavail * disk.f_frsize
     for share, told in ((0.5, 0.5), (1.0, 0.8), (2**60, 0.8)):
         with on_disk(plain, tmp_path, limits=DiskLimits(max_size=share)) as engine:
-            settled(lambda: engine.tier.scanned.is_over)
+            settled(lambda: engine.tier.worker.scanned.is_over)
             assert engine.disk.max_bytes == pytest.approx(told * free, rel=0.05)
 
 
@@ -649,7 +649,7 @@ def test_what_a_killed_server_left_behind_is_cleaned_up(resources, stored: Path,
     left = files(stored)[0].with_name("0" * 32 + "-" + "1" * 32 + ".safetensors.tmp")
     left.write_bytes(b"half a page")
     with on_disk(resources, stored) as engine:
-        settled(lambda: engine.tier.scanned.is_over)
+        settled(lambda: engine.tier.worker.scanned.is_over)
         assert not left.exists()
         assert engine.say(PROMPT, 6, boundaries=ENDS).tokens == expected
 
@@ -702,7 +702,7 @@ def slow_reads(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 def test_nobody_waits_for_the_disk_who_does_not_read_from_it(resources, stored: Path, expected, slow_reads):
     slow_reads[0] = 0.05
     with on_disk(resources, stored) as engine:
-        settled(lambda: engine.tier.scanned.is_over)
+        settled(lambda: engine.tier.worker.scanned.is_over)
         slow = engine.submit(engine_request(PROMPT, 6, boundaries=ENDS))
         engine.step_until(lambda: engine.loop._schedule.restoring)
         quick = engine.submit(engine_request((1, 2, 3), 6))
@@ -753,7 +753,7 @@ def test_a_disk_that_hangs_is_waited_for_once_and_not_for_ever(
     resources, stored: Path, expected: list[int], hanging: Hanging
 ):
     with on_disk(resources, stored, clock=hanging.clock) as engine:
-        settled(lambda: engine.tier.scanned.is_over)
+        settled(lambda: engine.tier.worker.scanned.is_over)
         watched = engine.submit(engine_request(PROMPT, 6, boundaries=ENDS))
         engine.step_until(lambda: engine.restorer.is_busy)
         settled(hanging.hangs.is_set)
@@ -787,7 +787,7 @@ def test_a_header_that_nobody_can_read_is_not_waited_for(
     go, real, now = threading.Event(), os.pread, [0.0]
     monkeypatch.setattr(os, "pread", lambda *those: go.wait(30) and real(*those))
     with on_disk(plain, stored_plain, clock=lambda: now[0]) as engine:
-        settled(lambda: engine.tier.scanned.is_over)
+        settled(lambda: engine.tier.worker.scanned.is_over)
         watched = engine.submit(engine_request(PROMPT[:290], 6))
         engine.step_until(lambda: engine.loop._schedule.restoring)
         now[0] += 6.5
@@ -812,7 +812,7 @@ def test_a_disk_that_is_slower_than_computing_gives_what_it_has_read(
         return real(*arguments)
 
     with on_disk(plain, stored_plain, clock=hanging.clock) as engine:
-        settled(lambda: engine.tier.scanned.is_over)
+        settled(lambda: engine.tier.worker.scanned.is_over)
         waiting: list[Any] = []
         expected = list(reference(Stepper(plain), PROMPT, 6).ids)
         monkeypatch.setattr(os, "preadv", slow)
@@ -830,7 +830,7 @@ def test_a_writer_that_is_slow_holds_nobody_up(plain: EngineResources, tmp_path:
     real = os.writev
     monkeypatch.setattr(os, "writev", lambda *those: time.sleep(1.5) or real(*those))
     with on_disk(plain, tmp_path, idle_s=0) as engine:
-        settled(lambda: engine.tier.scanned.is_over)
+        settled(lambda: engine.tier.worker.scanned.is_over)
         engine.say(PROMPT, 6, boundaries=ENDS)
         settled(lambda: written(engine, 0) or engine.disk.queue == MOST_IN_FLIGHT)
         began = time.monotonic()

@@ -153,7 +153,7 @@ def test_what_a_client_left_is_written_at_the_end(steps: int, tmp_path: Path):
 @pytest.mark.parametrize("steps", [3, 10], ids=["in its prompt", "in its reply"])
 def test_what_a_client_left_is_not_written_when_it_is_evicted(steps: int, tmp_path: Path):
     with on_disk(resources(), tmp_path) as engine:
-        settled(lambda: engine.tier.scanned.is_over)
+        settled(lambda: engine.tier.worker.scanned.is_over)
         left_by_its_client(engine, steps)
         engine.cache.shrink(10**9)
         assert not list(engine.cache._store.tree.pages())
@@ -175,7 +175,7 @@ def test_a_foreign_file_counts_and_stays(tmp_path: Path):
 
 def test_what_finds_no_room_is_told(tmp_path: Path):
     engine = OnDisk(resources(), tmp_path, limits=DiskLimits(max_size=100), idle_s=0)
-    settled(lambda: engine.tier.scanned.is_over)
+    settled(lambda: engine.tier.worker.scanned.is_over)
     engine.say(PROMPT, 3)
     engine.cache.disk.write_due(is_busy=False)
     settled(lambda: engine.disk.lost and not engine.disk.queue)
@@ -193,7 +193,7 @@ def test_those_that_wait_for_the_disk_have_places(tmp_path: Path, monkeypatch: p
         for prompt in prompts:
             engine.say(prompt, 3)
     with on_disk(resources(), tmp_path) as engine:
-        settled(lambda: engine.tier.scanned.is_over)
+        settled(lambda: engine.tier.worker.scanned.is_over)
         go, real = [False], os.preadv
         monkeypatch.setattr(os, "preadv", lambda *those: settled(lambda: go[0]) or real(*those))
         everyone = [engine.submit(engine_request(prompt, 3)) for prompt in prompts]
@@ -262,7 +262,7 @@ def test_a_disk_that_hangs_is_not_waited_for(tmp_path: Path, monkeypatch: pytest
     for prompt in prompts:
         said_before(tmp_path, prompt)
     with on_disk(resources(), tmp_path, clock=(held := Held(monkeypatch)).clock) as engine:
-        settled(lambda: engine.tier.scanned.is_over)
+        settled(lambda: engine.tier.worker.scanned.is_over)
         first = engine.submit(engine_request(prompts[0], 3))
         engine.step_until(lambda: engine.restorer.is_busy)
         settled(held.hangs.is_set)
@@ -281,7 +281,7 @@ def test_a_disk_that_hangs_is_not_waited_for(tmp_path: Path, monkeypatch: pytest
 def test_what_comes_late_is_right_or_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     said_before(tmp_path)
     with on_disk(resources(), tmp_path, clock=(held := Held(monkeypatch)).clock) as engine:
-        settled(lambda: engine.tier.scanned.is_over)
+        settled(lambda: engine.tier.worker.scanned.is_over)
         watched = engine.submit(engine_request((*PROMPT, 300, 7, 7), 3))
         engine.step_until(lambda: engine.restorer.is_busy)
         settled(held.hangs.is_set)
@@ -306,7 +306,7 @@ def test_beginnings_are_written_first(tmp_path: Path, monkeypatch: pytest.Monkey
     real = os.writev
     monkeypatch.setattr(os, "writev", lambda *those: time.sleep(0.02) or real(*those))
     with on_disk(resources(), tmp_path) as engine:
-        settled(lambda: engine.tier.scanned.is_over)
+        settled(lambda: engine.tier.worker.scanned.is_over)
         watched = engine.say(PROMPT, 60)
         engine.say((*PROMPT, *watched.tokens, 7, 7), 40)
         keys = [page.key.hex() for page in engine.cache._store.seq_caches[-1].path]
@@ -320,7 +320,7 @@ def test_beginnings_are_written_first(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_one_beginning_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     said_before(tmp_path)
     with on_disk(resources(), tmp_path) as engine:
-        settled(lambda: engine.tier.scanned.is_over)
+        settled(lambda: engine.tier.worker.scanned.is_over)
         real = os.preadv
         monkeypatch.setattr(os, "preadv", lambda *those: time.sleep(0.01) or real(*those))
         prompts = [(*PROMPT, 300 + number, 5, 5) for number in range(4)]

@@ -542,7 +542,7 @@ def test_the_disk_gives_what_memory_gives_to_the_bit(resources, tmp_path, form, 
         first.stop()
     second = OnDisk(resources, tmp_path, kv=form, is_in_place=is_in_place)
     try:
-        settled(lambda: second.tier.scanned.is_over)
+        settled(lambda: second.tier.worker.scanned.is_over)
         while wait := second.cache.disk.wait_for(question, b"", len(question), speed=1.0):
             settled(lambda wait=wait: second.cache.disk.collect() or wait.is_over)
         assert second.cache.peek(question, b"", ()).tokens == known
@@ -580,7 +580,7 @@ def test_pages_of_one_format_are_never_used_under_another(resources, tmp_path):
     for kv in formats:
         engine = OnDisk(resources, tmp_path, kv=kv)
         try:
-            settled(lambda engine=engine: engine.tier.scanned.is_over)
+            settled(lambda engine=engine: engine.tier.worker.scanned.is_over)
             assert engine.cache.disk.wait_for((*prompt, 1), b"", 300, speed=1.0) is None, (
                 "pages of another format"
             )

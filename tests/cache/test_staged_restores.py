@@ -55,7 +55,7 @@ def two_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
 def started(resources: EngineResources, stored: Path, two_ahead: None) -> Generator[OnDisk]:
     """An engine on that folder. Nothing is written there: what is on the disk is touched alone."""
     with on_disk(resources, stored, is_in_place=False) as engine:
-        settled(lambda: engine.tier.scanned.is_over)
+        settled(lambda: engine.tier.worker.scanned.is_over)
         yield engine
 
 
@@ -144,7 +144,7 @@ def test_what_is_computed_faster_than_restored_is_computed(
     resources: EngineResources, stored: Path, expected: list[int]
 ):
     with on_disk(resources, stored) as engine:
-        settled(lambda: engine.tier.scanned.is_over)
+        settled(lambda: engine.tier.worker.scanned.is_over)
         engine.restorer._pace.note(2**30, 2.0**30)  # a byte a second
         assert engine.say(PROMPT, 5).tokens == expected
         assert (engine.disk.computed_instead, engine.disk.hits) == (1, 0)

@@ -113,8 +113,8 @@ class DiskRestorer:
         tier, kept = self._tier, match.plan.length
         if self._is_hanging() or not tier.is_on:
             return None
-        if not tier.scanned.is_over:
-            return tier.scanned
+        if not tier.worker.scanned.is_over:
+            return tier.worker.scanned
         plan = self._plan(match, may_look=may_look)
         if isinstance(plan, list):
             self._looks.append(tier.look(plan))
@@ -136,7 +136,7 @@ class DiskRestorer:
 
     def _is_hanging(self) -> bool:
         self._looks = [one for one in self._looks if not one.is_over]
-        waits = (*self._running, *self._looks, self._tier.scanned)
+        waits = (*self._running, *self._looks, self._tier.worker.scanned)
         is_hanging = any(one.is_late and not one.is_over for one in waits)
         if not is_hanging:
             self._tier.note_answer()

@@ -100,7 +100,7 @@ class WriteBack:
         Args:
             is_busy: requests are running; then little of the time is spent on this.
         """
-        if self._tier.pause_left_s:
+        if self._tier.worker.pause_left_s:
             self._due.clear()  # its items hold memory
         while self._tier.can_take and not (is_busy and time.perf_counter() < self._not_before):
             item = self._next(_LOOK_WHEN_BUSY_S if is_busy else _LOOK_S)
@@ -115,13 +115,13 @@ class WriteBack:
         """Return the seconds after which `offer` should be called again; None if something else will come
         first: a request, or the news that the disk thread has written a file.
         """
-        if not self._tier.is_on or self._tier.is_full:
+        if not self._tier.is_on or self._tier.traffic.is_full:
             return None
         if self._due:
-            return max(self._tier.pause_left_s, _LOOK_S)
+            return max(self._tier.worker.pause_left_s, _LOOK_S)
         if not self._next_due:
-            return self._tier.pause_left_s or None
-        return max(self._next_due - self._clock(), self._tier.pause_left_s, _LOOK_S)
+            return self._tier.worker.pause_left_s or None
+        return max(self._next_due - self._clock(), self._tier.worker.pause_left_s, _LOOK_S)
 
     def note_change(self) -> None:
         """Look for what is to be written when nothing else runs: a sequence has ended."""
@@ -131,7 +131,7 @@ class WriteBack:
         """Write everything that is not on the disk yet, the conversations that were used last first."""
         end = time.perf_counter() + patience_s
         self._write_all(end)
-        if self._tier.wait_for_checks(end - time.perf_counter()):
+        if self._tier.traffic.wait_for_checks(end - time.perf_counter()):
             self._write_all(end)
 
     def _write_all(self, end: float) -> None:
@@ -143,7 +143,7 @@ class WriteBack:
                 item = self._due.pop()
                 if self._is_writable(item):
                     self._write(item)
-            elif not self._tier.is_full:
+            elif not self._tier.traffic.is_full:
                 return
 
     def save(self, victim: Writable) -> None:
