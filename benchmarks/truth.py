@@ -48,6 +48,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from start_llm.core.openblas import run_with_openblas  # noqa: E402
+from tests.cache.integrity import check_cache  # noqa: E402
 
 os.environ["MLX_ENABLE_TF32"] = "0"  # the limits are those of float32, not of a GPU's shorter matrices
 
@@ -186,7 +187,7 @@ class Conversation:
             if self._folder and self._rng.random() < RESTART:
                 self.end(writes=self._rng.random() < 0.5)
                 self._engine = self._start()
-        self._engine.cache.check_integrity()
+        check_cache(self._engine.cache)
 
     def end(self, *, writes: bool = True) -> None:
         """Stop the engine and count what it did.

@@ -7,7 +7,6 @@ from contextlib import ExitStack, contextmanager
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from start_llm.cache.integrity import BrokenInvariant, check_tree
 from start_llm.cache.pages import (
     Checkpoint,
     EarlierState,
@@ -306,9 +305,9 @@ class PageStore:
     @contextmanager
     def _weighing_checkpoints(self, page: Page) -> Generator[None]:
         """Update the count for what the block changes in the checkpoints of a page."""
-        before = _checkpoint_usage(page)
+        before = checkpoint_usage(page)
         yield
-        self.checkpoint_usage += _checkpoint_usage(page) - before
+        self.checkpoint_usage += checkpoint_usage(page) - before
 
     def drop_checkpoint(self, checkpoint: Checkpoint) -> Page:
         """Drop a checkpoint. Returns its page, or the nearest ancestor that remains."""
@@ -385,24 +384,6 @@ class PageStore:
         if isinstance(end, SequenceCache):
             self._give_up(end)
 
-    # --------------------------------------------------------------------------------------------- integrity
-
-    def check_integrity(self) -> None:
-        """Raise `BrokenInvariant` if the store contradicts itself."""
-        check_tree(self.tree, self.seq_caches, self.checkpoints)
-        idle = [one for one in self.seq_caches if not one.is_active]
-        pages = {id(one.page): one.page for one in self.checkpoints}
-        for usage, parts in (
-            (self.idle_usage, [self.usage_of(one) for one in idle]),
-            (self.checkpoint_usage, [_checkpoint_usage(page) for page in pages.values()]),
-        ):
-            if usage != sum(parts, MemoryUsage()):
-                raise BrokenInvariant(f"{usage} is counted where {sum(parts, MemoryUsage())} is")
-        for seq_cache in idle:
-            length = self.layers.length(seq_cache.caches)
-            if length not in (None, len(seq_cache.tokens)):
-                raise BrokenInvariant(f"a sequence cache of {len(seq_cache.tokens)} tokens holds {length}")
-
 
 def _has_only(page: Page, below: SequenceCache | Page) -> bool:
     """Return whether nothing but this is behind a page, besides checkpoints."""
@@ -417,7 +398,7 @@ def _stretches(path: list[Page]) -> Iterator[tuple[PageRun | SequenceCache, int,
             yield pages[0].holder, pages[0].start, pages[-1].end
 
 
-def _checkpoint_usage(page: Page) -> MemoryUsage:
+def checkpoint_usage(page: Page) -> MemoryUsage:
     """Return the memory of a page's checkpoints. A tail that several of them share counts once."""
     tails = {id(one.tail_cut): one.tail_cut for one in page.checkpoints if one.tail_cut is not None}
     parts = [*(one.state for one in page.checkpoints), *tails.values()]

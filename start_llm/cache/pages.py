@@ -199,11 +199,6 @@ class PageTree:
         self._roots: dict[bytes, Page] = {}
         self._runs: dict[PageRun, tuple[MemoryUsage, int]] = {}
 
-    @property
-    def runs(self) -> list[PageRun]:
-        """All runs that hold pages."""
-        return list(self._runs)
-
     def root(self, salt: bytes) -> Page:
         """Return the root of a salt. If it is new, roots with nothing below them are dropped."""
         known = self._roots.get(salt)
@@ -326,9 +321,6 @@ class PageTree:
             waiting += page.children.values()
             if page.parent is not None:
                 yield page
-
-    def roots(self) -> Iterator[Page]:
-        yield from self._roots.values()
 
 
 def page_key(parent: bytes, tokens: Sequence[int]) -> bytes:

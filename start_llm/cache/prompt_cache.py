@@ -321,14 +321,6 @@ class PromptCache:
         """The budget in bytes for everything that is kept and for the caches of running sequences."""
         return self._evictor.limits.budget_bytes
 
-    def check_integrity(self) -> None:
-        """Check everything.
-
-        Raises:
-            BrokenInvariant: the cache contradicts itself.
-        """
-        self._store.check_integrity()
-
     # ------------------------------------------------------------------------------------------------- counts
 
     def _note_lookup(self, opened: OpenedSequence) -> None:

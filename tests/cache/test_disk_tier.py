@@ -375,7 +375,7 @@ def test_a_conversation_whose_client_came_back_is_written(plain: EngineResources
 def test_many_beginnings_that_were_not_read_yet_hide_nothing(plain: EngineResources, tmp_path: Path):
     with on_disk(plain, tmp_path) as engine:
         engine.say(PROMPT, 6, boundaries=ENDS)
-        (root,) = engine.cache._store.tree.roots()
+        (root,) = engine.cache._store.tree._roots.values()
     for number in range(300):
         key = number.to_bytes(16)
         path = CachedFile("pages", key, root.key, 0, 0).path(tmp_path)

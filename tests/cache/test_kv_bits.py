@@ -29,6 +29,7 @@ from start_llm.models.loader import load
 from start_llm.telemetry.metrics import CacheMetrics
 from tests.cache.conversations import PAGE, Cached, memory_for, tokens
 from tests.cache.disk import OnDisk, settled
+from tests.cache.integrity import check_cache, covers
 from tests.cache.quantised_prompts import behind, divergence, interrupted, log_probabilities, packed_runs
 from tests.cache.test_layers import Caches
 from tests.conftest import TinyModel
@@ -339,7 +340,7 @@ def test_a_run_is_exact_up_to_the_start_and_quantised_from_there(count):
         pieces.keep(index, 0, count)
         assert pieces.is_trimmed(index, 0, count)
     assert pieces.nbytes == pieces.bytes_of(0, count) < before
-    assert pieces.covers(0, count)
+    assert covers(pieces, 0, count)
     restored = layers.cut(layers.assemble([pieces.part(0, count)], None, count), 0, count)
     for whole, back in zip(exact.leaves, restored.leaves, strict=True):
         for array, other, as_keys in zip(whole, back, (True, False), strict=True):
@@ -508,7 +509,7 @@ def test_many_conversations_keep_the_cache_in_order(resources):
         watched = engine.say(prompts[-1], boundaries=(kept, len(prompts[-1]) - 1))
         assert isinstance(watched.ending, Finished)
         engine.cache.tidy(60)
-        engine.cache.check_integrity()
+        check_cache(engine.cache)
     assert engine.cached.reused_tokens > 500
     assert engine.cached.evictions > 0
 

@@ -15,6 +15,7 @@ from start_llm.engine.resources import EngineResources
 from start_llm.models.loader import load
 from tests.cache.conversations import Cached, Talkers, memory_for, talk, tokens
 from tests.cache.desk import is_pinned
+from tests.cache.integrity import check_cache
 from tests.conftest import TinyModel
 from tests.engine.harness import engine_request, uncached_resources
 from tests.mlx_memory import active_bytes, rounded_up_bytes
@@ -65,7 +66,7 @@ class Weighed(Cached):
     def let_go(self) -> None:
         self.cache._evictor.limits = type(self.cache._evictor.limits)(budget_bytes=0)
         self.cache.shrink()
-        self.cache.check_integrity()
+        check_cache(self.cache)
 
 
 @pytest.mark.sample(3)

@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from start_llm.cache import pages
-from start_llm.cache.integrity import BrokenInvariant, check_tree
 from start_llm.cache.pages import (
     Checkpoint,
     MemoryUsage,
@@ -21,6 +20,7 @@ from start_llm.cache.pages import (
     page_key,
 )
 from tests.cache.fakes import BYTES_OF_A_TOKEN, FakeCut, FakeState, kept_state, run
+from tests.cache.integrity import BrokenInvariant, check_tree
 
 SIZE = 4
 TOKENS = st.lists(st.integers(1, 3), max_size=20)
@@ -81,7 +81,7 @@ def test_two_salts_share_nothing(tree):
     assert tree.match(tree.root(b"one"), [1, 2, 3, 4]) == [page]
     (other,) = grown(tree, [1, 2, 3, 4], b"two")
     assert page.key != other.key
-    assert set(tree.roots()) == {tree.root(b"one"), tree.root(b"two")}
+    assert set(tree._roots.values()) == {tree.root(b"one"), tree.root(b"two")}
 
 
 def test_salts_under_which_nothing_is_kept_are_forgotten(tree):
@@ -89,7 +89,7 @@ def test_salts_under_which_nothing_is_kept_are_forgotten(tree):
     (gone,) = grown(tree, [1, 2, 3, 4], b"gone")
     tree.remove(gone)
     last = [tree.root(b"asked %d" % number) for number in range(100)][-1]
-    assert set(tree.roots()) == {tree.root(b"kept"), last}
+    assert set(tree._roots.values()) == {tree.root(b"kept"), last}
     assert tree.match(tree.root(b"kept"), [1, 2, 3, 4]) == [page]
 
 

@@ -22,6 +22,7 @@ from start_llm.engine.cache_probe import CacheProbe
 from start_llm.engine.engine import Engine
 from start_llm.engine.generation import Generation
 from start_llm.engine.resources import EngineResources
+from tests.cache.integrity import check_cache
 from tests.engine.harness import GREEDY, Breakdown
 
 ON_PURPOSE = "broken on purpose"
@@ -211,7 +212,7 @@ def on_engine_thread[T](engine: Engine, run: Callable[[], T]) -> T:
 
 def check(cache: PromptCache) -> None:
     """Raises BrokenInvariant if the cache contradicts itself."""
-    cache.check_integrity()
+    check_cache(cache)
 
 
 def emptied(cache: PromptCache) -> int:

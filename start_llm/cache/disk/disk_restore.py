@@ -170,7 +170,9 @@ class DiskRestorer:
 
     def _chain(self, match: PromptMatch) -> PageChain:
         ids = match.ids[:-1]
-        return PageChain.of(self._tier.index, match.root, match.matched, ids, self._restorer.page_size)
+        return PageChain.of(
+            self._tier.index, match.root, match.matched, ids, self._restorer.store.tree.page_size
+        )
 
     def _plan(self, match: PromptMatch, *, may_look: bool) -> DiskPlan | list[CachedFile]:
         return plan_from_disk(
@@ -182,12 +184,12 @@ class DiskRestorer:
         )
 
     def _read(self, plan: DiskPlan, match: PromptMatch, room: int, saves: int) -> DiskRestore:
-        size, root, ids = self._restorer.page_size, match.root, match.ids
+        size, root, ids = self._restorer.store.tree.page_size, match.root, match.ids
         end = plan.path[-1].end if plan.path else 0
         ends = [len(file.header.tokens) for file in (plan.last, plan.state) if file and file.header]
         needed = end + size * len(plan.pages) + max(ends, default=0)
         seq_cache = self._restorer.buffers(plan.path, self._shape.nothing(), root, ids, max(room, needed))
-        with self._restorer.rollback_on_error(seq_cache):
+        with self._restorer.store.rollback_on_error(seq_cache):
             buffers = Incoming(self._layers, seq_cache.caches, is_in_place=self._is_in_place)
             parts = list(self._parts(plan, root, ids, buffers))
             restore = DiskRestore(
@@ -209,7 +211,7 @@ class DiskRestorer:
     ) -> Iterator[FilePart]:
         """Yield the files of a plan, with what they must say and where they are read to."""
         end, parent = (plan.path[-1].end, plan.path[-1].key) if plan.path else (0, root.key)
-        size = self._restorer.page_size
+        size = self._restorer.store.tree.page_size
         for file in plan.pages:
             yield self._page_part(file, parent, ids[end : end + size], end, buffers)
             parent, end = file.key, end + size
@@ -244,7 +246,7 @@ class DiskRestorer:
     def _take(self, restore: DiskRestore) -> None:
         """Copy what is read so far. If that fails, the restore is over, and nothing of it is kept."""
         done = restore.read.done
-        with ExitStack() as failed, self._restorer.rollback_on_error(restore.seq_cache):
+        with ExitStack() as failed, self._restorer.store.rollback_on_error(restore.seq_cache):
             failed.callback(self._abandon, restore, done)
             restore.buffers.take(done)
             failed.pop_all()
@@ -272,7 +274,7 @@ class DiskRestorer:
         read.parts.clear()  # with the buffers
         self._tell_over(restore)
         tokens = list(restore.ids[:length])
-        with self._restorer.rollback_on_error(restore.seq_cache):
+        with self._restorer.store.rollback_on_error(restore.seq_cache):
             restore.buffers.finish(len(done), length, _state_of(plan) if is_whole else ())
             if self._layers.has_state and not is_whole:
                 self._drop(restore.seq_cache, tokens)
