@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from start_llm.cache.page_store import PageStore
-from start_llm.cache.pages import Checkpoint, MemoryUsage, Page, SequenceCache
+from start_llm.cache.pages import CacheItem, Checkpoint, ConversationEnd, MemoryUsage, Page, SequenceCache
 from start_llm.core.thread_owners import ENGINE, owned_by
 
 if TYPE_CHECKING:
@@ -151,7 +151,7 @@ class Evictor:
                 return
             self._drop_end(end, lambda _: False)
 
-    def _drop_end(self, end: SequenceCache | Page, spare: Callable[[Page], bool]) -> None:
+    def _drop_end(self, end: ConversationEnd, spare: Callable[[Page], bool]) -> None:
         if self.write_back:
             for one in self._store.conversation(end, spare):  # beginnings first: ends are worthless without
                 self.write_back.save(one)
@@ -183,9 +183,7 @@ class Evictor:
                     heapq.heappush(heap, self._ranked(one, now))
                 self.evicted += 1
 
-    def _ranked(
-        self, one: SequenceCache | Checkpoint | Page, now: float
-    ) -> tuple[bool, float, int, SequenceCache | Checkpoint | Page]:
+    def _ranked(self, one: CacheItem, now: float) -> tuple[bool, float, int, CacheItem]:
         return (not (self.write_back and self.write_back.is_spare(one)), *_ranked(one, now))
 
     def _is_within(self, active: MemoryUsage) -> bool:
@@ -196,14 +194,12 @@ class Evictor:
         return too_many or held.nbytes > (1 - slack) * self.limits.budget_bytes
 
 
-def _last_used(end: SequenceCache | Page) -> float:
+def _last_used(end: ConversationEnd) -> float:
     checkpoints = end.checkpoints if isinstance(end, Page) else []
     return max(end.last_used, *(one.last_used for one in checkpoints), 0)
 
 
-def _ranked(
-    one: SequenceCache | Checkpoint | Page, now: float
-) -> tuple[float, int, SequenceCache | Checkpoint | Page]:
+def _ranked(one: CacheItem, now: float) -> tuple[float, int, CacheItem]:
     uses = one.uses if isinstance(one, Page) else 1
     length = one.position if isinstance(one, Checkpoint) else len(one.tokens)
     return retention_score(length=length, uses=uses, age=now - one.last_used), id(one), one

@@ -275,15 +275,6 @@ class Layers:
         for leaf, _ in _sliced(caches):
             leaf.offset = length
 
-    def length(self, caches: Sequence[Any]) -> int | None:
-        """Return the number of tokens in the trimmable leaves; None if there are none or they disagree.
-
-        Empty leaves are ignored if others are filled: they belong to layers without attention.
-        """
-        sliced = [leaf for leaf, _ in _sliced(caches)]
-        offsets = {int(leaf.offset) for leaf in sliced if not leaf.empty()} or {0 for _ in sliced}
-        return offsets.pop() if len(offsets) == 1 else None
-
     def release(self) -> None:
         """Return unused memory to the system."""
         mx.clear_cache()

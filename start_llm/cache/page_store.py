@@ -8,8 +8,11 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 from start_llm.cache.pages import (
+    CacheItem,
     Checkpoint,
+    ConversationEnd,
     EarlierState,
+    Holder,
     MemoryUsage,
     Page,
     PageRun,
@@ -140,7 +143,7 @@ class PageStore:
             for run in runs:
                 self.tree.recount_run(run)
 
-    def part(self, holder: PageRun | SequenceCache, start: int, end: int) -> TokenRange:
+    def part(self, holder: Holder, start: int, end: int) -> TokenRange:
         """Return views of what a run or a sequence cache holds between these positions."""
         if isinstance(holder, PageRun):
             return holder.stored.part(start, end)
@@ -322,7 +325,7 @@ class PageStore:
 
     # ----------------------------------------------------------------------------------------------- eviction
 
-    def is_evictable(self, one: SequenceCache | Checkpoint | Page) -> bool:
+    def is_evictable(self, one: CacheItem) -> bool:
         """Return whether it is in the store, and nothing uses it or depends on it."""
         match one:
             case SequenceCache():
@@ -332,12 +335,12 @@ class PageStore:
             case Page():
                 return one.is_leaf and not isinstance(one.holder, SequenceCache) and self.tree.has(one)
 
-    def eviction_candidates(self) -> Iterator[SequenceCache | Checkpoint | Page]:
+    def eviction_candidates(self) -> Iterator[CacheItem]:
         yield from (one for one in self._seq_caches.values() if not one.is_active)
         yield from self._checkpoints.values()
         yield from (page for page in self.tree.pages() if self.is_evictable(page))
 
-    def drop(self, victim: SequenceCache | Checkpoint | Page) -> list[Checkpoint | Page]:
+    def drop(self, victim: CacheItem) -> list[Checkpoint | Page]:
         """Evict one. Returns what can be evicted next because of it. The pages of a sequence cache stay."""
         match victim:
             case SequenceCache():
@@ -351,26 +354,24 @@ class PageStore:
                 page = self.tree.remove(victim)
         return [page] if self.is_evictable(page) else []
 
-    def ends(self) -> Iterator[SequenceCache | Page]:
-        """Yield the ends of conversations: idle sequence caches, and pages followed only by checkpoints."""
+    def ends(self) -> Iterator[ConversationEnd]:
+        """Yield the ends of all conversations."""
         yield from (one for one in self._seq_caches.values() if not one.is_active)
         yield from (page for page in self.tree.pages() if not page.children and not page.seq_caches)
 
-    def conversation(
-        self, end: SequenceCache | Page, spare: Callable[[Page], bool]
-    ) -> list[SequenceCache | Checkpoint | Page]:
+    def conversation(self, end: ConversationEnd, spare: Callable[[Page], bool]) -> list[CacheItem]:
         """Return what ends with `end`, without what is needed elsewhere or what `spare` protects.
 
         The beginning comes first.
         """
-        found: list[SequenceCache | Checkpoint | Page] = [end] if isinstance(end, SequenceCache) else []
+        found: list[CacheItem] = [end] if isinstance(end, SequenceCache) else []
         below, page = end, end.end_page if isinstance(end, SequenceCache) else end
         while page.parent is not None and _has_only(page, below) and not spare(page):
             found += [*page.checkpoints, page]
             below, page = page, page.parent
         return found[::-1]
 
-    def drop_conversation(self, end: SequenceCache | Page, spare: Callable[[Page], bool]) -> None:
+    def drop_conversation(self, end: ConversationEnd, spare: Callable[[Page], bool]) -> None:
         """Drop a conversation back to the first page that is needed elsewhere or that `spare` protects."""
         for one in reversed(self.conversation(end, spare)):
             match one:
@@ -385,12 +386,12 @@ class PageStore:
             self._give_up(end)
 
 
-def _has_only(page: Page, below: SequenceCache | Page) -> bool:
+def _has_only(page: Page, below: ConversationEnd) -> bool:
     """Return whether nothing but this is behind a page, besides checkpoints."""
     return all(one is below for one in (*page.children.values(), *page.seq_caches))
 
 
-def _stretches(path: list[Page]) -> Iterator[tuple[PageRun | SequenceCache, int, int]]:
+def _stretches(path: list[Page]) -> Iterator[tuple[Holder, int, int]]:
     """Yield the runs and sequence caches that store the path, each with its start and end position."""
     for _, group in groupby(path, key=lambda page: id(page.holder)):
         pages = list(group)

@@ -157,7 +157,7 @@ class Page:
     parent: Page | None
     tokens: tuple[int, ...]
     end: int
-    holder: PageRun | SequenceCache | None
+    holder: Holder | None
     last_used: float = 0
     uses: int = 1
     children: dict[bytes, Page] = field(default_factory=dict[bytes, "Page"])
@@ -176,6 +176,14 @@ class Page:
     def beginning_like(self, tokens: Sequence[int]) -> Iterator[Page]:
         """Yield the children that have the same first token as `tokens`."""
         yield from self.by_first_token.get(tokens[0], ()) if tokens else ()
+
+
+type Holder = PageRun | SequenceCache
+"""What stores the KV of pages."""
+type CacheItem = Page | Checkpoint | SequenceCache
+"""What is evicted, and written to the disk, as one. Of a sequence cache that is written, the end is meant."""
+type ConversationEnd = Page | SequenceCache
+"""An idle sequence cache, or a page that is followed only by checkpoints."""
 
 
 @owned_by(ENGINE)
@@ -234,9 +242,7 @@ class PageTree:
             page = next((one for one in parent.beginning_like(tokens) if one.tokens == tokens), None)
         return key, page
 
-    def insert(
-        self, parent: Page, tokens: tuple[int, ...], holder: PageRun | SequenceCache, now: float
-    ) -> Page:
+    def insert(self, parent: Page, tokens: tuple[int, ...], holder: Holder, now: float) -> Page:
         """Return the page of `tokens` after `parent`: the existing one, or a new one that `holder` stores.
 
         Shorter pages that are a prefix of a new one are removed.
@@ -258,7 +264,7 @@ class PageTree:
         self.hold(page, holder)
         return page
 
-    def hold(self, page: Page, holder: PageRun | SequenceCache | None) -> None:
+    def hold(self, page: Page, holder: Holder | None) -> None:
         """Record what stores the KV of a page from now on. Pages must be added to a run in order."""
         before, page.holder = page.holder, holder
         if before is holder:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from start_llm.cache.pages import Checkpoint, Page, SequenceCache, common_length
+from start_llm.cache.pages import CacheItem, Checkpoint, Page, SequenceCache, common_length
 from start_llm.core.images import FIRST_IMAGE_TOKEN
 
 _MAX_LOOKED_AT = 64
@@ -19,7 +19,7 @@ class RestoreSource:
     It is a page, a sequence cache or a checkpoint, whose tail is meant.
     """
 
-    holder: Page | SequenceCache | Checkpoint
+    holder: CacheItem
     start: int
     end: int
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, cast
 
 from start_llm.cache.arrays import KVSlice, StateSnapshot, TokenRange
-from start_llm.cache.pages import Checkpoint, Page, PageRun, SequenceCache
+from start_llm.cache.pages import Checkpoint, Holder, Page, PageRun, SequenceCache
 from start_llm.cache.plan import RestorePlan
 from start_llm.core.thread_owners import ENGINE, owned_by
 
@@ -107,7 +107,7 @@ class Restorer:
         if isinstance(holder, Checkpoint):
             return cast("KVSlice", holder.tail_cut).part(0, tail.end - tail.start)
         if isinstance(holder, Page):
-            holder = cast("PageRun | SequenceCache", holder.holder)
+            holder = cast("Holder", holder.holder)
         return self.store.part(holder, tail.start, tail.end)
 
     def _let_holders_go(self, plan: RestorePlan, room: int) -> None:

@@ -6,10 +6,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from start_llm.cache.arrays import KVPieces
+from start_llm.cache.kinds import TrimmableLeaf, reuse_of
+from start_llm.cache.layers import Layers, leaves
 from start_llm.cache.page_store import PageStore, checkpoint_usage
 from start_llm.cache.pages import Checkpoint, MemoryUsage, Page, PageRun, PageTree, SequenceCache, page_key
 from start_llm.cache.prompt_cache import PromptCache
-from tests.cache.fakes import FakePieces
+from tests.cache.fakes import FakeLayers, FakePieces
 
 _LONGEST_CHAIN = 100
 """Limit for the search through keys that were rehashed because of collisions."""
@@ -39,11 +41,23 @@ def check_store(store: PageStore) -> None:
         found = sum(parts, MemoryUsage())
         _demand(usage == found, f"{usage} is counted where {found} is")
     for seq_cache in idle:
-        length = store.layers.length(seq_cache.caches)
+        length = length_of(store.layers, seq_cache.caches)
         _demand(
             length in (None, len(seq_cache.tokens)),
             f"a sequence cache of {len(seq_cache.tokens)} tokens holds {length}",
         )
+
+
+def length_of(layers: Layers, caches: Sequence[Any]) -> int | None:
+    """Return the number of tokens in the trimmable leaves; None if there are none or they disagree.
+
+    Empty leaves are ignored if others are filled: they belong to layers without attention.
+    """
+    if isinstance(layers, FakeLayers):
+        return layers.length(caches)
+    sliced = [leaf for leaf in leaves(caches) if isinstance(reuse_of(leaf), TrimmableLeaf)]
+    offsets = {int(leaf.offset) for leaf in sliced if not leaf.empty()} or {0 for _ in sliced}
+    return offsets.pop() if len(offsets) == 1 else None
 
 
 def covers(stored: KVPieces | FakePieces, start: int, end: int) -> bool:

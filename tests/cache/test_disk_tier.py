@@ -755,7 +755,7 @@ def test_a_disk_that_hangs_is_waited_for_once_and_not_for_ever(
     with on_disk(resources, stored, clock=hanging.clock) as engine:
         settled(lambda: engine.tier.worker.scanned.is_over)
         watched = engine.submit(engine_request(PROMPT, 6, boundaries=ENDS))
-        engine.step_until(lambda: engine.restorer.is_busy)
+        engine.step_until(lambda: engine.restorer._running)
         settled(hanging.hangs.is_set)
         hanging.pass_time(engine, 4.9)
         assert engine.loop._schedule.restoring
@@ -817,7 +817,7 @@ def test_a_disk_that_is_slower_than_computing_gives_what_it_has_read(
         expected = list(reference(Stepper(plain), PROMPT, 6).ids)
         monkeypatch.setattr(os, "preadv", slow)
         watched = engine.submit(engine_request(PROMPT, 6, boundaries=ENDS))
-        engine.step_until(lambda: engine.restorer.is_busy)
+        engine.step_until(lambda: engine.restorer._running)
         waiting += engine.loop._schedule.restoring
         engine.finish(watched)
         assert watched.tokens == expected

@@ -264,7 +264,7 @@ def test_a_disk_that_hangs_is_not_waited_for(tmp_path: Path, monkeypatch: pytest
     with on_disk(resources(), tmp_path, clock=(held := Held(monkeypatch)).clock) as engine:
         settled(lambda: engine.tier.worker.scanned.is_over)
         first = engine.submit(engine_request(prompts[0], 3))
-        engine.step_until(lambda: engine.restorer.is_busy)
+        engine.step_until(lambda: engine.restorer._running)
         settled(held.hangs.is_set)
         held.pass_time(engine)
         assert not engine.loop._schedule.restoring
@@ -283,7 +283,7 @@ def test_what_comes_late_is_right_or_not_there(tmp_path: Path, monkeypatch: pyte
     with on_disk(resources(), tmp_path, clock=(held := Held(monkeypatch)).clock) as engine:
         settled(lambda: engine.tier.worker.scanned.is_over)
         watched = engine.submit(engine_request((*PROMPT, 300, 7, 7), 3))
-        engine.step_until(lambda: engine.restorer.is_busy)
+        engine.step_until(lambda: engine.restorer._running)
         settled(held.hangs.is_set)
         held.pass_time(engine)
         watched.generation.cancel()

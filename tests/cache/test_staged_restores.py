@@ -61,7 +61,7 @@ def started(resources: EngineResources, stored: Path, two_ahead: None) -> Genera
 
 def begun(engine: OnDisk) -> tuple[Any, DiskRead, Incoming]:
     watched = engine.submit(engine_request(PROMPT, 5))
-    engine.step_until(lambda: engine.restorer.is_busy)
+    engine.step_until(lambda: engine.restorer._running)
     (restore,) = engine.restorer._running
     return watched, restore.read, restore.buffers
 
@@ -133,7 +133,7 @@ def test_a_request_that_leaves_while_reading_pauses_ends_the_read(started: OnDis
     watched, read, _ = begun(started)
     settled(lambda: read.done == 2)
     watched.generation.cancel()
-    started.step_until(lambda: read.is_over and not started.restorer.is_busy)
+    started.step_until(lambda: read.is_over and not started.restorer._running)
     assert started.say(PROMPT, 5).tokens
 
 

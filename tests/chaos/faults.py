@@ -22,7 +22,6 @@ from start_llm.engine.cache_probe import CacheProbe
 from start_llm.engine.engine import Engine
 from start_llm.engine.generation import Generation
 from start_llm.engine.resources import EngineResources
-from tests.cache.integrity import check_cache
 from tests.engine.harness import GREEDY, Breakdown
 
 ON_PURPOSE = "broken on purpose"
@@ -208,11 +207,6 @@ def on_engine_thread[T](engine: Engine, run: Callable[[], T]) -> T:
     errand = _Errand(run)
     engine._inbox.put(errand)
     return errand.result()
-
-
-def check(cache: PromptCache) -> None:
-    """Raises BrokenInvariant if the cache contradicts itself."""
-    check_cache(cache)
 
 
 def emptied(cache: PromptCache) -> int:

@@ -151,11 +151,6 @@ class DiskRestorer:
                 return one.followers[-1]
         return None
 
-    @property
-    def is_busy(self) -> bool:
-        """True if restores are under way."""
-        return bool(self._running)
-
     def length(self, match: PromptMatch) -> int:
         """Return how many tokens of a prompt memory and disk have, as far as is known without reading."""
         plan, kept = self._plan(match, may_look=False), match.plan.length
