@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import ctypes
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import mlx.core as mx
@@ -85,9 +85,11 @@ class Layers:
 
     def kv_at_rest(self, caches: Sequence[Any]) -> KVAtRest:
         """Return how pages of caches like these, which hold some tokens, are kept."""
+        layers = Counter(self._types(caches))
+        most_common = max(layers, key=lambda one: layers[one], default="none")
         return KVAtRest(
-            mode=self.quantizer.format.mode if self.quantizer else _most_common(self._types(caches)),
-            layers=Counter(self._types(caches)),
+            mode=self.quantizer.format.mode if self.quantizer else most_common,
+            layers=layers,
             attention=Counter(kind_of(leaf).attention for leaf in leaves(caches) if not leaf.empty()),
             is_quantized=self.quantizer is not None,
         )
@@ -347,10 +349,6 @@ def _joined(pieces: Sequence[Arrays], room: int) -> Arrays:
     whole = tuple(joined(column, room) for column in zip(*pieces, strict=True))
     mx.eval(whole)
     return whole
-
-
-def _most_common(types: Iterable[str]) -> str:
-    return next((name for name, _ in Counter(types).most_common(1)), "none")
 
 
 def _type_of(leaf: Any) -> str:

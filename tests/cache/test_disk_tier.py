@@ -405,7 +405,7 @@ def test_a_tier_that_fails_leaves_the_prompt_to_be_computed(
     plain: EngineResources, stored: Path, monkeypatch
 ):
     with on_disk(plain, stored) as engine:
-        monkeypatch.setattr(engine.cache, "wait_for_disk", lambda *_, **__: 1 // 0)
+        monkeypatch.setattr(engine.cache.disk, "wait_for", lambda *_, **__: 1 // 0)
         assert cached(engine.say(PROMPT, 6, boundaries=ENDS)) == 0
         assert engine.metrics.failures == 1
 
