@@ -15,6 +15,7 @@ from benchmarks.cache_engine import PAGE, Row
 from start_llm.cache.layers import Layers
 from start_llm.cache.page_store import PageStore
 from start_llm.cache.pages import SequenceCache
+from tests.cache.integrity import check_store
 
 LAYERS = 64
 _STALL_S = 0.23
@@ -40,7 +41,7 @@ def cut(tokens: int) -> Iterator[Row]:
     calls["caches are put together from it"] = [
         _timed(lambda: store.assemble(copy, None, None, path[-1].end, tokens))
     ]
-    store.check_integrity()
+    check_store(store)
     told = f"{tokens:,} tokens, {LAYERS} layers"
     for what, seconds in calls.items():
         measured = f"{max(seconds):.3f} s, {sum(seconds):.3f} s of {len(seconds)} calls"

@@ -19,7 +19,7 @@ from start_llm.engine.pacing import LONGEST_CHUNK
 from start_llm.engine.resources import EngineResources
 from start_llm.models.loader import load
 from start_llm.telemetry.metrics import CacheMetrics
-from tests.engine.harness import Stepper, Watched, engine_request
+from tests.engine.harness import Stepper, Watched, engine_request, uncached_resources
 
 PAGE = 256
 """Tokens of a page: the default of the setting."""
@@ -102,7 +102,7 @@ class Bytes:
 def build(folder: Path, family: str, size: Size) -> Model:
     tiny_models.build(family, folder, hidden=size.hidden, layers=size.layers, **size.config)
     loaded = load(folder)
-    resources = EngineResources(
+    resources = uncached_resources(
         loaded.network, loaded.tokenizer.token_bytes, frozenset(), max_sequences=4, batches=True
     )
     return Model(family, size, resources, Layers(loaded.network))

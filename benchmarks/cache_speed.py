@@ -247,7 +247,7 @@ def _growing_row(name: str, seconds: list[float], length: int) -> Row:
 
 def _plan_seconds(kept: PromptCache, ids: tuple[int, ...], has_state: bool) -> float:
     # There is no public way to plan without doing it.
-    tree, root = kept._store.tree, kept._root(b"")  # pyright: ignore[reportPrivateUsage]
+    tree, root = kept._store.tree, kept._lookup.root(b"")  # pyright: ignore[reportPrivateUsage]
     began = time.perf_counter()
     plan = plan_restore(root, tree.match(root, ids[:-1]), ids, has_state=has_state)
     seconds = time.perf_counter() - began

@@ -51,12 +51,10 @@ from benchmarks.model_configs import SET_ASIDE, model_types  # noqa: E402
 from benchmarks.model_networks import build  # noqa: E402
 from start_llm.cache.eviction import EvictionLimits  # noqa: E402
 from start_llm.cache.layers import Layers, leaves  # noqa: E402
-from start_llm.cache.no_reuse import NoReuse  # noqa: E402
 from start_llm.cache.prompt_cache import PromptCache  # noqa: E402
 from start_llm.core.events import Finished  # noqa: E402
 from start_llm.engine.resources import EngineResources  # noqa: E402
 from start_llm.engine.self_test import check_batching  # noqa: E402
-from start_llm.telemetry.metrics import CacheMetrics  # noqa: E402
 from tests.cache.conversations import (  # noqa: E402
     PAGE,
     PLENTY,
@@ -66,7 +64,7 @@ from tests.cache.conversations import (  # noqa: E402
     says_too,
     tokens,
 )
-from tests.engine.harness import Stepper, Watched, Wrapped, engine_request  # noqa: E402
+from tests.engine.harness import Stepper, Watched, Wrapped, engine_request, uncached_resources  # noqa: E402
 from tests.ties import Tally  # noqa: E402
 
 REPLY = 8
@@ -123,12 +121,9 @@ class Engine(Stepper):
         super().__init__(resources)
 
     @staticmethod
-    def _cache_for(layers: Layers) -> PromptCache | NoReuse:
-        if layers.unknown:
-            return NoReuse(layers, CacheMetrics())
-        return PromptCache(
-            layers, limits=EvictionLimits(budget_bytes=PLENTY), page_size=PAGE, metrics=CacheMetrics()
-        )
+    def _cache_for(layers: Layers) -> PromptCache:
+        limits = EvictionLimits(budget_bytes=PLENTY)
+        return PromptCache(layers, limits=limits, page_size=PAGE)
 
     def _look(self, shape: tuple[int, ...]) -> None:
         self.widest = max(self.widest, shape[0])
@@ -141,7 +136,7 @@ def batches(network: Any) -> bool:
 
 def plain(network: Any) -> Stepper:
     """An engine without a cache, for one row after the other."""
-    return Stepper(EngineResources(network, lambda _: b"x", frozenset(), 1, batches=False))
+    return Stepper(uncached_resources(network, lambda _: b"x", frozenset(), 1, batches=False))
 
 
 class Trial:
@@ -193,7 +188,7 @@ class Trial:
         self._ask(engine, "branch", (*first[:100], *self._some(40)))
         self._ask(engine, "edit", (*first[:85], *self._some(3), *first[88:]))
         self._ask(engine, "return", (*onward, *said, *self._some(20)))
-        if isinstance(engine.cache, PromptCache):
+        if engine.cache.supports_reuse:
             ids = (*onward, *self._some(50))
             self.finding.difference = restored_difference(self._network, engine.cache, ids, (len(ids) - 3,))
             if self.finding.difference >= max(MAX_DIFFERENCE, LOUD * noise(self._network, ids)):
@@ -226,7 +221,7 @@ class Trial:
         watched = self._submit(engine, prompt)
         engine.finish(watched)
         said = self._check(step, prompt, watched)
-        is_new = step == "cold" or not isinstance(engine.cache, PromptCache)
+        is_new = step == "cold" or not engine.cache.supports_reuse
         if isinstance(watched.ending, Finished) and not is_new and not watched.ending.usage.cached:
             self._is_wrong(step, f"nothing of {len(prompt)} tokens was known")
         return said

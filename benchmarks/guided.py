@@ -32,11 +32,10 @@ from start_llm.core.engine_request import Guide  # noqa: E402
 from start_llm.core.family import Family  # noqa: E402
 from start_llm.core.openblas import run_with_openblas  # noqa: E402
 from start_llm.core.prompt import ModelTokens, Prompt  # noqa: E402
-from start_llm.engine.loop import EngineResources  # noqa: E402
 from start_llm.engine.pacing import LONGEST_CHUNK  # noqa: E402
 from start_llm.models.loader import load  # noqa: E402
 from start_llm.output.structured_output import StructuredOutput  # noqa: E402
-from tests.engine.harness import Stepper, engine_request  # noqa: E402
+from tests.engine.harness import Stepper, engine_request, uncached_resources  # noqa: E402
 
 ROUNDS = 3
 LONG: dict[str, Json] = {
@@ -139,7 +138,7 @@ class Rounds:
         model = load(tiny_models.build("qwen3", folder / "model", hidden=256, layers=4, vocab=8192))
         self._tokens = tokens
         self._keeper = StructuredOutput(model.tokenizer, HERMES, model.vocabulary)
-        resources = EngineResources(
+        resources = uncached_resources(
             network=model.network,
             token_bytes=model.tokenizer.token_bytes,
             eos_token_ids=model.tokenizer.eos_token_ids,

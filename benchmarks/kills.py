@@ -40,10 +40,9 @@ from benchmarks import servers  # noqa: E402 - found through the line above
 from benchmarks.agent_account import Message, Rendering, Request, user  # noqa: E402
 from scripts import tiny_models  # noqa: E402
 from start_llm.core.openblas import run_with_openblas  # noqa: E402
-from start_llm.engine.resources import EngineResources  # noqa: E402
 from start_llm.models.loader import load  # noqa: E402
 from tests.cache.conversations import reference, says_too, tokens  # noqa: E402
-from tests.engine.harness import Stepper  # noqa: E402
+from tests.engine.harness import Stepper, uncached_resources  # noqa: E402
 from tests.ties import Tally  # noqa: E402
 
 QUOTA = 6_000_000
@@ -189,7 +188,7 @@ class Truth:
         model = load(folder)
         self._network, self._tally, self.ends = model.network, tally, model.tokenizer.eos_token_ids
         self._plain = Stepper(
-            EngineResources(
+            uncached_resources(
                 model.network, model.tokenizer.token_bytes, self.ends, max_sequences=1, batches=True
             )
         )

@@ -43,7 +43,7 @@ from start_llm.core.openblas import run_with_openblas  # noqa: E402
 from start_llm.engine.resources import EngineResources  # noqa: E402
 from start_llm.models.loader import load  # noqa: E402
 from tests.cache.conversations import Cached, Tokens  # noqa: E402
-from tests.engine.harness import Stepper, Watched, engine_request  # noqa: E402
+from tests.engine.harness import Stepper, Watched, engine_request, uncached_resources  # noqa: E402
 
 MODULES = ("bisect", "heapq", "textwrap", "queue", "shlex", "csv", "sched", "keyword")
 LIKELIEST = 20
@@ -200,7 +200,7 @@ def prompts_of(folder: Path, count: int, length: int) -> list[Tokens]:
 def measured(folder: Path, options: argparse.Namespace) -> list[Row]:
     """No token ends a reply, so all are of one length."""
     model = load(folder)
-    resources = EngineResources(
+    resources = uncached_resources(
         model.network, model.tokenizer.token_bytes, frozenset(), max_sequences=len(MODULES), batches=True
     )
     prompts = prompts_of(folder, options.prompts, options.prompt_tokens)

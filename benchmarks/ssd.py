@@ -51,11 +51,10 @@ from start_llm.cache.layers import Layers  # noqa: E402
 from start_llm.cache.prompt_cache import PromptCache  # noqa: E402
 from start_llm.core.openblas import run_with_openblas  # noqa: E402
 from start_llm.engine.inbox import DiskNews  # noqa: E402
-from start_llm.engine.resources import EngineResources  # noqa: E402
 from start_llm.models.loader import LoadedModel, load  # noqa: E402
 from start_llm.storage.disk_thread import DiskThread  # noqa: E402
 from start_llm.telemetry.metrics import CacheMetrics, DiskMetrics  # noqa: E402
-from tests.engine.harness import Stepper, engine_request  # noqa: E402
+from tests.engine.harness import Stepper, engine_request, uncached_resources  # noqa: E402
 from tests.serving import Server, serving  # noqa: E402
 
 PAGE = PIECE = 256
@@ -92,10 +91,10 @@ class Kept:
     def restore(self, ids: tuple[int, ...]) -> tuple[float, int]:
         """Restore a prompt from the disk. Returns seconds, and the tokens that were restored."""
         began = time.perf_counter()
-        while wait := self.cache.wait_for_disk(ids, b"", len(ids), speed=1.0):
+        while wait := self.cache.disk.wait_for(ids, b"", len(ids), speed=1.0):
             while not wait.is_over:
                 time.sleep(0.0005)
-                self.cache.collect_from_disk()
+                self.cache.disk.collect()
         opened = self.cache.open(ids, b"", (), 0, len(ids))
         seconds, tokens = time.perf_counter() - began, len(opened.seq_cache.tokens)
         self.cache.close(opened.seq_cache, opened.seq_cache.caches, ids[:tokens])
@@ -172,7 +171,7 @@ def measure(network: Any, shape: KVShape, folder: Path, tokens: int, *, cold: bo
     with kept(network, folder, shape) as one:
         one.fill(ids)
         began = time.perf_counter()
-        one.cache.flush_to_disk(600)
+        one.cache.disk.flush(600)
         while one.metrics.queue:
             time.sleep(0.001)
         writing = time.perf_counter() - began
@@ -254,7 +253,7 @@ def measure_first_token(model: Path, folder: Path, tokens: int) -> None:
 
 def measure_beside(model: LoadedModel, shape: KVShape, folder: Path, tokens: int) -> None:
     """Print the speed of a reply alone and beside a writer, measured in turn."""
-    resources = EngineResources(
+    resources = uncached_resources(
         model.network, model.tokenizer.token_bytes, frozenset(), max_sequences=2, batches=True
     )
     alone: list[float] = []
@@ -268,12 +267,12 @@ def measure_beside(model: LoadedModel, shape: KVShape, folder: Path, tokens: int
 
         one.tier.traffic.notify = notify
         for number in range(ROUNDS):
-            one.cache.flush_to_disk(600)
+            one.cache.disk.flush(600)
             alone.append(reply_s(stepper, number))
-            one.cache.flush_to_disk(600)
+            one.cache.disk.flush(600)
             rng = random.Random(number)
             one.fill(tuple(rng.randrange(1000) for _ in range(tokens)))
-            one.cache.write_to_disk(is_busy=False)  # finds what is due; beside a reply it looks now and then
+            one.cache.disk.write_due(is_busy=False)  # finds what is due; beside a reply it looks now and then
             before = one.metrics.written_bytes
             beside.append(reply_s(stepper, number + ROUNDS))
             written.append(one.metrics.written_bytes - before)

@@ -48,6 +48,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from start_llm.core.openblas import run_with_openblas  # noqa: E402
+from tests.cache.integrity import check_cache  # noqa: E402
 
 os.environ["MLX_ENABLE_TF32"] = "0"  # the limits are those of float32, not of a GPU's shorter matrices
 
@@ -73,7 +74,7 @@ from tests.cache.conversations import (  # noqa: E402
     talk,
 )
 from tests.cache.disk import OnDisk  # noqa: E402
-from tests.engine.harness import Stepper  # noqa: E402
+from tests.engine.harness import Stepper, uncached_resources  # noqa: E402
 from tests.ties import Tally  # noqa: E402
 from tests.vision.seeing import pictures  # noqa: E402
 
@@ -186,7 +187,7 @@ class Conversation:
             if self._folder and self._rng.random() < RESTART:
                 self.end(writes=self._rng.random() < 0.5)
                 self._engine = self._start()
-        self._engine.cache.check_integrity()
+        check_cache(self._engine.cache)
 
     def end(self, *, writes: bool = True) -> None:
         """Stop the engine and count what it did.
@@ -261,7 +262,7 @@ def build(family: str, folder: Path, *, images: bool) -> World:
     model = load(build_one(family, folder))
     shifts = model.vision is not None and model.vision.moves_positions
     batches = check_batching(model.network, Layers(model.network).fresh, ROWS, shifts=shifts).batches
-    resources = EngineResources(
+    resources = uncached_resources(
         network=model.network,
         token_bytes=model.tokenizer.token_bytes,
         eos_token_ids=frozenset(),

@@ -29,7 +29,7 @@ from scripts import tiny_vision_models  # noqa: E402
 from start_llm.core.openblas import run_with_openblas  # noqa: E402
 from start_llm.engine.resources import EngineResources  # noqa: E402
 from start_llm.models.loader import load  # noqa: E402
-from tests.engine.harness import Stepper, engine_request  # noqa: E402
+from tests.engine.harness import Stepper, engine_request, uncached_resources  # noqa: E402
 
 PROMPT, REPLY, CHUNK = 512, 160, 64
 MARK = 1.02
@@ -82,7 +82,7 @@ def main() -> None:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         model = load(tiny_vision_models.build(options.family, Path(folder)))
-    resources = EngineResources(
+    resources = uncached_resources(
         network=model.network,
         token_bytes=model.tokenizer.token_bytes,
         eos_token_ids=frozenset(),

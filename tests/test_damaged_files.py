@@ -134,7 +134,7 @@ def opened_tier(folder: Path, told: Told) -> DiskTier:
     found = tier.index.oldest_first()
     tier.look(found)
     tier.verify_later(found)
-    assert tier.wait_for_checks(10)
+    assert tier.traffic.wait_for_checks(10)
     assert thread.close(10)
     tier.close()
     assert not errors
@@ -165,7 +165,7 @@ def test_a_damaged_count_of_what_was_written_counts_as_nothing(tmp_path: Path):
         path.write_bytes(content)
         told: Told = []
         tier = opened_tier(tmp_path, told)
-        assert tier._worker._written_today.today_bytes >= 0, what
+        assert tier.worker._written_today.today_bytes >= 0, what
         assert len(told) <= 1, (what, told)
         opened_tier(tmp_path, again := [])
         assert not again, what

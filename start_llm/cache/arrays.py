@@ -22,14 +22,6 @@ type Arrays = tuple[mx.array, ...]
 """Arrays of one leaf."""
 
 
-class TokenRange(Protocol):
-    """Consecutive tokens of all trimmable leaves, to be copied into caches."""
-
-    def take(self, index: int) -> list[Arrays]:
-        """Return views of one leaf in token order. Called once for each leaf; this object then drops them."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class KVSlice:
     """Consecutive tokens of all trimmable leaves."""
@@ -49,11 +41,12 @@ class KVSlice:
         return KVSlice(tuple(_span(leaf, start, end) for leaf in self.leaves))
 
     def take(self, index: int) -> list[Arrays]:
+        """Return one leaf."""
         return [self.leaves[index]]
 
 
 class BorrowedArrays:
-    """Views of arrays that somebody else owns. `take` removes each leaf's views.
+    """Views of arrays that somebody else owns.
 
     Args:
         leaves: for each leaf its arrays in token order.
@@ -63,8 +56,13 @@ class BorrowedArrays:
         self._leaves = list(leaves)
 
     def take(self, index: int) -> list[Arrays]:
+        """Return the views of one leaf in token order, and drop them. Called once for each leaf."""
         views, self._leaves[index] = self._leaves[index], []
         return views
+
+
+type TokenRange = KVSlice | BorrowedArrays
+"""Consecutive tokens of all trimmable leaves, to be copied into caches."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,10 +143,6 @@ class KVPieces:
         """Return the number of leaves."""
         return len(self._leaves)
 
-    def covers(self, start: int, end: int) -> bool:
-        """Return whether every leaf has all tokens between these positions."""
-        return all(_has_all(pieces, start, end) for pieces in self._leaves)
-
     def bytes_of(self, start: int, end: int) -> int:
         """Return the bytes of the tokens between these positions, once `keep` was called for each leaf."""
         exact = max(min(end, self._packer.start) - start, 0) if self._packer else end - start
@@ -225,14 +219,6 @@ def _span(arrays: Arrays, start: int, end: int) -> Arrays:
 
 def _views(pieces: Sequence[_Piece], start: int, end: int) -> list[Arrays]:
     return [views for piece in pieces if (views := piece.within(start, end))]
-
-
-def _has_all(pieces: Sequence[_Piece], start: int, end: int) -> bool:
-    reached = start
-    for piece in pieces:
-        if piece.start <= reached:
-            reached = max(reached, piece.end)
-    return reached >= end
 
 
 def _nbytes(pieces: Sequence[_Piece]) -> int:

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from start_llm.cache.pages import Checkpoint
+from start_llm.cache.eviction import Evictor
+from start_llm.cache.page_store import PageStore
+from start_llm.cache.pages import Checkpoint, SequenceCache
+from start_llm.cache.plan import in_front_of_image
+from start_llm.core.thread_owners import ENGINE, owned_by
 
 _STRIDE = 2048
 MAX_OF_A_CONVERSATION = 6
@@ -17,6 +21,57 @@ _LEAST_IN_MESSAGE = 256
 """Tokens that a state inside a message has to save."""
 _LEAST_STEP = 16
 """Fewer tokens are worth neither a chunk of their own nor a state."""
+
+
+@owned_by(ENGINE)
+class CheckpointKeeper:
+    """Keeps the state of sequences, within the memory that the limits leave for it."""
+
+    def __init__(self, store: PageStore, evictor: Evictor) -> None:
+        self._layers = store.layers
+        self._store = store
+        self._evictor = evictor
+
+    def positions(
+        self, seq_cache: SequenceCache, ids: tuple[int, ...], pages: int, ever_computed: int, repeated: int
+    ) -> tuple[int, ...]:
+        """Choose where the prefill of a prompt stops to keep state; inside an image it could not be used.
+
+        Args:
+            seq_cache: holds what was restored.
+            pages: number of full pages that match the prompt.
+            ever_computed: tokens at its beginning that were computed before as these very tokens.
+            repeated: see `choose_positions`.
+        """
+        done, total = len(seq_cache.tokens), seq_cache.prompt_length
+        deepest = pages * self._store.tree.page_size
+        known = max(ever_computed, deepest)
+        if seq_cache.boundaries:
+            chosen = choose_positions(seq_cache.boundaries, done, total, deepest, repeated, known)
+        else:
+            step = step_in_text(self._layers.window)
+            chosen = choose_positions_in_text(done, total, known, self._max_of_a_text(), step)
+        positions = {in_front_of_image(ids, position) for position in chosen}
+        return tuple(sorted(position for position in positions if position > done))
+
+    def keep(self, seq_cache: SequenceCache) -> None:
+        """Keep the state at the end of a sequence cache, and drop those that are too many beside it."""
+        reach = 0 if seq_cache.boundaries else step_in_text(self._layers.window)
+        checkpoint = self._store.keep_state(seq_cache, reach)
+        while checkpoint and (victim := self._next_to_drop(checkpoint, seq_cache.boundaries)):
+            self._store.drop_checkpoint(victim)
+
+    def _next_to_drop(self, checkpoint: Checkpoint, boundaries: tuple[int, ...]) -> Checkpoint | None:
+        return checkpoint_to_drop(
+            checkpoint,
+            self._store.token_bytes,
+            boundaries,
+            is_tight=self._store.checkpoint_usage.nbytes > self._evictor.limits.checkpoint_bytes / 2,
+            most=MAX_OF_A_CONVERSATION if boundaries else self._max_of_a_text(),
+        )
+
+    def _max_of_a_text(self) -> int:
+        return max_of_a_text(self._store.mean_state_bytes, self._evictor.limits.checkpoint_bytes)
 
 
 def choose_positions(

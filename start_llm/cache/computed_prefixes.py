@@ -26,19 +26,17 @@ class ComputedPrefixIndex:
     A block is the key of the page before it and its tokens. The blocks are sorted, so the one with the most
     tokens in common with a prompt is beside the place where the prompt's own would be. No block is a prefix
     of another one. Beyond `max_bytes` the oldest are forgotten.
+
+    Attributes:
+        nbytes: bytes of memory, roughly.
     """
 
     def __init__(self, page_size: int, max_bytes: int = _MAX_BYTES) -> None:
         self._page_size = page_size
         self._max_bytes = max_bytes
-        self._nbytes = 0
+        self.nbytes = 0
         self._by_age: dict[bytes, None] = {}
         self._sorted: list[bytes] = []
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of memory, roughly."""
-        return self._nbytes
 
     def note_pages(self, pages: Iterable[Page]) -> None:
         """Record that these pages were computed."""
@@ -61,15 +59,15 @@ class ComputedPrefixIndex:
                 place -= 1
                 self._forget(place)
             self._sorted.insert(place, block)
-            self._nbytes += len(block) + _OVERHEAD_BYTES
+            self.nbytes += len(block) + _OVERHEAD_BYTES
         self._by_age[block] = None
-        while self._nbytes > self._max_bytes:
+        while self.nbytes > self._max_bytes:
             self._forget(bisect_left(self._sorted, next(iter(self._by_age))))
 
     def _forget(self, place: int) -> None:
         block = self._sorted.pop(place)
         del self._by_age[block]
-        self._nbytes -= len(block) + _OVERHEAD_BYTES
+        self.nbytes -= len(block) + _OVERHEAD_BYTES
 
     def known(self, page: Page, ids: Sequence[int]) -> int:
         """Return how many tokens of `ids` were ever computed as the beginning of a prompt or of its reply.

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from start_llm.cache.page_store import MemoryUsage, PageStore
-from start_llm.cache.pages import Checkpoint, Page, SequenceCache
+from start_llm.cache.page_store import PageStore
+from start_llm.cache.pages import CacheItem, Checkpoint, ConversationEnd, MemoryUsage, Page, SequenceCache
 from start_llm.core.thread_owners import ENGINE, owned_by
 
 if TYPE_CHECKING:
@@ -58,14 +58,18 @@ class EvictionLimits:
 class Evictor:
     """Keeps a store within its limits. Whatever a running sequence needs stays.
 
+    Args:
+        clock: the cache's clock, in seconds.
+
     Attributes:
         batched_bytes: bytes that running sequences hold outside of their sequence caches, in a batch.
         evicted: number of evicted conversations, pages, checkpoints and sequence caches.
         write_back: writes to the disk tier; None if there is none. What is on the disk is evicted first.
     """
 
-    def __init__(self, store: PageStore, limits: EvictionLimits) -> None:
+    def __init__(self, store: PageStore, limits: EvictionLimits, clock: Callable[[], float]) -> None:
         self._store = store
+        self._clock = clock
         self.limits = limits
         self.batched_bytes = 0
         self.evicted = 0
@@ -83,13 +87,14 @@ class Evictor:
     def _live(self) -> MemoryUsage:
         return self._store.active_usage + MemoryUsage(self.batched_bytes)
 
-    def shrink(self, now: float, coming_bytes: int = 0, shortage: int = 0) -> bool:
-        """Evict what is beyond the limits. Returns whether any memory was freed.
+    def shrink(self, coming_bytes: int = 0, shortage: int = 0) -> None:
+        """Evict what is beyond the limits, and return memory that is freed to the system.
 
         Args:
             coming_bytes: bytes that a sequence is about to take.
-            shortage: bytes to free even if the limits hold.
+            shortage: bytes to free even if the limits hold, as far as anything may be evicted.
         """
+        now = self._clock()
         before = self.evicted
         active = self._live + MemoryUsage(coming_bytes)
         self._drop_worst_checkpoints(now)
@@ -101,12 +106,13 @@ class Evictor:
             self._relieve(now, active)
         if shortage:
             self._drop_worst(now, self._has_shrunk_by(shortage))
-        return self._has_tidied(active, shortage) or self.evicted > before
+        if self._has_tidied(active, shortage) or self.evicted > before:
+            self._store.layers.release()
 
     @property
     def _needed(self) -> MemoryUsage:
         """Memory of everything that is kept, without the loose bytes that can be trimmed."""
-        return self._store.usage - MemoryUsage(self._store.unused_run_bytes)
+        return self._store.usage - MemoryUsage(self._store.tree.unused_run_bytes)
 
     def _has_tidied(self, active: MemoryUsage, shortage: int) -> bool:
         """Trim runs until the limits hold; `tidy` does the rest later. True if anything was trimmed."""
@@ -114,7 +120,7 @@ class Evictor:
         def is_enough() -> bool:
             return not shortage and not self._is_beyond(self._store.usage + active, slack=_RESERVE)
 
-        if not self._store.unused_run_bytes or is_enough():
+        if not self._store.tree.unused_run_bytes or is_enough():
             return False
         self._store.tidy(is_enough)
         return True
@@ -145,7 +151,7 @@ class Evictor:
                 return
             self._drop_end(end, lambda _: False)
 
-    def _drop_end(self, end: SequenceCache | Page, spare: Callable[[Page], bool]) -> None:
+    def _drop_end(self, end: ConversationEnd, spare: Callable[[Page], bool]) -> None:
         if self.write_back:
             for one in self._store.conversation(end, spare):  # beginnings first: ends are worthless without
                 self.write_back.save(one)
@@ -177,9 +183,7 @@ class Evictor:
                     heapq.heappush(heap, self._ranked(one, now))
                 self.evicted += 1
 
-    def _ranked(
-        self, one: SequenceCache | Checkpoint | Page, now: float
-    ) -> tuple[bool, float, int, SequenceCache | Checkpoint | Page]:
+    def _ranked(self, one: CacheItem, now: float) -> tuple[bool, float, int, CacheItem]:
         return (not (self.write_back and self.write_back.is_spare(one)), *_ranked(one, now))
 
     def _is_within(self, active: MemoryUsage) -> bool:
@@ -190,14 +194,12 @@ class Evictor:
         return too_many or held.nbytes > (1 - slack) * self.limits.budget_bytes
 
 
-def _last_used(end: SequenceCache | Page) -> float:
+def _last_used(end: ConversationEnd) -> float:
     checkpoints = end.checkpoints if isinstance(end, Page) else []
     return max(end.last_used, *(one.last_used for one in checkpoints), 0)
 
 
-def _ranked(
-    one: SequenceCache | Checkpoint | Page, now: float
-) -> tuple[float, int, SequenceCache | Checkpoint | Page]:
+def _ranked(one: CacheItem, now: float) -> tuple[float, int, CacheItem]:
     uses = one.uses if isinstance(one, Page) else 1
     length = one.position if isinstance(one, Checkpoint) else len(one.tokens)
     return retention_score(length=length, uses=uses, age=now - one.last_used), id(one), one

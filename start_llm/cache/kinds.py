@@ -12,10 +12,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-type Arrays = tuple[Any, ...]
-"""The arrays of one leaf."""
+if TYPE_CHECKING:
+    from start_llm.cache.arrays import Arrays
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +71,10 @@ class Growth:
     state_bytes: int = 0
 
 
+def _put_state(leaf: Any, state: Any) -> None:
+    leaf.state = state
+
+
 @dataclass(frozen=True, slots=True)
 class CacheKind:
     """One cache class.
@@ -79,17 +83,18 @@ class CacheKind:
         words: name of such a layer in the start-up summary.
         attention: name of such a layer in `/stats`.
         reuse: how it is read and restored; None if it cannot be, or only its parts can.
-        growth: returns its cost, from a leaf that holds some tokens; None for a composite.
-        growth_tokens: tokens that a leaf has to hold for that.
-        put_state: for classes whose `state` cannot be set.
+        growth: returns its cost, from a leaf that holds some tokens; None if the class is unknown or a
+            composite.
+        growth_tokens: tokens that a leaf has to hold for that; 0 if there is no `growth`.
+        put_state: sets a leaf's state, in the form of its `state` property.
     """
 
     words: str
     attention: str
     reuse: TrimmableLeaf | NonTrimmableLeaf | None = None
     growth: Callable[[Any], Growth] | None = None
-    growth_tokens: int = 1
-    put_state: Callable[[Any, Any], None] | None = None
+    growth_tokens: int = 0
+    put_state: Callable[[Any, Any], None] = _put_state
 
 
 # ------------------------------------------------------------------------------------------ read and restored
@@ -233,12 +238,14 @@ KINDS = {
         attention="global",
         reuse=TrimmableLeaf(_plain, _fill_plain),
         growth=_each_token,
+        growth_tokens=1,
     ),
     "QuantizedKVCache": CacheKind(
         words="quantised attention",
         attention="global",
         reuse=TrimmableLeaf(lambda cache: (*cache.keys, *cache.values), _fill_quantised),
         growth=_each_token,
+        growth_tokens=1,
     ),
     "RotatingKVCache": CacheKind(
         words="sliding window",
@@ -250,18 +257,21 @@ KINDS = {
             Rewinding(lambda cache: int(cache.max_size), _in_order, _back_in_window),
         ),
         growth=_last_tokens("max_size"),
+        growth_tokens=1,
     ),
     "ChunkedKVCache": CacheKind(
         words="chunked attention",
         attention="chunked",
         reuse=NonTrimmableLeaf(_chunk, lambda cache: (cache.offset, cache.start_position), _fill_chunked),
         growth=_last_tokens("chunk_size"),
+        growth_tokens=1,
     ),
     "ArraysCache": CacheKind(
         words="recurrent state",
         attention="recurrent",
         reuse=NonTrimmableLeaf(lambda cache: tuple(cache.cache), lambda _: (), _fill_recurrent),
         growth=_no_growth,
+        growth_tokens=1,
     ),
     "LayerCache": CacheKind(
         words="compressed attention",
@@ -275,43 +285,26 @@ KINDS = {
 }
 
 
+def kind_of(cache: Any) -> CacheKind:
+    """Return the entry of a cache's class. One without an entry has its own name, and nothing else."""
+    name = type(cache).__name__
+    return KINDS.get(name) or CacheKind(words=name, attention=name)
+
+
 def reuse_of(leaf: Any) -> TrimmableLeaf | NonTrimmableLeaf | None:
     """Return how a leaf is read and restored; None if its class has no entry.
 
     Also None for a window that always keeps its first tokens.
     """
-    kind = KINDS.get(type(leaf).__name__)
-    return kind.reuse if kind and not getattr(leaf, "keep", 0) else None
+    return None if getattr(leaf, "keep", 0) else kind_of(leaf).reuse
 
 
 def growth_of(leaf: Any) -> Growth | None:
     """Return the cost of a leaf that holds some tokens; None if its class has no entry."""
-    kind = KINDS.get(type(leaf).__name__)
-    return kind.growth(leaf) if kind and kind.growth else None
-
-
-def growth_tokens_of(leaf: Any) -> int | None:
-    """Return the tokens that a leaf has to hold for `growth_of`; None if its class has no entry."""
-    kind = KINDS.get(type(leaf).__name__)
-    return kind.growth_tokens if kind and kind.growth else None
+    growth = kind_of(leaf).growth
+    return growth(leaf) if growth else None
 
 
 def label_of(cache: Any) -> str:
     """Return the name of a layer with this cache; its class name if it has no entry."""
-    name = type(cache).__name__
-    return KINDS[name].words if name in KINDS else name
-
-
-def attention_of(leaf: Any) -> str:
-    """Return the name of a leaf's kind in `/stats`; its class name if it has no entry."""
-    name = type(leaf).__name__
-    return KINDS[name].attention if name in KINDS else name
-
-
-def put_state(leaf: Any, state: Any) -> None:
-    """Set a leaf's state, in the form of its `state` property."""
-    kind = KINDS.get(type(leaf).__name__)
-    if kind and kind.put_state:
-        kind.put_state(leaf, state)
-    else:
-        leaf.state = state
+    return kind_of(cache).words

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import ctypes
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, cast
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import mlx.core as mx
 from mlx.utils import tree_flatten, tree_map
@@ -27,7 +27,7 @@ from start_llm.cache.arrays import (
     joined,
     owned_copy,
 )
-from start_llm.cache.kinds import NonTrimmableLeaf, TrimmableLeaf, attention_of, put_state, reuse_of
+from start_llm.cache.kinds import NonTrimmableLeaf, TrimmableLeaf, kind_of, reuse_of
 from start_llm.cache.kv_format import PageFormat
 from start_llm.cache.pages import EarlierState
 from start_llm.cache.quantize.quantizer import KVQuantizer
@@ -85,10 +85,12 @@ class Layers:
 
     def kv_at_rest(self, caches: Sequence[Any]) -> KVAtRest:
         """Return how pages of caches like these, which hold some tokens, are kept."""
+        layers = Counter(self._types(caches))
+        most_common = max(layers, key=lambda one: layers[one], default="none")
         return KVAtRest(
-            mode=self.quantizer.format.mode if self.quantizer else _most_common(self._types(caches)),
-            layers=Counter(self._types(caches)),
-            attention=Counter(attention_of(leaf) for leaf in leaves(caches) if not leaf.empty()),
+            mode=self.quantizer.format.mode if self.quantizer else most_common,
+            layers=layers,
+            attention=Counter(kind_of(leaf).attention for leaf in leaves(caches) if not leaf.empty()),
             is_quantized=self.quantizer is not None,
         )
 
@@ -216,7 +218,8 @@ class Layers:
         if packer is None or start < packer.start:
             return self.copied(part)
         count = len(_sliced(self.fresh()))
-        return KVSlice(tuple(_packed([part], index, packer) for index in range(count)))
+        pieces = ([packer.packed(index, one) for one in part.take(index)] for index in range(count))
+        return KVSlice(tuple(_joined(leaf, 0) for leaf in pieces))
 
     def trimmable_arrays(self, caches: Sequence[Any]) -> list[Arrays]:
         """Return the arrays of each trimmable leaf, with their unused room."""
@@ -274,15 +277,6 @@ class Layers:
         for leaf, _ in _sliced(caches):
             leaf.offset = length
 
-    def length(self, caches: Sequence[Any]) -> int | None:
-        """Return the number of tokens in the trimmable leaves; None if there are none or they disagree.
-
-        Empty leaves are ignored if others are filled: they belong to layers without attention.
-        """
-        sliced = [leaf for leaf, _ in _sliced(caches)]
-        offsets = {int(leaf.offset) for leaf in sliced if not leaf.empty()} or {0 for _ in sliced}
-        return offsets.pop() if len(offsets) == 1 else None
-
     def release(self) -> None:
         """Return unused memory to the system."""
         mx.clear_cache()
@@ -311,7 +305,7 @@ def materialize(caches: Sequence[Any]) -> None:
     """
     for leaf in leaves(caches):
         if not leaf.empty():
-            put_state(leaf, tree_map(_let_go, leaf.state))
+            kind_of(leaf).put_state(leaf, tree_map(_let_go, leaf.state))
             mx.eval(leaf.state)
 
 
@@ -336,7 +330,7 @@ def _longer(
     missing = min(leaf.offset, kind.rewinding.window(leaf) + reach) - length
     if earlier is None or missing <= 0 or length < earlier.tokens_before:
         return arrays
-    before, _ = cast("StateSnapshot", earlier.state).leaves[index]
+    before, _ = earlier.state.leaves[index]
     end = before[0].shape[-2] - (length - earlier.tokens_before)
     start = max(end - missing, 0)
     pieces = zip(before, arrays, strict=True)
@@ -351,19 +345,10 @@ def _reach(leaf: Any, kind: NonTrimmableLeaf, arrays: Arrays) -> int:
     return int(leaf.offset if length == leaf.offset else max(length - kind.rewinding.window(leaf), 0))
 
 
-def _packed(parts: Sequence[TokenRange], index: int, packer: KVQuantizer) -> Arrays:
-    """Return a quantised copy of one leaf of all parts."""
-    return _joined([packer.packed(index, arrays) for part in parts for arrays in part.take(index)], 0)
-
-
 def _joined(pieces: Sequence[Arrays], room: int) -> Arrays:
     whole = tuple(joined(column, room) for column in zip(*pieces, strict=True))
     mx.eval(whole)
     return whole
-
-
-def _most_common(types: Iterable[str]) -> str:
-    return next((name for name, _ in Counter(types).most_common(1)), "none")
 
 
 def _type_of(leaf: Any) -> str:

@@ -4,41 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from start_llm.cache.integrity import BrokenInvariant, check_tree
 from start_llm.cache.pages import (
+    CacheItem,
     Checkpoint,
+    ConversationEnd,
     EarlierState,
+    Holder,
+    MemoryUsage,
     Page,
     PageRun,
     PageTree,
     SequenceCache,
-    TensorBlock,
 )
 from start_llm.core.thread_owners import ENGINE, owned_by
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from start_llm.cache.arrays import StateSnapshot, TokenRange
+    from start_llm.cache.arrays import KVSlice, StateSnapshot, TokenRange
     from start_llm.cache.layers import Layers
-
-
-@dataclass(frozen=True, slots=True)
-class MemoryUsage:
-    """Bytes of memory, and the number of arrays that hold them."""
-
-    nbytes: int = 0
-    arrays: int = 0
-
-    def __add__(self, other: MemoryUsage) -> MemoryUsage:
-        return MemoryUsage(self.nbytes + other.nbytes, self.arrays + other.arrays)
-
-    def __sub__(self, other: MemoryUsage) -> MemoryUsage:
-        return MemoryUsage(self.nbytes - other.nbytes, self.arrays - other.arrays)
 
 
 @owned_by(ENGINE)
@@ -48,6 +35,7 @@ class PageStore:
     Pages on the path of a sequence cache are stored in sequence caches, not in runs: nothing is stored twice.
 
     Attributes:
+        idle_usage, checkpoint_usage: memory of idle sequence caches, and of checkpoints.
         token_bytes: bytes per token in the trimmable leaves; 0 until some have been computed.
     """
 
@@ -58,8 +46,8 @@ class PageStore:
         self._seq_caches: dict[int, SequenceCache] = {}
         self._checkpoints: dict[int, Checkpoint] = {}
         self._idle: dict[int, MemoryUsage] = {}
-        self._idle_usage = MemoryUsage()
-        self._checkpoint_usage = MemoryUsage()
+        self.idle_usage = MemoryUsage()
+        self.checkpoint_usage = MemoryUsage()
 
     @property
     def seq_caches(self) -> list[SequenceCache]:
@@ -72,27 +60,9 @@ class PageStore:
     # ------------------------------------------------------------------------------------------- memory usage
 
     @property
-    def pages_usage(self) -> MemoryUsage:
-        """Memory of the runs, loose bytes included."""
-        return MemoryUsage(self.tree.run_bytes, self.tree.run_arrays)
-
-    @property
-    def unused_run_bytes(self) -> int:
-        """Bytes of runs that belong to no page; `tidy` frees them."""
-        return self.tree.unused_run_bytes
-
-    @property
-    def idle_usage(self) -> MemoryUsage:
-        return self._idle_usage
-
-    @property
-    def checkpoint_usage(self) -> MemoryUsage:
-        return self._checkpoint_usage
-
-    @property
     def mean_state_bytes(self) -> float:
         """Bytes of a checkpoint on average; 0 if there is none."""
-        return self._checkpoint_usage.nbytes / len(self._checkpoints) if self._checkpoints else 0.0
+        return self.checkpoint_usage.nbytes / len(self._checkpoints) if self._checkpoints else 0.0
 
     @property
     def active_usage(self) -> MemoryUsage:
@@ -103,7 +73,7 @@ class PageStore:
     @property
     def usage(self) -> MemoryUsage:
         """Memory of everything except active sequence caches."""
-        return self.pages_usage + self._idle_usage + self._checkpoint_usage
+        return self.tree.runs_usage + self.idle_usage + self.checkpoint_usage
 
     def usage_of(self, seq_cache: SequenceCache) -> MemoryUsage:
         return MemoryUsage(self.layers.nbytes(seq_cache.caches), self.layers.arrays(seq_cache.caches))
@@ -135,13 +105,13 @@ class PageStore:
         """Make a sequence cache idle when its sequence has left the engine; it waits for the next turn."""
         seq_cache.is_active = False
         self._idle[id(seq_cache)] = usage = self.usage_of(seq_cache)
-        self._idle_usage += usage
+        self.idle_usage += usage
 
     def forget(self, seq_cache: SequenceCache) -> None:
         """Remove a sequence cache from the store. Its pages are not changed."""
         if self._seq_caches.pop(id(seq_cache), None) is None:
             return
-        self._idle_usage -= self._idle.pop(id(seq_cache), MemoryUsage())
+        self.idle_usage -= self._idle.pop(id(seq_cache), MemoryUsage())
         seq_cache.end_page.seq_caches.remove(seq_cache)
 
     def assemble(
@@ -173,7 +143,7 @@ class PageStore:
             for run in runs:
                 self.tree.recount_run(run)
 
-    def part(self, holder: PageRun | SequenceCache, start: int, end: int) -> TokenRange:
+    def part(self, holder: Holder, start: int, end: int) -> TokenRange:
         """Return views of what a run or a sequence cache holds between these positions."""
         if isinstance(holder, PageRun):
             return holder.stored.part(start, end)
@@ -323,7 +293,7 @@ class PageStore:
         last = max(kept, key=lambda one: one.position, default=None)
         return last and EarlierState(last.state, len(tokens) - last.position)
 
-    def _longer_tail(self, page: Page, tail: tuple[int, ...]) -> TensorBlock | None:
+    def _longer_tail(self, page: Page, tail: tuple[int, ...]) -> KVSlice | None:
         """Return the arrays of another checkpoint of this page whose tail starts with these tokens."""
         if not tail:
             return None
@@ -338,9 +308,9 @@ class PageStore:
     @contextmanager
     def _weighing_checkpoints(self, page: Page) -> Generator[None]:
         """Update the count for what the block changes in the checkpoints of a page."""
-        before = _checkpoint_usage(page)
+        before = checkpoint_usage(page)
         yield
-        self._checkpoint_usage += _checkpoint_usage(page) - before
+        self.checkpoint_usage += checkpoint_usage(page) - before
 
     def drop_checkpoint(self, checkpoint: Checkpoint) -> Page:
         """Drop a checkpoint. Returns its page, or the nearest ancestor that remains."""
@@ -355,7 +325,7 @@ class PageStore:
 
     # ----------------------------------------------------------------------------------------------- eviction
 
-    def is_evictable(self, one: SequenceCache | Checkpoint | Page) -> bool:
+    def is_evictable(self, one: CacheItem) -> bool:
         """Return whether it is in the store, and nothing uses it or depends on it."""
         match one:
             case SequenceCache():
@@ -365,12 +335,12 @@ class PageStore:
             case Page():
                 return one.is_leaf and not isinstance(one.holder, SequenceCache) and self.tree.has(one)
 
-    def eviction_candidates(self) -> Iterator[SequenceCache | Checkpoint | Page]:
+    def eviction_candidates(self) -> Iterator[CacheItem]:
         yield from (one for one in self._seq_caches.values() if not one.is_active)
         yield from self._checkpoints.values()
         yield from (page for page in self.tree.pages() if self.is_evictable(page))
 
-    def drop(self, victim: SequenceCache | Checkpoint | Page) -> list[Checkpoint | Page]:
+    def drop(self, victim: CacheItem) -> list[Checkpoint | Page]:
         """Evict one. Returns what can be evicted next because of it. The pages of a sequence cache stay."""
         match victim:
             case SequenceCache():
@@ -384,26 +354,24 @@ class PageStore:
                 page = self.tree.remove(victim)
         return [page] if self.is_evictable(page) else []
 
-    def ends(self) -> Iterator[SequenceCache | Page]:
-        """Yield the ends of conversations: idle sequence caches, and pages followed only by checkpoints."""
+    def ends(self) -> Iterator[ConversationEnd]:
+        """Yield the ends of all conversations."""
         yield from (one for one in self._seq_caches.values() if not one.is_active)
         yield from (page for page in self.tree.pages() if not page.children and not page.seq_caches)
 
-    def conversation(
-        self, end: SequenceCache | Page, spare: Callable[[Page], bool]
-    ) -> list[SequenceCache | Checkpoint | Page]:
+    def conversation(self, end: ConversationEnd, spare: Callable[[Page], bool]) -> list[CacheItem]:
         """Return what ends with `end`, without what is needed elsewhere or what `spare` protects.
 
         The beginning comes first.
         """
-        found: list[SequenceCache | Checkpoint | Page] = [end] if isinstance(end, SequenceCache) else []
+        found: list[CacheItem] = [end] if isinstance(end, SequenceCache) else []
         below, page = end, end.end_page if isinstance(end, SequenceCache) else end
         while page.parent is not None and _has_only(page, below) and not spare(page):
             found += [*page.checkpoints, page]
             below, page = page, page.parent
         return found[::-1]
 
-    def drop_conversation(self, end: SequenceCache | Page, spare: Callable[[Page], bool]) -> None:
+    def drop_conversation(self, end: ConversationEnd, spare: Callable[[Page], bool]) -> None:
         """Drop a conversation back to the first page that is needed elsewhere or that `spare` protects."""
         for one in reversed(self.conversation(end, spare)):
             match one:
@@ -417,31 +385,13 @@ class PageStore:
         if isinstance(end, SequenceCache):
             self._give_up(end)
 
-    # --------------------------------------------------------------------------------------------- integrity
 
-    def check_integrity(self) -> None:
-        """Raise `BrokenInvariant` if the store contradicts itself."""
-        check_tree(self.tree, self.seq_caches, self.checkpoints)
-        idle = [one for one in self.seq_caches if not one.is_active]
-        pages = {id(one.page): one.page for one in self.checkpoints}
-        for usage, parts in (
-            (self._idle_usage, [self.usage_of(one) for one in idle]),
-            (self._checkpoint_usage, [_checkpoint_usage(page) for page in pages.values()]),
-        ):
-            if usage != sum(parts, MemoryUsage()):
-                raise BrokenInvariant(f"{usage} is counted where {sum(parts, MemoryUsage())} is")
-        for seq_cache in idle:
-            length = self.layers.length(seq_cache.caches)
-            if length not in (None, len(seq_cache.tokens)):
-                raise BrokenInvariant(f"a sequence cache of {len(seq_cache.tokens)} tokens holds {length}")
-
-
-def _has_only(page: Page, below: SequenceCache | Page) -> bool:
+def _has_only(page: Page, below: ConversationEnd) -> bool:
     """Return whether nothing but this is behind a page, besides checkpoints."""
     return all(one is below for one in (*page.children.values(), *page.seq_caches))
 
 
-def _stretches(path: list[Page]) -> Iterator[tuple[PageRun | SequenceCache, int, int]]:
+def _stretches(path: list[Page]) -> Iterator[tuple[Holder, int, int]]:
     """Yield the runs and sequence caches that store the path, each with its start and end position."""
     for _, group in groupby(path, key=lambda page: id(page.holder)):
         pages = list(group)
@@ -449,7 +399,7 @@ def _stretches(path: list[Page]) -> Iterator[tuple[PageRun | SequenceCache, int,
             yield pages[0].holder, pages[0].start, pages[-1].end
 
 
-def _checkpoint_usage(page: Page) -> MemoryUsage:
+def checkpoint_usage(page: Page) -> MemoryUsage:
     """Return the memory of a page's checkpoints. A tail that several of them share counts once."""
     tails = {id(one.tail_cut): one.tail_cut for one in page.checkpoints if one.tail_cut is not None}
     parts = [*(one.state for one in page.checkpoints), *tails.values()]

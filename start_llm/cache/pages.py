@@ -8,7 +8,7 @@ when the sequence has finished and the next turn may take the caches without a c
 the arrays of pages whose sequence cache is gone. Pages know their tokens: a hash finds a candidate, and it is
 accepted only if the tokens are equal.
 
-Owned by the engine thread. Arrays are opaque here: those of `cache.arrays`, or anything in tests.
+Owned by the engine thread. Nothing here looks into arrays.
 """
 
 from __future__ import annotations
@@ -17,42 +17,26 @@ import hashlib
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any
 
 from start_llm.core.thread_owners import ENGINE, owned_by
 
-
-class TensorBlock(Protocol):
-    """Arrays that are stored together."""
-
-    @property
-    def nbytes(self) -> int: ...
-
-    @property
-    def arrays(self) -> int: ...
+if TYPE_CHECKING:
+    from start_llm.cache.arrays import KVPieces, KVSlice, StateSnapshot
 
 
-class StateBlock(TensorBlock, Protocol):
-    """A state; see `cache.arrays.StateSnapshot`."""
+@dataclass(frozen=True, slots=True)
+class MemoryUsage:
+    """Bytes of memory, and the number of arrays that hold them."""
 
-    @property
-    def reach(self) -> int: ...
+    nbytes: int = 0
+    arrays: int = 0
 
+    def __add__(self, other: MemoryUsage) -> MemoryUsage:
+        return MemoryUsage(self.nbytes + other.nbytes, self.arrays + other.arrays)
 
-class SliceableBlock(TensorBlock, Protocol):
-    """Arrays of consecutive tokens, by leaf; see `cache.arrays.KVPieces`."""
-
-    def bytes_of(self, start: int, end: int) -> int: ...
-
-    def __len__(self) -> int: ...
-
-    def covers(self, start: int, end: int) -> bool: ...
-
-    def part(self, start: int, end: int) -> Any: ...
-
-    def is_trimmed(self, index: int, start: int, end: int) -> bool: ...
-
-    def keep(self, index: int, start: int, end: int) -> None: ...
+    def __sub__(self, other: MemoryUsage) -> MemoryUsage:
+        return MemoryUsage(self.nbytes - other.nbytes, self.arrays - other.arrays)
 
 
 @dataclass(eq=False, slots=True)
@@ -63,7 +47,7 @@ class PageRun:
         pages: by end position, in order.
     """
 
-    stored: SliceableBlock
+    stored: KVPieces
     pages: dict[int, Page] = field(default_factory=dict[int, "Page"])
 
     @property
@@ -139,8 +123,8 @@ class Checkpoint:
 
     page: Page
     tail: tuple[int, ...]
-    state: StateBlock
-    tail_cut: TensorBlock | None
+    state: StateSnapshot
+    tail_cut: KVSlice | None
     last_used: float
 
     @property
@@ -152,7 +136,7 @@ class Checkpoint:
 class EarlierState:
     """A state as it was `tokens_before` tokens before."""
 
-    state: StateBlock
+    state: StateSnapshot
     tokens_before: int
 
 
@@ -173,7 +157,7 @@ class Page:
     parent: Page | None
     tokens: tuple[int, ...]
     end: int
-    holder: PageRun | SequenceCache | None
+    holder: Holder | None
     last_used: float = 0
     uses: int = 1
     children: dict[bytes, Page] = field(default_factory=dict[bytes, "Page"])
@@ -194,12 +178,12 @@ class Page:
         yield from self.by_first_token.get(tokens[0], ()) if tokens else ()
 
 
-class _Counted(NamedTuple):
-    """The memory that is counted for a run."""
-
-    nbytes: int = 0
-    arrays: int = 0
-    unused_run_bytes: int = 0
+type Holder = PageRun | SequenceCache
+"""What stores the KV of pages."""
+type CacheItem = Page | Checkpoint | SequenceCache
+"""What is evicted, and written to the disk, as one. Of a sequence cache that is written, the end is meant."""
+type ConversationEnd = Page | SequenceCache
+"""An idle sequence cache, or a page that is followed only by checkpoints."""
 
 
 @owned_by(ENGINE)
@@ -207,7 +191,7 @@ class PageTree:
     """Roots by salt, each with a tree of pages of `page_size` tokens.
 
     Attributes:
-        run_bytes, run_arrays: of all runs.
+        runs_usage: memory of all runs, loose bytes included.
         unused_run_bytes: bytes of runs that belong to no page.
         untrimmed_runs: runs that may hold more than their pages need, or pieces that are too long.
         rejected_keys: number of candidates with the right key but other tokens.
@@ -215,17 +199,13 @@ class PageTree:
 
     def __init__(self, page_size: int) -> None:
         self.page_size = page_size
-        self.run_bytes = self.run_arrays = self.unused_run_bytes = 0
+        self.runs_usage = MemoryUsage()
+        self.unused_run_bytes = 0
         self.untrimmed_runs: dict[PageRun, None] = {}
         self.count = 0
         self.rejected_keys = 0
         self._roots: dict[bytes, Page] = {}
-        self._runs: dict[PageRun, _Counted] = {}
-
-    @property
-    def runs(self) -> list[PageRun]:
-        """All runs that hold pages."""
-        return list(self._runs)
+        self._runs: dict[PageRun, tuple[MemoryUsage, int]] = {}
 
     def root(self, salt: bytes) -> Page:
         """Return the root of a salt. If it is new, roots with nothing below them are dropped."""
@@ -262,9 +242,7 @@ class PageTree:
             page = next((one for one in parent.beginning_like(tokens) if one.tokens == tokens), None)
         return key, page
 
-    def insert(
-        self, parent: Page, tokens: tuple[int, ...], holder: PageRun | SequenceCache, now: float
-    ) -> Page:
+    def insert(self, parent: Page, tokens: tuple[int, ...], holder: Holder, now: float) -> Page:
         """Return the page of `tokens` after `parent`: the existing one, or a new one that `holder` stores.
 
         Shorter pages that are a prefix of a new one are removed.
@@ -286,7 +264,7 @@ class PageTree:
         self.hold(page, holder)
         return page
 
-    def hold(self, page: Page, holder: PageRun | SequenceCache | None) -> None:
+    def hold(self, page: Page, holder: Holder | None) -> None:
         """Record what stores the KV of a page from now on. Pages must be added to a run in order."""
         before, page.holder = page.holder, holder
         if before is holder:
@@ -300,14 +278,15 @@ class PageTree:
 
     def recount_run(self, run: PageRun) -> None:
         """Update the counts for a run whose pages or arrays have changed. A run without pages counts 0."""
-        before, after = self._runs.pop(run, _Counted()), _Counted()
+        usage, unused_bytes = self._runs.pop(run, (MemoryUsage(), 0))
+        self.runs_usage -= usage
+        self.unused_run_bytes -= unused_bytes
         self.untrimmed_runs.pop(run, None)
         if run.pages:
-            after = _Counted(run.stored.nbytes, run.stored.arrays, run.unused_run_bytes)
-            self._runs[run], self.untrimmed_runs[run] = after, None
-        self.run_bytes += after.nbytes - before.nbytes
-        self.run_arrays += after.arrays - before.arrays
-        self.unused_run_bytes += after.unused_run_bytes - before.unused_run_bytes
+            usage, unused_bytes = MemoryUsage(run.stored.nbytes, run.stored.arrays), run.unused_run_bytes
+            self.runs_usage += usage
+            self.unused_run_bytes += unused_bytes
+            self._runs[run], self.untrimmed_runs[run] = (usage, unused_bytes), None
 
     def remove(self, page: Page) -> Page:
         """Remove a leaf page. Returns its nearest ancestor that remains.
@@ -348,9 +327,6 @@ class PageTree:
             waiting += page.children.values()
             if page.parent is not None:
                 yield page
-
-    def roots(self) -> Iterator[Page]:
-        yield from self._roots.values()
 
 
 def page_key(parent: bytes, tokens: Sequence[int]) -> bytes:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from start_llm.cache.pages import Checkpoint, Page, SequenceCache, common_length
+from start_llm.cache.pages import CacheItem, Checkpoint, Page, SequenceCache, common_length
 from start_llm.core.images import FIRST_IMAGE_TOKEN
 
 _MAX_LOOKED_AT = 64
@@ -19,7 +19,7 @@ class RestoreSource:
     It is a page, a sequence cache or a checkpoint, whose tail is meant.
     """
 
-    holder: Page | SequenceCache | Checkpoint
+    holder: CacheItem
     start: int
     end: int
 
@@ -74,8 +74,7 @@ def in_front_of_image(ids: Sequence[int], position: int) -> int:
 
 def _deepest_tokens(root: Page, path: list[Page], ids: tuple[int, ...]) -> RestorePlan:
     """Plan for a network without non-trimmable state: any position will do."""
-    tail = _deepest_source(root, path, ids)
-    return _plan(path, tail, tail.end, ids)
+    return _plan(path, _deepest_source(root, path, ids), ids)
 
 
 def kept_length(root: Page, matched: list[Page], ids: tuple[int, ...]) -> int:
@@ -108,21 +107,21 @@ def _after(page: Page, rest: tuple[int, ...]) -> Iterator[tuple[Page | SequenceC
             yield child, child.tokens
 
 
-def _plan(path: list[Page], tail: RestoreSource, length: int, ids: tuple[int, ...]) -> RestorePlan:
-    seq_cache = _giver(path, tail, length, ids)
+def _plan(path: list[Page], tail: RestoreSource, ids: tuple[int, ...]) -> RestorePlan:
+    seq_cache = _giver(path, tail, ids)
     if seq_cache is not None:
-        return RestorePlan(length, tuple(path), reused_in_place=seq_cache)
-    return RestorePlan(length, tuple(path), tail=tail if tail.start < tail.end else None)
+        return RestorePlan(tail.end, tuple(path), reused_in_place=seq_cache)
+    return RestorePlan(tail.end, tuple(path), tail=tail if tail.start < tail.end else None)
 
 
-def _giver(path: list[Page], tail: RestoreSource, length: int, ids: tuple[int, ...]) -> SequenceCache | None:
+def _giver(path: list[Page], tail: RestoreSource, ids: tuple[int, ...]) -> SequenceCache | None:
     """Return an idle sequence cache that starts with these tokens; None if there is none.
 
     It must hold nothing after them that other prompts are expected to share: only a reply.
     """
     holders = [one.holder if isinstance(one, Page) else one for one in (tail.holder, *reversed(path))]
     seq_caches = {id(one): one for one in holders if isinstance(one, SequenceCache)}
-    return next((one for one in seq_caches.values() if _may_give(one, length, ids)), None)
+    return next((one for one in seq_caches.values() if _may_give(one, tail.end, ids)), None)
 
 
 def _may_give(seq_cache: SequenceCache, length: int, ids: tuple[int, ...]) -> bool:
@@ -171,8 +170,7 @@ def _kept(page: Page, rest: tuple[int, ...]) -> Iterator[Checkpoint]:
 
 def _from_checkpoint(path: list[Page], checkpoint: Checkpoint, ids: tuple[int, ...]) -> RestorePlan:
     tail = RestoreSource(checkpoint, checkpoint.page.end, checkpoint.position)
-    plan = _plan(path, tail, checkpoint.position, ids)
-    return RestorePlan(plan.length, plan.path, plan.reused_in_place, plan.tail, checkpoint)
+    return replace(_plan(path, tail, ids), checkpoint=checkpoint)
 
 
 def _from_later_state(
@@ -190,8 +188,7 @@ def _from_later_state(
     checkpoint = next(found, None)
     if checkpoint is None:
         return None
-    plan = _plan(path, source, source.end, ids)
-    return replace(plan, checkpoint=checkpoint)
+    return replace(_plan(path, source, ids), checkpoint=checkpoint)
 
 
 def _tails(page: Page, rest: tuple[int, ...]) -> Iterator[RestoreSource]:

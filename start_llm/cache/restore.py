@@ -8,16 +8,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, cast
 
 from start_llm.cache.arrays import KVSlice, StateSnapshot, TokenRange
-from start_llm.cache.pages import Checkpoint, Page, PageRun, SequenceCache
+from start_llm.cache.pages import Checkpoint, Holder, Page, PageRun, SequenceCache
 from start_llm.cache.plan import RestorePlan
 from start_llm.core.thread_owners import ENGINE, owned_by
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from contextlib import AbstractContextManager
-
     from start_llm.cache.eviction import Evictor
-    from start_llm.cache.layers import Layers
     from start_llm.cache.page_store import PageStore
     from start_llm.cache.plan import RestoreSource
 
@@ -26,17 +22,14 @@ if TYPE_CHECKING:
 class Restorer:
     """Makes the caches of sequences.
 
-    Args:
-        make_room: evicts until this many bytes are free.
+    Attributes:
+        store: where they are admitted.
     """
 
-    def __init__(
-        self, layers: Layers, store: PageStore, evictor: Evictor, make_room: Callable[[int], None]
-    ) -> None:
-        self._layers = layers
-        self._store = store
+    def __init__(self, store: PageStore, evictor: Evictor) -> None:
+        self._layers = store.layers
+        self.store = store
         self._evictor = evictor
-        self._make_room = make_room
 
     def restore(self, plan: RestorePlan, root: Page, ids: tuple[int, ...], room: int) -> SequenceCache:
         """Return an active sequence cache that holds the first `plan.length` tokens of `ids`.
@@ -51,16 +44,16 @@ class Restorer:
         return self._copied(plan, root, ids, room)
 
     def _fresh(self, root: Page, room: int) -> SequenceCache:
-        self._make_room(self._store.token_bytes * room)
+        self._evictor.shrink(self.store.token_bytes * room)
         seq_cache = SequenceCache(self._layers.fresh(room), root)
-        self._store.admit(seq_cache)
+        self.store.admit(seq_cache)
         return seq_cache
 
     def _taken(self, given: SequenceCache, plan: RestorePlan, root: Page, room: int) -> SequenceCache:
         """Reuse an idle sequence cache in place. Pages after `plan.length` that others need are copied."""
-        with self._store.rollback_on_error(given):
-            self._store.forget(given)
-            self._store.detach_tail_pages(given, plan.length)
+        with self.store.rollback_on_error(given):
+            self.store.forget(given)
+            self.store.detach_tail_pages(given, plan.length)
             if plan.checkpoint:
                 self._layers.set_state(given.caches, self._state(plan, plan.checkpoint))
             if plan.length < len(given.tokens):
@@ -68,18 +61,10 @@ class Restorer:
             given.tokens = given.tokens[: plan.length]
             given.path = list(plan.path)
             given.root, given.is_active, given.is_given_up = root, True, False
-            self._store.admit(given)
-            self._make_room(self._store.token_bytes * max(room - self._layers.room(given.caches), 0))
+            self.store.admit(given)
+            self._evictor.shrink(self.store.token_bytes * max(room - self._layers.room(given.caches), 0))
             self._layers.reserve(given.caches, room)
         return given
-
-    @property
-    def page_size(self) -> int:
-        return self._store.tree.page_size
-
-    def rollback_on_error(self, seq_cache: SequenceCache) -> AbstractContextManager[None]:
-        """Discard this sequence cache if the block raises."""
-        return self._store.rollback_on_error(seq_cache)
 
     def buffers(
         self, path: tuple[Page, ...], nothing: KVSlice, root: Page, ids: tuple[int, ...], room: int
@@ -105,33 +90,32 @@ class Restorer:
         state = self._state(plan, plan.checkpoint) if plan.checkpoint else None
         known = plan.path[-1].end if plan.path else 0
         seq_cache = SequenceCache([], root, list(ids[:known]), list(plan.path))
-        self._store.admit(seq_cache)
-        with self._store.rollback_on_error(seq_cache):
+        self.store.admit(seq_cache)
+        with self.store.rollback_on_error(seq_cache):
             self._let_holders_go(plan, room)
-            self._make_room(self._bytes_beside(plan, room))
-            self._store.assemble(seq_cache, tail, state, plan.length, room)
+            self._evictor.shrink(self._bytes_beside(plan, room))
+            self.store.assemble(seq_cache, tail, state, plan.length, room)
             seq_cache.tokens = list(ids[: plan.length])
         return seq_cache
 
     def _state(self, plan: RestorePlan, checkpoint: Checkpoint) -> StateSnapshot:
         """Return the checkpoint's state, taken back to the end of the plan."""
-        state = cast("StateSnapshot", checkpoint.state)
-        return self._layers.rewound(state, checkpoint.position - plan.length)
+        return self._layers.rewound(checkpoint.state, checkpoint.position - plan.length)
 
     def _tail(self, tail: RestoreSource) -> TokenRange:
         holder = tail.holder
         if isinstance(holder, Checkpoint):
             return cast("KVSlice", holder.tail_cut).part(0, tail.end - tail.start)
         if isinstance(holder, Page):
-            holder = cast("PageRun | SequenceCache", holder.holder)
-        return self._store.part(holder, tail.start, tail.end)
+            holder = cast("Holder", holder.holder)
+        return self.store.part(holder, tail.start, tail.end)
 
     def _let_holders_go(self, plan: RestorePlan, room: int) -> None:
         """Split idle sequence caches into pages if there is no room for them and a copy of their KV."""
-        whole = self._store.token_bytes * max(plan.length, room)
+        whole = self.store.token_bytes * max(plan.length, room)
         for one in {page.holder for page in plan.path if isinstance(page.holder, SequenceCache)}:
-            if not one.is_active and not self._evictor.has_room_for(self._store.usage_of(one).nbytes + whole):
-                self._store.split_into_pages(one)
+            if not one.is_active and not self._evictor.has_room_for(self.store.usage_of(one).nbytes + whole):
+                self.store.split_into_pages(one)
 
     def _bytes_beside(self, plan: RestorePlan, room: int) -> int:
         """Return the bytes of new caches, without pages in runs, whose memory is freed as they are copied."""
@@ -140,4 +124,4 @@ class Restorer:
             for page in plan.path
             if isinstance(page.holder, PageRun)
         )
-        return self._store.token_bytes * max(plan.length, room) - freed
+        return self.store.token_bytes * max(plan.length, room) - freed

@@ -7,7 +7,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from start_llm.cache.kinds import Growth, growth_of, growth_tokens_of
+from start_llm.cache.kinds import Growth, growth_of, kind_of
 from start_llm.cache.layers import leaves
 from start_llm.core.sequence_cost import SequenceCost, WindowCost
 from start_llm.engine.pace import Pace
@@ -29,7 +29,7 @@ def measure_sequence(network: Any, caches: Sequence[Any], pace: Pace | None = No
         pace: of the network. If more tokens would take long, the growth of those caches is estimated, and
             rather too high.
     """
-    told = [growth_tokens_of(leaf) for leaf in leaves(caches)]
+    told = [kind_of(leaf).growth_tokens for leaf in leaves(caches)]
     if all(tokens == 1 for tokens in told):
         _compute(network, caches, 1)
         return _sequence_cost([growth for leaf in leaves(caches) if (growth := growth_of(leaf))])
@@ -38,13 +38,11 @@ def measure_sequence(network: Any, caches: Sequence[Any], pace: Pace | None = No
     return _sequence_cost(_growths(network, caches, (1, 1), told))
 
 
-def _growths(
-    network: Any, caches: Sequence[Any], probes: Sequence[int], told: Sequence[int | None]
-) -> list[Growth]:
+def _growths(network: Any, caches: Sequence[Any], probes: Sequence[int], told: Sequence[int]) -> list[Growth]:
     """Compute probes of so many tokens, and return the growth of each leaf.
 
     Args:
-        told: tokens that tell the growth of each leaf; None if its class is unknown.
+        told: tokens that tell the growth of each leaf; 0 if its class is unknown.
     """
     _compute(network, caches, probes[0])
     first = [int(leaf.nbytes) for leaf in leaves(caches)]

@@ -14,8 +14,7 @@ from start_llm.core.thread_owners import ENGINE, owned_by
 from start_llm.engine.admission import planned_tokens
 
 if TYPE_CHECKING:
-    from start_llm.cache.no_reuse import NoReuse
-    from start_llm.cache.prompt_cache import PromptCache
+    from start_llm.cache.disk.prompt_disk import PromptDisk
     from start_llm.engine.schedule import QueuedRequest
     from start_llm.telemetry.metrics import EngineMetrics
 
@@ -35,10 +34,8 @@ class DiskWaits:
         clock: the engine's, in seconds.
     """
 
-    def __init__(
-        self, cache: PromptCache | NoReuse, metrics: EngineMetrics, clock: Callable[[], float]
-    ) -> None:
-        self._cache = cache
+    def __init__(self, disk: PromptDisk, metrics: EngineMetrics, clock: Callable[[], float]) -> None:
+        self._disk = disk
         self._metrics = metrics
         self._clock = clock
 
@@ -56,7 +53,7 @@ class DiskWaits:
             first.waits += 1
             try:
                 may_look = first.waits <= _MOST_LOOKS
-                first.wait = self._cache.wait_for_disk(
+                first.wait = self._disk.wait_for(
                     first.ids, request.salt, capacity, speed=speed, may_look=may_look
                 )
             except Exception:  # noqa: BLE001 - whatever is wrong with the disk tier, the prompt can be computed
@@ -77,5 +74,5 @@ class DiskWaits:
                 one.wait.give_up()
                 one.waits = _MOST_WAITS
             if late_s > _LAST_FILE_S and one.wait:
-                self._cache.leave_disk(one.wait)
+                self._disk.leave(one.wait)
                 one.wait, one.waits = None, _MOST_WAITS

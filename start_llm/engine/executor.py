@@ -9,8 +9,6 @@ from functools import partial
 
 import mlx.core as mx
 
-from start_llm.cache.layers import Layers
-from start_llm.cache.no_reuse import NoReuse
 from start_llm.cache.pages import SequenceCache
 from start_llm.core.thread_owners import ENGINE, owned_by
 from start_llm.engine.admission import planned_tokens
@@ -72,7 +70,7 @@ class StepExecutor:
         )
         self._starting: Generation | None = None  # taken from the schedule, not being prefilled yet
         self._starting_cache: SequenceCache | None = None  # what was restored for it
-        self.cache = resources.cache or NoReuse(Layers(resources.network))
+        self.cache = resources.cache
         self.failures = Failures(metrics, self.abandon_everything)
         self.prefill: Prefill | None = None
         self.decoder = Decoder(

@@ -48,7 +48,7 @@ class EngineLoop:
         self.time = EngineTime(resources, metrics)
         self.executor = StepExecutor(resources, self.schedule, self.time, metrics)
         self._cache, self._failures = self.executor.cache, self.executor.failures
-        disk_waits = DiskWaits(self._cache, metrics, clock)
+        disk_waits = DiskWaits(self._cache.disk, metrics, clock)
         self._planner = StepPlanner(resources, self.schedule, self.executor, self.time, disk_waits)
 
     @property
@@ -61,7 +61,7 @@ class EngineLoop:
         """Seconds for which there is nothing to do unless something comes in; None if there is no limit."""
         if self._has_work or not self._inbox.is_empty:
             return 0
-        until_disk = self._cache.seconds_until_disk()
+        until_disk = self._cache.disk.seconds_until_due()
         return min(_QUEUE_CHECK_S, until_disk or _QUEUE_CHECK_S) if self.schedule else until_disk
 
     @property
@@ -79,7 +79,7 @@ class EngineLoop:
         finally:
             self.fail_the_rest()
         with self._failures.on_failure(abandon_nothing):
-            self._cache.flush_to_disk(self._stop.flush_s if self._stop else 0.0)
+            self._cache.disk.flush(self._stop.flush_s if self._stop else 0.0)
 
     def _keep_running(self) -> None:
         """Take what still runs at the end out of the engine. The cache keeps what was computed."""
@@ -112,7 +112,7 @@ class EngineLoop:
                 self.executor.execute(part, self._clock())
             self._cache.tidy(_CACHE_TIDY_S)
         with self._failures.on_failure(abandon_nothing):
-            self._cache.write_to_disk(is_busy=bool(self.executor.running))
+            self._cache.disk.write_due(is_busy=bool(self.executor.running))
         self.executor.report()
         self._metrics.step_began = None
 
@@ -132,7 +132,7 @@ class EngineLoop:
                 item.run()
             case DiskNews():
                 with self._failures.on_failure(abandon_nothing):
-                    self._cache.collect_from_disk()
+                    self._cache.disk.collect()
             case MemoryShare(usable_bytes, cache_bytes):
                 self._resources.admission.usable_bytes = usable_bytes
                 with self._failures.on_failure(abandon_nothing):

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from start_llm.cache.no_reuse import NoReuse
 from start_llm.cache.prompt_cache import PromptCache
 from start_llm.core.adapters import AdapterStack
 from start_llm.engine.admission import Admission
@@ -39,7 +38,6 @@ class EngineResources:
     Attributes:
         network: `network(tokens[1, n], cache=...)` returns logits [1, n, vocabulary].
         token_bytes, eos_token_ids: see `models.tokenizer`.
-        cache: the prompt cache; None for no reuse.
         max_sequences: sequences that decode at once.
         batches: whether the network's caches can be merged.
         admission: decides which sequences fit into memory.
@@ -57,7 +55,7 @@ class EngineResources:
     eos_token_ids: frozenset[int]
     max_sequences: int
     batches: bool
-    cache: PromptCache | NoReuse | None = None
+    cache: PromptCache
     time_limits: TimeLimits = field(default_factory=TimeLimits)
     admission: Admission = field(default_factory=Admission)
     measured: tuple[Chunk, ...] = ()

@@ -51,7 +51,7 @@ class QueuedRequest:
     generation: Generation
     due: float
     sequence: EngineSequence | None = None
-    wait: DiskWait | DiskRestore | None = None
+    wait: DiskWait | None = None
     waits: int = 0
     waits_until: float = 0.0
     from_disk: FromDisk = field(default_factory=FromDisk)

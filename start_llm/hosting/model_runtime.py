@@ -14,7 +14,6 @@ from typing import Any
 from start_llm.cache.buffers import KVShape
 from start_llm.cache.kinds import label_of
 from start_llm.cache.layers import Layers
-from start_llm.cache.no_reuse import NoReuse
 from start_llm.cache.prompt_cache import PromptCache
 from start_llm.config.paths import kernels_folder
 from start_llm.config.settings import Settings
@@ -346,19 +345,19 @@ class EngineLoader:
 
     def _prompt_cache(
         self, ready: EngineStartup, layers: Layers, probe: list[Any], clock: PlanClock
-    ) -> PromptCache | NoReuse:
-        """Build the prompt cache, or `NoReuse`.
+    ) -> PromptCache:
+        """Build the prompt cache. It keeps nothing if it is turned off, or if the layers cannot be stored.
 
         Args:
             probe: caches that hold some tokens.
         """
+        limits = None
         if layers.unknown:
             kinds = ", ".join(layers.unknown)
             self._say(f"This model keeps its state in {kinds}, which cannot be reused: no prompt cache.")
-        if layers.unknown or not self._settings.prompt_cache:
-            return NoReuse(layers, self._cache_metrics)
-        limits = cache_limits(self._settings, ready.footprint, ready.admission.usable_bytes)
-        self._cache_metrics.budget_bytes = limits.budget_bytes
+        elif self._settings.prompt_cache:
+            limits = cache_limits(self._settings, ready.footprint, ready.admission.usable_bytes)
+            self._cache_metrics.budget_bytes = limits.budget_bytes
         cache = PromptCache(
             layers,
             limits=limits,
@@ -367,7 +366,8 @@ class EngineLoader:
             identity=ready.identity,
             clock=clock,
         )
-        self._shared.disk.attach(cache, KVShape.of(layers, probe))
+        if limits:
+            self._shared.disk.attach(cache, KVShape.of(layers, probe))
         return cache
 
 

@@ -22,6 +22,7 @@ from start_llm.core.events import Text
 from start_llm.core.images import FIRST_IMAGE_TOKEN, ImageRun
 from start_llm.engine.resources import EngineResources
 from start_llm.telemetry.metrics import CacheMetrics
+from tests.cache.integrity import check_cache
 from tests.engine.harness import Stepper, Watched, engine_request
 from tests.ties import Reference
 
@@ -66,7 +67,7 @@ class Cached(Stepper):
     def step(self, times: int = 1) -> None:
         for _ in range(times):
             super().step()
-            self.cache.check_integrity()
+            check_cache(self.cache)
 
     def say(
         self, prompt: Sequence[int], max_tokens: int = 4, boundaries: tuple[int, ...] = (), **more: Any

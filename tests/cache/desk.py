@@ -11,6 +11,7 @@ from start_llm.cache.page_store import PageStore
 from start_llm.cache.prompt_cache import OpenedSequence, PromptCache
 from start_llm.telemetry.metrics import CacheMetrics
 from tests.cache.fakes import FakeLayers
+from tests.cache.integrity import check_cache
 
 PAGE = 4
 PLENTY = 10**9
@@ -79,7 +80,7 @@ class Desk:
         evictor.limits = replace(evictor.limits, **limits)
         self.cache.shrink()
         self.cache.tidy(0)
-        self.cache.check_integrity()
+        check_cache(self.cache)
 
     def begin(self, ids: Sequence[int], boundaries: Sequence[int] = (), salt: bytes = b"") -> OpenedSequence:
         """Everything but the last token is computed."""
@@ -95,21 +96,21 @@ class Desk:
         chunk = ids[len(opened.seq_cache.tokens) :]
         opened.seq_cache.caches[0].feed(chunk)
         self.cache.record_chunk(opened.seq_cache, chunk, keep_state=len(ids) in opened.checkpoint_positions)
-        self.cache.check_integrity()
+        check_cache(self.cache)
 
     def end(self, opened: OpenedSequence, tokens: Sequence[int]) -> None:
         """`tokens` is the prompt and the reply."""
         opened.seq_cache.caches[0].feed(tokens[len(opened.seq_cache.tokens) :])
         self.cache.close(opened.seq_cache, opened.seq_cache.caches, tokens)
-        self.cache.check_integrity()
+        check_cache(self.cache)
         self.cache.tidy(0)
-        self.cache.check_integrity()
+        check_cache(self.cache)
 
     def tidy(self) -> None:
         """Until nothing is left to tidy. Each request does only a leaf of it."""
         while self.store.tree.untrimmed_runs:
             self.cache.tidy(0)
-        self.cache.check_integrity()
+        check_cache(self.cache)
 
     def serve(self, ids: Sequence[int], reply: Sequence[int] = (), boundaries: Sequence[int] = ()) -> int:
         """Returns how many tokens were known."""

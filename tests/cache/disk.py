@@ -22,6 +22,7 @@ from start_llm.storage.disk_thread import DiskThread
 from start_llm.telemetry.metrics import DiskMetrics
 from tests.cache.conversations import PLENTY, Cached, filled
 from tests.conftest import TinyModel
+from tests.engine.harness import uncached_resources
 
 
 def settled(condition: Callable[[], object], seconds: float = 10) -> None:
@@ -39,7 +40,7 @@ ROOMY = DiskLimits(max_size=10**9)
 
 def resources_of(tiny_model: TinyModel, family: str) -> EngineResources:
     model = load(tiny_model(family, hidden=128, layers=2))
-    return EngineResources(
+    return uncached_resources(
         model.network, model.tokenizer.token_bytes, frozenset(), max_sequences=4, batches=True
     )
 
@@ -53,8 +54,8 @@ class OnDisk(Cached):
 
     @property
     def restorer(self) -> DiskRestorer:
-        assert self.cache._disk_restorer
-        return self.cache._disk_restorer
+        assert self.cache.disk.restorer
+        return self.cache.disk.restorer
 
     def __init__(
         self,
@@ -84,7 +85,7 @@ class OnDisk(Cached):
 
     def stop(self, *, flush_s: float = 20) -> None:
         with mx.stream(generation_stream):
-            self.cache.flush_to_disk(flush_s)
+            self.cache.disk.flush(flush_s)
         self.kill()
 
     def kill(self) -> None:

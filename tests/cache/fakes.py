@@ -8,7 +8,7 @@ from itertools import accumulate
 from typing import Any
 
 from start_llm.cache.layers import Layers
-from start_llm.cache.pages import EarlierState, PageRun
+from start_llm.cache.pages import Checkpoint, EarlierState, Page, PageRun
 
 BYTES_OF_A_TOKEN = 10
 BYTES_OF_A_STATE = 70
@@ -87,7 +87,13 @@ class FakePieces:
 
 def run(tokens: Sequence[int], start: int = 0) -> PageRun:
     """A run of its own, for a page of these tokens."""
-    return PageRun(FakePieces(tokens, start))
+    pieces: Any = FakePieces(tokens, start)
+    return PageRun(pieces)
+
+
+def kept_state(page: Page, tail: tuple[int, ...], state: Any, tail_cut: Any, last_used: float) -> Checkpoint:
+    """A checkpoint of fakes."""
+    return Checkpoint(page, tail, state, tail_cut, last_used)
 
 
 @dataclass(frozen=True)

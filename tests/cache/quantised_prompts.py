@@ -18,12 +18,13 @@ from start_llm.cache.layers import Layers
 from start_llm.cache.pages import PageRun
 from start_llm.engine.resources import EngineResources
 from tests.cache.conversations import Cached, layers_of
+from tests.cache.integrity import check_cache
 
 
 def packed_runs(engine: Cached) -> list[PageRun]:
     """All runs, once everything that is loose is tidied."""
     engine.cache.tidy(60)
-    return engine.cache._store.tree.runs
+    return list(engine.cache._store.tree._runs)
 
 
 def interrupted(engine: Cached, prompt: tuple[int, ...], **more: Any) -> None:
@@ -31,7 +32,7 @@ def interrupted(engine: Cached, prompt: tuple[int, ...], **more: Any) -> None:
     engine.say(prompt, boundaries=(len(prompt) - 1,), **more)
     for one in list(engine.cache._store.seq_caches):
         engine.cache._store.split_into_pages(one)
-    engine.cache.check_integrity()
+    check_cache(engine.cache)
 
 
 def log_probabilities(engine: Cached, ids: tuple[int, ...], known: int) -> mx.array:

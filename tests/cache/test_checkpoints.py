@@ -15,7 +15,7 @@ from start_llm.cache.checkpoints import (
     step_in_text,
 )
 from start_llm.cache.pages import Checkpoint, PageTree
-from tests.cache.fakes import FakeCut, FakeState, run
+from tests.cache.fakes import FakeCut, FakeState, kept_state, run
 
 SIZE = 4
 STATE_BYTES = FakeState(1).nbytes
@@ -140,7 +140,7 @@ class Conversations:
             part = tuple(tokens[page.end : page.end + size])
             page = self.tree.insert(page, part, run(part, page.end), 1)
         tail = tuple(tokens[page.end :])
-        checkpoint = Checkpoint(page, tail, FakeState(1), FakeCut(tail) if tail else None, 1)
+        checkpoint = kept_state(page, tail, FakeState(1), FakeCut(tail) if tail else None, 1)
         page.checkpoints.append(checkpoint)
         return checkpoint
 

@@ -9,11 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from start_llm.cache import integrity, pages
-from start_llm.cache.no_reuse import NoReuse
+from start_llm.cache import pages
 from start_llm.cache.pages import common_length
+from start_llm.cache.prompt_cache import PromptCache
 from start_llm.core.events import Restored
 from start_llm.telemetry.metrics import CacheMetrics
+from tests.cache import integrity
 from tests.cache.desk import ALL_NETWORKS, NETWORKS, PLENTY, PROMPT, REPLY, Desk
 from tests.cache.fakes import FakeLayers
 
@@ -209,7 +210,7 @@ def test_a_candidate_that_was_passed_over_is_told(monkeypatch):
 
 def test_without_a_cache_everything_is_computed():
     metrics = CacheMetrics()
-    none = NoReuse(FakeLayers(), metrics)
+    none = PromptCache(FakeLayers(), metrics=metrics)
     for _ in range(2):
         assert none.peek(PROMPT, b"", (5,)) == Restored(0, "off")
         opened = none.open(PROMPT, b"", (5,))

@@ -65,8 +65,8 @@ def cached(watched: Watched) -> int:
 
 def written(engine: OnDisk, count: int) -> bool:
     """True once so many files have been written; the engine is called as its loop calls it."""
-    engine.cache.write_to_disk(is_busy=False)
-    engine.cache.collect_from_disk()
+    engine.cache.disk.write_due(is_busy=False)
+    engine.cache.disk.collect()
     return engine.disk.written_files >= count and not engine.disk.queue
 
 
@@ -165,7 +165,7 @@ def test_a_hurt_page_costs_what_is_after_it(plain: EngineResources, tmp_path: Pa
 @pytest.mark.sample(4)
 def test_what_vanished_is_a_miss(resources, stored: Path, expected: list[int], kind: str):
     with on_disk(resources, stored) as engine:
-        settled(lambda: engine.tier.scanned.is_over)
+        settled(lambda: engine.tier.worker.scanned.is_over)
         for path in (stored / kind).rglob("*.safetensors"):
             path.unlink()
         assert engine.say(PROMPT, 6, boundaries=ENDS).tokens == expected
@@ -178,7 +178,7 @@ def test_another_tenant_and_another_model_find_nothing(resources, stored: Path):
         other = engine.submit(asked)
         engine.finish(other)
         assert cached(other) == 0
-        engine.cache.identity = b"another"
+        engine.cache._lookup.identity = b"another"
         assert cached(engine.say(PROMPT, 6, boundaries=ENDS)) == 0
         assert not engine.disk.rejected
 
@@ -189,11 +189,11 @@ def test_another_tenant_and_another_model_find_nothing(resources, stored: Path):
 def test_nothing_is_written_before_it_is_used_twice_or_for_a_while(plain: EngineResources, tmp_path: Path):
     now = [1000.0]
     with on_disk(plain, tmp_path) as engine:
-        write_back = engine.cache._write_back
+        write_back = engine.cache.disk.write_back
         assert write_back
         write_back._clock = engine.cache._clock = lambda: now[0]
         engine.say(PROMPT, 6, boundaries=ENDS)
-        settled(lambda: engine.tier.scanned.is_over)
+        settled(lambda: engine.tier.worker.scanned.is_over)
         now[0] += 29
         assert not written(engine, 1)
         engine.say((*PROMPT[:150], 7, 7), 2)
@@ -271,7 +271,7 @@ def test_of_a_failed_sequence_nothing_is_written(plain: EngineResources, tmp_pat
 
     with on_disk(plain, tmp_path, network=Wrapped(plain.network, breaks)) as engine:
         engine.say(PROMPT, 6, boundaries=ENDS)
-        engine.cache.flush_to_disk(5)
+        engine.cache.disk.flush(5)
     assert not files(tmp_path)
 
 
@@ -292,7 +292,7 @@ def test_a_conversation_keeps_a_few_states(tiny_model: TinyModel, tmp_path: Path
     with on_disk(resources, tmp_path) as engine:
         for turn in range(10):
             watched = engine.say(prompt, 6, boundaries=(100, len(prompt) - 4))
-            engine.cache.flush_to_disk(10)
+            engine.cache.disk.flush(10)
             settled(lambda: not engine.disk.queue)
             prompt = (*prompt, *watched.tokens, *tokens(random.Random(turn), 20, 20))
             assert len(list((tmp_path / "states").rglob("*.safetensors"))) <= 8
@@ -333,7 +333,7 @@ def test_what_its_age_or_their_number_evicts_is_handed_over(
     plain: EngineResources, tmp_path: Path, limits: dict[str, float]
 ):
     with on_disk(plain, tmp_path) as engine:
-        settled(lambda: engine.tier.scanned.is_over)
+        settled(lambda: engine.tier.worker.scanned.is_over)
         engine.say(PROMPT, 6, boundaries=ENDS)
         (seq_cache,) = engine.cache._store.seq_caches
         keys = {page.key.hex() for page in seq_cache.path[:MOST_IN_FLIGHT]}
@@ -356,7 +356,7 @@ def test_beginnings_stay_longer_than_ends_although_they_were_written_first(
         engine.say(PROMPT, 6, boundaries=ENDS)
         (seq_cache,) = engine.cache._store.seq_caches
         keys = [page.key for page in seq_cache.path]
-        engine.cache.flush_to_disk(10)
+        engine.cache.disk.flush(10)
         settled(lambda: not engine.disk.queue)
         oldest = [file.key for file in engine.tier.index.oldest_first()]
     assert oldest[1:] == keys[::-1]
@@ -376,7 +376,7 @@ def test_a_conversation_whose_client_came_back_is_written(plain: EngineResources
 def test_many_beginnings_that_were_not_read_yet_hide_nothing(plain: EngineResources, tmp_path: Path):
     with on_disk(plain, tmp_path) as engine:
         engine.say(PROMPT, 6, boundaries=ENDS)
-        (root,) = engine.cache._store.tree.roots()
+        (root,) = engine.cache._store.tree._roots.values()
     for number in range(300):
         key = number.to_bytes(16)
         path = CachedFile("pages", key, root.key, 0, 0).path(tmp_path)
@@ -391,7 +391,7 @@ def test_reads_end_however_many_there_are_at_once(plain: EngineResources, tmp_pa
     with on_disk(plain, tmp_path) as engine:
         engine.say(PROMPT, 6, boundaries=ENDS)
     with on_disk(plain, tmp_path) as engine:
-        settled(lambda: engine.tier.scanned.is_over)
+        settled(lambda: engine.tier.worker.scanned.is_over)
         file = engine.tier.index.oldest_first()[0]
         parts = [FilePart(file, file.parent, (), (), list)]
         reads = [DiskRead(parts=parts * 3) for _ in range(300)]
@@ -406,7 +406,7 @@ def test_a_tier_that_fails_leaves_the_prompt_to_be_computed(
     plain: EngineResources, stored: Path, monkeypatch
 ):
     with on_disk(plain, stored) as engine:
-        monkeypatch.setattr(engine.cache, "wait_for_disk", lambda *_, **__: 1 // 0)
+        monkeypatch.setattr(engine.cache.disk, "wait_for", lambda *_, **__: 1 // 0)
         assert cached(engine.say(PROMPT, 6, boundaries=ENDS)) == 0
         assert engine.metrics.failures == 1
 
@@ -422,7 +422,7 @@ def test_what_is_on_the_disk_is_evicted_first_and_what_is_not_is_saved(
             settled(lambda: not engine.disk.queue)
         assert engine.cached.evictions
         assert engine.disk.written_files, "what was evicted was handed over"
-        engine.cache.flush_to_disk(5)
+        engine.cache.disk.flush(5)
         settled(lambda: not engine.disk.queue)
         on_the_disk = {path.stem[-32:] for path in files(tmp_path)}
         left = {page.key.hex() for page in engine.cache._store.tree.pages()}
@@ -489,7 +489,7 @@ def test_a_disk_that_cannot_be_written_stops_no_reply(
     expected = list(reference(Stepper(plain), PROMPT, 6).ids)
     limits = DiskLimits(max_size=10**9, pause_s=0.2)
     engine = OnDisk(plain, tmp_path, limits=limits, idle_s=0)
-    settled(lambda: engine.tier.scanned.is_over)
+    settled(lambda: engine.tier.worker.scanned.is_over)
     monkeypatch.setattr(os, call, failing)
     assert engine.say(PROMPT, 6, boundaries=ENDS).tokens == expected
     written(engine, 1)
@@ -512,7 +512,7 @@ def check_that_a_full_disk_is_told_once(engine: OnDisk, make_room: Callable[[], 
     """Two prompts are answered while it is full; then there is room."""
     for start in range(2):
         assert engine.say((start, *PROMPT), 4).tokens
-        settled(lambda: engine.cache.write_to_disk(is_busy=False) or engine.disk.state == "paused")
+        settled(lambda: engine.cache.disk.write_due(is_busy=False) or engine.disk.state == "paused")
     (line,) = engine.said
     assert line.startswith("The disk tier of the prompt cache pauses: there is no room for ")
     assert engine.disk.lost > 0
@@ -527,7 +527,7 @@ def check_that_a_full_disk_is_told_once(engine: OnDisk, make_room: Callable[[], 
 def test_a_full_disk_is_told_once_on_a_file_system_of_its_own(plain: EngineResources, tmp_path: Path):
     with small_disk(tmp_path / "disk", 16 * 2**20) as disk:
         engine = OnDisk(plain, disk / "ssd", limits=DiskLimits(max_size=10**9, pause_s=0.2), idle_s=0)
-        settled(lambda: engine.tier.scanned.is_over)
+        settled(lambda: engine.tier.worker.scanned.is_over)
         filler = fill(disk)
         check_that_a_full_disk_is_told_once(engine, filler.unlink)
         engine.stop()
@@ -543,7 +543,7 @@ def test_what_finds_no_room_is_told_once(plain: EngineResources, tmp_path: Path,
         return SimpleNamespace(f_bavail=0, f_frsize=found.f_frsize)
 
     engine = OnDisk(plain, tmp_path, limits=DiskLimits(max_size=wanted, pause_s=0.2), idle_s=0)
-    settled(lambda: engine.tier.scanned.is_over)
+    settled(lambda: engine.tier.worker.scanned.is_over)
     if wanted != 100:
         monkeypatch.setattr(os, "statvfs", full)
 
@@ -569,7 +569,7 @@ def test_a_disk_that_is_full_in_the_middle_of_a_file_loses_that_file_alone(
         return real(file, [parts[0][: parts[0].nbytes // 2]] if left[0] < 0 else parts)
 
     engine = OnDisk(plain, tmp_path, limits=DiskLimits(max_size=10**9, pause_s=0.2), idle_s=0)
-    settled(lambda: engine.tier.scanned.is_over)
+    settled(lambda: engine.tier.worker.scanned.is_over)
     monkeypatch.setattr(os, "writev", filling)
     expected = engine.say(PROMPT, 6, boundaries=ENDS).tokens
     settled(lambda: written(engine, 3) and engine.disk.state == "paused")
@@ -606,8 +606,8 @@ def test_the_quota_holds_for_two_models_that_take_turns(tiny_model: TinyModel, t
     for turn in range(6):
         resources = resources_of(tiny_model, ["qwen3", "qwen3_5"][turn % 2])
         with on_disk(resources, tmp_path, limits=DiskLimits(max_size=limit)) as engine:
-            engine.cache.identity = bytes([turn % 2])
-            settled(lambda: engine.tier.scanned.is_over)
+            engine.cache._lookup.identity = bytes([turn % 2])
+            settled(lambda: engine.tier.worker.scanned.is_over)
             for start in range(4):
                 engine.say((start, turn, *PROMPT), 4)
     assert max(sizes) <= limit + largest
@@ -619,7 +619,7 @@ def test_the_quota_holds_for_two_models_that_take_turns(tiny_model: TinyModel, t
 def test_the_quota_holds_at_the_start_too(stored: Path, resources):
     size = folder_size(stored)
     with on_disk(resources, stored, limits=DiskLimits(max_size=size // 2)) as engine:
-        settled(lambda: engine.tier.scanned.is_over)
+        settled(lambda: engine.tier.worker.scanned.is_over)
         assert 0 < folder_size(stored) <= size // 2
         assert engine.disk.evictions
         assert engine.disk.nbytes == folder_size(stored)
@@ -641,7 +641,7 @@ def test_a_share_is_of_what_is_free_or_ours(plain: EngineResources, tmp_path: Pa
     free = disk.f_bavail * disk.f_frsize
     for share, told in ((0.5, 0.5), (1.0, 0.8), (2**60, 0.8)):
         with on_disk(plain, tmp_path, limits=DiskLimits(max_size=share)) as engine:
-            settled(lambda: engine.tier.scanned.is_over)
+            settled(lambda: engine.tier.worker.scanned.is_over)
             assert engine.disk.max_bytes == pytest.approx(told * free, rel=0.05)
 
 
@@ -650,7 +650,7 @@ def test_what_a_killed_server_left_behind_is_cleaned_up(resources, stored: Path,
     left = files(stored)[0].with_name("0" * 32 + "-" + "1" * 32 + ".safetensors.tmp")
     left.write_bytes(b"half a page")
     with on_disk(resources, stored) as engine:
-        settled(lambda: engine.tier.scanned.is_over)
+        settled(lambda: engine.tier.worker.scanned.is_over)
         assert not left.exists()
         assert engine.say(PROMPT, 6, boundaries=ENDS).tokens == expected
 
@@ -703,7 +703,7 @@ def slow_reads(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 def test_nobody_waits_for_the_disk_who_does_not_read_from_it(resources, stored: Path, expected, slow_reads):
     slow_reads[0] = 0.05
     with on_disk(resources, stored) as engine:
-        settled(lambda: engine.tier.scanned.is_over)
+        settled(lambda: engine.tier.worker.scanned.is_over)
         slow = engine.submit(engine_request(PROMPT, 6, boundaries=ENDS))
         engine.step_until(lambda: engine.loop.schedule.restoring)
         quick = engine.submit(engine_request((1, 2, 3), 6))
@@ -754,9 +754,9 @@ def test_a_disk_that_hangs_is_waited_for_once_and_not_for_ever(
     resources, stored: Path, expected: list[int], hanging: Hanging
 ):
     with on_disk(resources, stored, clock=hanging.clock) as engine:
-        settled(lambda: engine.tier.scanned.is_over)
+        settled(lambda: engine.tier.worker.scanned.is_over)
         watched = engine.submit(engine_request(PROMPT, 6, boundaries=ENDS))
-        engine.step_until(lambda: engine.restorer.is_busy)
+        engine.step_until(lambda: engine.restorer._running)
         settled(hanging.hangs.is_set)
         hanging.pass_time(engine, 4.9)
         assert engine.loop.schedule.restoring
@@ -788,7 +788,7 @@ def test_a_header_that_nobody_can_read_is_not_waited_for(
     go, real, now = threading.Event(), os.pread, [0.0]
     monkeypatch.setattr(os, "pread", lambda *those: go.wait(30) and real(*those))
     with on_disk(plain, stored_plain, clock=lambda: now[0]) as engine:
-        settled(lambda: engine.tier.scanned.is_over)
+        settled(lambda: engine.tier.worker.scanned.is_over)
         watched = engine.submit(engine_request(PROMPT[:290], 6))
         engine.step_until(lambda: engine.loop.schedule.restoring)
         now[0] += 6.5
@@ -813,12 +813,12 @@ def test_a_disk_that_is_slower_than_computing_gives_what_it_has_read(
         return real(*arguments)
 
     with on_disk(plain, stored_plain, clock=hanging.clock) as engine:
-        settled(lambda: engine.tier.scanned.is_over)
+        settled(lambda: engine.tier.worker.scanned.is_over)
         waiting: list[Any] = []
         expected = list(reference(Stepper(plain), PROMPT, 6).ids)
         monkeypatch.setattr(os, "preadv", slow)
         watched = engine.submit(engine_request(PROMPT, 6, boundaries=ENDS))
-        engine.step_until(lambda: engine.restorer.is_busy)
+        engine.step_until(lambda: engine.restorer._running)
         waiting += engine.loop.schedule.restoring
         engine.finish(watched)
         assert watched.tokens == expected
@@ -831,7 +831,7 @@ def test_a_writer_that_is_slow_holds_nobody_up(plain: EngineResources, tmp_path:
     real = os.writev
     monkeypatch.setattr(os, "writev", lambda *those: time.sleep(1.5) or real(*those))
     with on_disk(plain, tmp_path, idle_s=0) as engine:
-        settled(lambda: engine.tier.scanned.is_over)
+        settled(lambda: engine.tier.worker.scanned.is_over)
         engine.say(PROMPT, 6, boundaries=ENDS)
         settled(lambda: written(engine, 0) or engine.disk.queue == MOST_IN_FLIGHT)
         began = time.monotonic()
@@ -877,7 +877,7 @@ def test_a_preempted_reply_is_restored_from_the_disk_too(plain: EngineResources,
         engine.step_until(lambda: watched.look() and len(watched.tokens) >= 3)
         (sequence,) = engine.loop.executor.decoder.sequences
         engine.loop.executor.execute(PreemptRequest(sequence.number, 0), 0)
-        engine.cache.flush_to_disk(5)
+        engine.cache.disk.flush(5)
         settled(lambda: not engine.disk.queue)
         engine.cache.shrink(10**9)
         assert not engine.cached.stored_bytes

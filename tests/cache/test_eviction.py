@@ -10,6 +10,7 @@ from start_llm.cache.eviction import retention_score
 from start_llm.cache.plan import plan_restore
 from tests.cache.desk import NETWORKS, Clock, Desk
 from tests.cache.fakes import BYTES_OF_A_STATE, BYTES_OF_A_TOKEN
+from tests.cache.integrity import check_cache
 
 LENGTHS = st.integers(0, 10**6)
 COUNTS = st.integers(0, 10**4)
@@ -56,7 +57,7 @@ def talk(desk: Desk, conversation: int, length: int = SIZE) -> tuple[int, ...]:
 
 def left(desk: Desk, ids: tuple[int, ...]) -> int:
     """How many tokens of a conversation are kept, without using them."""
-    root = desk.cache._root(b"")
+    root = desk.cache._lookup.root(b"")
     matched = desk.store.tree.match(root, ids)
     return plan_restore(root, matched, (*ids, 0), has_state=False).length
 
@@ -236,5 +237,5 @@ def test_what_is_listed_twice_is_let_go_once():
     assert desk.serve((*range(17), 5)) == 17
     desk.cache.batched_bytes = 10_000
     desk.cache.shrink()
-    desk.cache.check_integrity()
+    check_cache(desk.cache)
     assert (desk.metrics.stored_bytes, desk.metrics.pages, desk.metrics.checkpoints) == (0, 0, 0)

@@ -12,13 +12,15 @@ from typing import Any
 
 import pytest
 
-from start_llm.cache import integrity, pages
+from start_llm.cache import pages
 from start_llm.cache.computed_prefixes import ComputedPrefixIndex
 from start_llm.cache.eviction import EvictionLimits
 from start_llm.cache.pages import PageTree
 from start_llm.cache.prompt_cache import OpenedSequence, PromptCache
 from start_llm.telemetry.metrics import CacheMetrics
+from tests.cache import integrity
 from tests.cache.fakes import BYTES_OF_A_TOKEN, FakeLayers, OutOfMemory, run
+from tests.cache.integrity import check_cache
 
 PAGE = 4
 PROMPT = tuple(range(10, 29))
@@ -77,13 +79,13 @@ class Counter:
             chunk = ids[len(opened.seq_cache.tokens) : stop]
             opened.seq_cache.caches[0].feed(chunk)
             self.cache.record_chunk(opened.seq_cache, chunk, keep_state=stop in opened.checkpoint_positions)
-        self.cache.check_integrity()
+        check_cache(self.cache)
 
     def end(self, opened: OpenedSequence, tokens: Sequence[int]) -> None:
         """`tokens` is the prompt and the reply."""
         opened.seq_cache.caches[0].feed(tokens[len(opened.seq_cache.tokens) :])
         self.cache.close(opened.seq_cache, opened.seq_cache.caches, tokens)
-        self.cache.check_integrity()
+        check_cache(self.cache)
 
     def serve(
         self, ids: Sequence[int], reply: Sequence[int] = (), boundaries: Sequence[int] = (), salt: bytes = b""
@@ -105,7 +107,7 @@ class Counter:
         for seq_cache in self.cache._store.seq_caches:
             if not seq_cache.is_active:
                 self.cache._store.split_into_pages(seq_cache)
-        self.cache.check_integrity()
+        check_cache(self.cache)
 
 
 # --------------------------------------------------------------------------------------------- whose KV it is
@@ -114,9 +116,9 @@ class Counter:
 def test_nothing_computed_by_other_weights_is_given_back():
     counter = Counter(identity=b"one")
     counter.serve(PROMPT)
-    counter.cache.identity = b"two"
+    counter.cache._lookup.identity = b"two"
     assert counter.known((*PROMPT, 1)) == 0
-    counter.cache.identity = b"one"
+    counter.cache._lookup.identity = b"one"
     assert counter.known((*PROMPT, 1)) == len(PROMPT)
 
 
@@ -130,7 +132,7 @@ def test_nothing_of_one_tenant_is_given_to_another():
 def test_a_tenant_cannot_name_itself_into_another_model():
     counter = Counter(identity=b"model")
     counter.serve(PROMPT, salt=b"+one")
-    counter.cache.identity = b"model+"
+    counter.cache._lookup.identity = b"model+"
     assert counter.known((*PROMPT, 1), b"one") == 0
 
 
@@ -274,7 +276,7 @@ def test_a_page_lies_where_its_own_tokens_are():
     beside = counter.begin((*PROMPT[:4], *OTHER))
     failed = counter.begin(PROMPT)
     counter.cache.discard(failed.seq_cache)
-    counter.cache.check_integrity()
+    check_cache(counter.cache)
     assert counter.known((*PROMPT, 1)) == 4
     counter.end(beside, (*PROMPT[:4], *OTHER))
     assert counter.known((*PROMPT, 1)) == 4
@@ -298,7 +300,7 @@ def test_a_seq_cache_whose_state_cannot_be_kept_goes_as_a_whole():
     with pytest.raises(OutOfMemory):
         counter.cut_up()
     counter.layers.fails_after = None
-    counter.cache.check_integrity()
+    check_cache(counter.cache)
     assert counter.metrics.seq_caches == 1
     counter.cache.shrink()
     assert (counter.metrics.seq_caches, counter.metrics.seq_cache_bytes) == (0, 0)
@@ -314,7 +316,7 @@ def test_caches_that_cannot_be_put_together_leave_nothing_that_could_be_read(cop
     with suppress(OutOfMemory):
         counter.cache.discard(counter.cache.open((*PROMPT[:10], 1), b"", ()).seq_cache)
     counter.layers.fails_after = None
-    counter.cache.check_integrity()
+    check_cache(counter.cache)
     assert not counter.cache._store.seq_caches
     assert counter.known((*PROMPT, 1)) in (0, len(PROMPT))
     counter.serve(PROMPT)
@@ -341,7 +343,7 @@ def test_no_more_is_held_than_the_budget_when_a_conversation_branches_off_one_th
     counter.serve(PROMPT)
     opened = counter.open((*PROMPT[:16], 1, 2))
     held = counter.cache._store.usage + counter.cache._store.active_usage
-    assert held.nbytes - counter.cache._store.unused_run_bytes <= budget
+    assert held.nbytes - counter.cache._store.tree.unused_run_bytes <= budget
     assert opened.restored.tokens == 16
     assert counter.known((*PROMPT, 1)) == len(PROMPT)
 
@@ -394,10 +396,10 @@ def test_runs_are_cut_back_by_and_by_and_count_until_then():
     counter.open((*PROMPT[:16], 1))
     counter.cache.shrink()
     before = counter.metrics.page_bytes
-    (run,) = counter.cache._store.tree.runs
+    (run,) = counter.cache._store.tree._runs
     assert before == run.stored.nbytes
     counter.cache.tidy(0)
-    counter.cache.check_integrity()
+    check_cache(counter.cache)
     assert counter.metrics.page_bytes == run.stored.nbytes
     assert not counter.cache._store.tree.untrimmed_runs
 
@@ -407,7 +409,7 @@ def test_pages_that_go_take_their_memory_with_them_at_once_if_it_is_needed():
     counter.serve(PROMPT)
     counter.cut_up()
     counter.serve(OTHER)
-    counter.cache.check_integrity()
+    check_cache(counter.cache)
     store = counter.cache._store
     assert store.usage.nbytes <= 300
     assert 0 < counter.known((*PROMPT, 1)) < len(PROMPT)
@@ -503,7 +505,7 @@ def test_the_pages_under_a_running_sequence_stay_when_the_conversation_that_made
     counter.serve(OTHER)
     assert counter.known((*PROMPT[:16], 98)) == 16
     assert running.seq_cache.caches[0].holds(PROMPT[:16])
-    counter.cache.check_integrity()
+    check_cache(counter.cache)
 
 
 def test_a_running_sequence_is_not_let_go_although_memory_is_short():

@@ -18,7 +18,7 @@ from start_llm.cache.disk.page_file import FileHeader, opened_file, write_file
 from start_llm.engine.resources import EngineResources
 from tests.cache.conversations import PAGE
 from tests.cache.disk import OnDisk, on_disk, settled
-from tests.engine.harness import engine_request
+from tests.engine.harness import engine_request, uncached_resources
 from tests.engine.test_guards import Counting, cached, check
 
 PROMPT = tuple(range(300))
@@ -26,7 +26,7 @@ STATE = pytest.mark.parametrize("has_state", [False, True], ids=["KV", "state"])
 
 
 def resources(*, has_state: bool = False) -> EngineResources:
-    return EngineResources(
+    return uncached_resources(
         Counting(has_state=has_state), lambda _: b"a", frozenset(), max_sequences=4, batches=not has_state
     )
 
@@ -153,7 +153,7 @@ def test_what_a_client_left_is_written_at_the_end(steps: int, tmp_path: Path):
 @pytest.mark.parametrize("steps", [3, 10], ids=["in its prompt", "in its reply"])
 def test_what_a_client_left_is_not_written_when_it_is_evicted(steps: int, tmp_path: Path):
     with on_disk(resources(), tmp_path) as engine:
-        settled(lambda: engine.tier.scanned.is_over)
+        settled(lambda: engine.tier.worker.scanned.is_over)
         left_by_its_client(engine, steps)
         engine.cache.shrink(10**9)
         assert not list(engine.cache._store.tree.pages())
@@ -175,9 +175,9 @@ def test_a_foreign_file_counts_and_stays(tmp_path: Path):
 
 def test_what_finds_no_room_is_told(tmp_path: Path):
     engine = OnDisk(resources(), tmp_path, limits=DiskLimits(max_size=100), idle_s=0)
-    settled(lambda: engine.tier.scanned.is_over)
+    settled(lambda: engine.tier.worker.scanned.is_over)
     engine.say(PROMPT, 3)
-    engine.cache.write_to_disk(is_busy=False)
+    engine.cache.disk.write_due(is_busy=False)
     settled(lambda: engine.disk.lost and not engine.disk.queue)
     assert (engine.disk.state, [line.partition(":")[0] for line in engine.said]) == (
         "paused",
@@ -193,7 +193,7 @@ def test_those_that_wait_for_the_disk_have_places(tmp_path: Path, monkeypatch: p
         for prompt in prompts:
             engine.say(prompt, 3)
     with on_disk(resources(), tmp_path) as engine:
-        settled(lambda: engine.tier.scanned.is_over)
+        settled(lambda: engine.tier.worker.scanned.is_over)
         go, real = [False], os.preadv
         monkeypatch.setattr(os, "preadv", lambda *those: settled(lambda: go[0]) or real(*those))
         everyone = [engine.submit(engine_request(prompt, 3)) for prompt in prompts]
@@ -262,9 +262,9 @@ def test_a_disk_that_hangs_is_not_waited_for(tmp_path: Path, monkeypatch: pytest
     for prompt in prompts:
         said_before(tmp_path, prompt)
     with on_disk(resources(), tmp_path, clock=(held := Held(monkeypatch)).clock) as engine:
-        settled(lambda: engine.tier.scanned.is_over)
+        settled(lambda: engine.tier.worker.scanned.is_over)
         first = engine.submit(engine_request(prompts[0], 3))
-        engine.step_until(lambda: engine.restorer.is_busy)
+        engine.step_until(lambda: engine.restorer._running)
         settled(held.hangs.is_set)
         held.pass_time(engine)
         assert not engine.loop.schedule.restoring
@@ -281,9 +281,9 @@ def test_a_disk_that_hangs_is_not_waited_for(tmp_path: Path, monkeypatch: pytest
 def test_what_comes_late_is_right_or_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     said_before(tmp_path)
     with on_disk(resources(), tmp_path, clock=(held := Held(monkeypatch)).clock) as engine:
-        settled(lambda: engine.tier.scanned.is_over)
+        settled(lambda: engine.tier.worker.scanned.is_over)
         watched = engine.submit(engine_request((*PROMPT, 300, 7, 7), 3))
-        engine.step_until(lambda: engine.restorer.is_busy)
+        engine.step_until(lambda: engine.restorer._running)
         settled(held.hangs.is_set)
         held.pass_time(engine)
         watched.generation.cancel()
@@ -306,11 +306,11 @@ def test_beginnings_are_written_first(tmp_path: Path, monkeypatch: pytest.Monkey
     real = os.writev
     monkeypatch.setattr(os, "writev", lambda *those: time.sleep(0.02) or real(*those))
     with on_disk(resources(), tmp_path) as engine:
-        settled(lambda: engine.tier.scanned.is_over)
+        settled(lambda: engine.tier.worker.scanned.is_over)
         watched = engine.say(PROMPT, 60)
         engine.say((*PROMPT, *watched.tokens, 7, 7), 40)
         keys = [page.key.hex() for page in engine.cache._store.seq_caches[-1].path]
-        engine.cache.flush_to_disk(0.1)
+        engine.cache.disk.flush(0.1)
         settled(lambda: not engine.disk.queue)
         found = {path.stem[-32:] for path in files_in(tmp_path)}
         assert 2 <= len(found) < len(keys)
@@ -320,7 +320,7 @@ def test_beginnings_are_written_first(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_one_beginning_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     said_before(tmp_path)
     with on_disk(resources(), tmp_path) as engine:
-        settled(lambda: engine.tier.scanned.is_over)
+        settled(lambda: engine.tier.worker.scanned.is_over)
         real = os.preadv
         monkeypatch.setattr(os, "preadv", lambda *those: time.sleep(0.01) or real(*those))
         prompts = [(*PROMPT, 300 + number, 5, 5) for number in range(4)]

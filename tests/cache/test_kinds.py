@@ -12,6 +12,7 @@ from mlx_lm.models.deepseek_v41 import LayerCache, Model, ModelArgs
 from start_llm.cache.kinds import KINDS, growth_of, label_of, reuse_of
 from start_llm.cache.layers import Layers, leaves
 from start_llm.engine.cost import measure_sequence
+from tests.cache.integrity import length_of
 
 IDS = [(7 * place) % 61 for place in range(400)]
 NEAR = 1e-4
@@ -159,7 +160,7 @@ def test_a_layer_that_does_not_attend_is_no_reason_to_compute_again():
     restored = layers.assemble([layers.cut(caches, 0, 30), layers.view(caches, 30, 40)], None, 40)
     assert mx.array_equal(restored[0].keys, keys)
     assert restored[1].empty()
-    assert layers.length(caches) == layers.length(restored) == 40
+    assert length_of(layers, caches) == length_of(layers, restored) == 40
 
 
 class Attending:

@@ -29,9 +29,11 @@ from start_llm.models.loader import load
 from start_llm.telemetry.metrics import CacheMetrics
 from tests.cache.conversations import PAGE, Cached, memory_for, tokens
 from tests.cache.disk import OnDisk, settled
+from tests.cache.integrity import check_cache, covers
 from tests.cache.quantised_prompts import behind, divergence, interrupted, log_probabilities, packed_runs
 from tests.cache.test_layers import Caches
 from tests.conftest import TinyModel
+from tests.engine.harness import uncached_resources
 
 EIGHT, FOUR = KVFormat(8, 64, 0), KVFormat(4, 64, 0)
 TURBO, TURBO_SMALL = KVFormat(4, 64, 0, "turboquant"), KVFormat(3.5, 64, 0, "turboquant")
@@ -338,7 +340,7 @@ def test_a_run_is_exact_up_to_the_start_and_quantised_from_there(count):
         pieces.keep(index, 0, count)
         assert pieces.is_trimmed(index, 0, count)
     assert pieces.nbytes == pieces.bytes_of(0, count) < before
-    assert pieces.covers(0, count)
+    assert covers(pieces, 0, count)
     restored = layers.cut(layers.assemble([pieces.part(0, count)], None, count), 0, count)
     for whole, back in zip(exact.leaves, restored.leaves, strict=True):
         for array, other, as_keys in zip(whole, back, (True, False), strict=True):
@@ -383,7 +385,7 @@ def test_the_format_is_in_the_key_of_every_page():
             metrics=CacheMetrics(),
             identity=b"model",
         )
-        return cache._root(b"").key
+        return cache._lookup.root(b"").key
 
     formats = [None, EIGHT, FOUR, KVFormat(8, 32, 0), KVFormat(8, 64, 256), TURBO, TURBO_SMALL, MIXED]
     formats += [MixedKVFormat(MIXED.layers[:1], 0), MixedKVFormat(MIXED.layers, 256)]
@@ -419,7 +421,7 @@ def family(request: pytest.FixtureRequest) -> str:
 @pytest.fixture(scope="module")
 def resources(family: str, tiny_model: TinyModel) -> EngineResources:
     model = load(tiny_model(family, hidden=128, layers=2))
-    return EngineResources(
+    return uncached_resources(
         model.network, model.tokenizer.token_bytes, frozenset(), max_sequences=4, batches=True
     )
 
@@ -447,7 +449,7 @@ def test_a_model_that_was_trained_is_as_sure_as_before_of_a_text(form, most):
     """The demo model, each time behind 400 tokens of the license."""
     model = load(DEMO_MODEL)
     ids = tuple(model.tokenizer.encode((ROOT / "LICENSE").read_text(), as_document=False))
-    resources = EngineResources(
+    resources = uncached_resources(
         model.network, model.tokenizer.token_bytes, frozenset(), max_sequences=1, batches=True
     )
     lost: list[float] = []
@@ -507,7 +509,7 @@ def test_many_conversations_keep_the_cache_in_order(resources):
         watched = engine.say(prompts[-1], boundaries=(kept, len(prompts[-1]) - 1))
         assert isinstance(watched.ending, Finished)
         engine.cache.tidy(60)
-        engine.cache.check_integrity()
+        check_cache(engine.cache)
     assert engine.cached.reused_tokens > 500
     assert engine.cached.evictions > 0
 
@@ -517,7 +519,7 @@ def test_many_conversations_keep_the_cache_in_order(resources):
 
 def written(engine: OnDisk, prompt: tuple[int, ...]) -> None:
     interrupted(engine, prompt)
-    engine.cache.flush_to_disk(10)
+    engine.cache.disk.flush(10)
     settled(lambda: engine.disk.queue == 0)
 
 
@@ -541,9 +543,9 @@ def test_the_disk_gives_what_memory_gives_to_the_bit(resources, tmp_path, form, 
         first.stop()
     second = OnDisk(resources, tmp_path, kv=form, is_in_place=is_in_place)
     try:
-        settled(lambda: second.tier.scanned.is_over)
-        while wait := second.cache.wait_for_disk(question, b"", len(question), speed=1.0):
-            settled(lambda wait=wait: second.cache.collect_from_disk() or wait.is_over)
+        settled(lambda: second.tier.worker.scanned.is_over)
+        while wait := second.cache.disk.wait_for(question, b"", len(question), speed=1.0):
+            settled(lambda wait=wait: second.cache.disk.collect() or wait.is_over)
         assert second.cache.peek(question, b"", ()).tokens == known
         assert mx.array_equal(log_probabilities(second, question, known), memory)
     finally:
@@ -579,8 +581,8 @@ def test_pages_of_one_format_are_never_used_under_another(resources, tmp_path):
     for kv in formats:
         engine = OnDisk(resources, tmp_path, kv=kv)
         try:
-            settled(lambda engine=engine: engine.tier.scanned.is_over)
-            assert engine.cache.wait_for_disk((*prompt, 1), b"", 300, speed=1.0) is None, (
+            settled(lambda engine=engine: engine.tier.worker.scanned.is_over)
+            assert engine.cache.disk.wait_for((*prompt, 1), b"", 300, speed=1.0) is None, (
                 "pages of another format"
             )
             written(engine, prompt)
@@ -593,6 +595,6 @@ def test_pages_of_one_format_are_never_used_under_another(resources, tmp_path):
 
 
 def test_without_a_format_keys_and_files_are_what_they_were(resources):
-    assert Cached(resources).cache.identity == b""
-    assert Cached(resources, kv=EIGHT).cache.identity == EIGHT.tag.encode()
+    assert Cached(resources).cache._lookup.identity == b""
+    assert Cached(resources, kv=EIGHT).cache._lookup.identity == EIGHT.tag.encode()
     assert b"kv_format" not in FileHeader("pages", b"k", b"p", (1,), {}).encoded()

@@ -26,6 +26,7 @@ from mlx_lm.models.cache import (
 from start_llm.cache import arrays as kept_arrays
 from start_llm.cache.arrays import KVSlice, TokenRange, joined
 from start_llm.cache.layers import Layers, materialize
+from tests.cache.integrity import covers, length_of
 from tests.mlx_memory import active_bytes, rounded_up_bytes
 
 WINDOW = 24
@@ -204,7 +205,7 @@ def test_a_view_and_a_part_show_the_same_tokens_as_a_cut(kind):
     cut = layers.cut(caches, 20, 90)
     assert_equal(arrays_of(layers.view(caches, 20, 90).leaves), arrays_of(cut.leaves))
     assert_equal(arrays_of(cut.part(10, 30).leaves), arrays_of(layers.cut(caches, 30, 50).leaves))
-    assert layers.length(layers.assemble([cut.part(0, 30), cut.part(30, 70)], None, 70)) == 70
+    assert length_of(layers, layers.assemble([cut.part(0, 30), cut.part(30, 70)], None, 70)) == 70
     assert cut.nbytes == sum(array.nbytes for array in arrays_of(cut.leaves))
     assert cut.arrays == len(arrays_of(cut.leaves))
 
@@ -213,7 +214,7 @@ def test_a_view_and_a_part_show_the_same_tokens_as_a_cut(kind):
 def test_what_is_trimmed_is_forgotten_and_can_be_written_again(kind):
     caches, layers = fed(kind, 150), Layers(Caches(kind.make))
     layers.trim(caches, 37)
-    assert layers.length(caches) == 37
+    assert length_of(layers, caches) == 37
     assert_equal(content(caches), content(fed(kind, 37)))
     feed(kind, caches, 37, 80, chunk=25)
     assert_equal(content(caches), content(fed(kind, 117)))
@@ -339,7 +340,7 @@ def test_fresh_and_settled_caches_of_nothing_take_no_bytes():
     layers = Layers(Caches(lambda: [KVCache(), ArraysCache(2), RotatingKVCache(8), ChunkedKVCache(8)]))
     caches = layers.fresh()
     materialize(caches)
-    assert (layers.nbytes(caches), layers.token_bytes(caches), layers.length(caches)) == (0, 0, 0)
+    assert (layers.nbytes(caches), layers.token_bytes(caches), length_of(layers, caches)) == (0, 0, 0)
 
 
 def test_bytes_are_those_of_all_leaves_and_of_the_sliced_ones():
@@ -450,7 +451,7 @@ def test_what_is_taken_apart_is_what_would_be_cut_and_the_caches_are_empty(kind)
     pieces = layers.give_up(caches)
     for (start, end), cut in zip(spans, expected, strict=True):
         assert_parts_equal(pieces.part(start, end), cut)
-    assert layers.length(caches) in (None, 0), "they are empty"
+    assert length_of(layers, caches) in (None, 0), "they are empty"
     assert layers.token_bytes(caches) == 0
 
 
@@ -464,10 +465,10 @@ def test_leaves_that_are_cut_one_by_one_hold_the_same_tokens_as_before(kind, lon
     for first, last in ((5, 70), (12, 66), (12, 50)):
         for index in range(len(pieces)):
             pieces.keep(index, first, last)
-            assert pieces.covers(first, last) and pieces.is_trimmed(index, first, last)
+            assert covers(pieces, first, last) and pieces.is_trimmed(index, first, last)
             assert_parts_equal(pieces.part(12, 50), expected)
     assert pieces.nbytes == expected.nbytes == pieces.bytes_of(12, 50)
-    assert not pieces.covers(11, 50) and not pieces.covers(12, 51)
+    assert not covers(pieces, 11, 50) and not covers(pieces, 12, 51)
     for index in range(len(pieces)):
         pieces.keep(index, 0, 0)
     assert (pieces.nbytes, pieces.arrays) == (0, 0)

@@ -15,8 +15,9 @@ from start_llm.engine.resources import EngineResources
 from start_llm.models.loader import load
 from tests.cache.conversations import Cached, Talkers, memory_for, talk, tokens
 from tests.cache.desk import is_pinned
+from tests.cache.integrity import check_cache
 from tests.conftest import TinyModel
-from tests.engine.harness import engine_request
+from tests.engine.harness import engine_request, uncached_resources
 from tests.mlx_memory import active_bytes, rounded_up_bytes
 
 SLACK = 200_000 + 20 * rounded_up_bytes()
@@ -29,7 +30,7 @@ ROUNDS = 6
 @pytest.fixture(scope="module", params=["qwen3", "gemma3_text", "qwen3_5"])
 def resources(request: pytest.FixtureRequest, tiny_model: TinyModel) -> EngineResources:
     model = load(tiny_model(request.param, hidden=128, layers=2))
-    return EngineResources(
+    return uncached_resources(
         model.network, model.tokenizer.token_bytes, frozenset(), max_sequences=4, batches=True
     )
 
@@ -65,7 +66,7 @@ class Weighed(Cached):
     def let_go(self) -> None:
         self.cache._evictor.limits = type(self.cache._evictor.limits)(budget_bytes=0)
         self.cache.shrink()
-        self.cache.check_integrity()
+        check_cache(self.cache)
 
 
 @pytest.mark.sample(3)
@@ -130,7 +131,7 @@ def deep(tiny_model: TinyModel) -> EngineResources:
     """Its KV outweighs what a step takes."""
     config = {"num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 128}
     model = load(tiny_model("qwen3", hidden=64, layers=12, **config))
-    return EngineResources(
+    return uncached_resources(
         model.network, model.tokenizer.token_bytes, frozenset(), max_sequences=4, batches=True
     )
 

@@ -9,9 +9,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from start_llm.cache import pages
-from start_llm.cache.integrity import BrokenInvariant, check_tree
-from start_llm.cache.pages import Checkpoint, Page, PageRun, PageTree, SequenceCache, common_length, page_key
-from tests.cache.fakes import BYTES_OF_A_TOKEN, FakeCut, FakeState, run
+from start_llm.cache.pages import (
+    Checkpoint,
+    MemoryUsage,
+    Page,
+    PageRun,
+    PageTree,
+    SequenceCache,
+    common_length,
+    page_key,
+)
+from tests.cache.fakes import BYTES_OF_A_TOKEN, FakeCut, FakeState, kept_state, run
+from tests.cache.integrity import BrokenInvariant, check_tree
 
 SIZE = 4
 TOKENS = st.lists(st.integers(1, 3), max_size=20)
@@ -72,7 +81,7 @@ def test_two_salts_share_nothing(tree):
     assert tree.match(tree.root(b"one"), [1, 2, 3, 4]) == [page]
     (other,) = grown(tree, [1, 2, 3, 4], b"two")
     assert page.key != other.key
-    assert set(tree.roots()) == {tree.root(b"one"), tree.root(b"two")}
+    assert set(tree._roots.values()) == {tree.root(b"one"), tree.root(b"two")}
 
 
 def test_salts_under_which_nothing_is_kept_are_forgotten(tree):
@@ -80,7 +89,7 @@ def test_salts_under_which_nothing_is_kept_are_forgotten(tree):
     (gone,) = grown(tree, [1, 2, 3, 4], b"gone")
     tree.remove(gone)
     last = [tree.root(b"asked %d" % number) for number in range(100)][-1]
-    assert set(tree.roots()) == {tree.root(b"kept"), last}
+    assert set(tree._roots.values()) == {tree.root(b"kept"), last}
     assert tree.match(tree.root(b"kept"), [1, 2, 3, 4]) == [page]
 
 
@@ -159,18 +168,18 @@ def test_a_longer_page_takes_the_place_of_a_shorter_one_that_says_no_more(tree):
     assert not tree.has(short)
     (full,) = grown(tree, [1, 2, 3, 4])
     assert {id(page) for page in tree.pages()} == {id(other), id(full)}
-    assert tree.run_bytes == 5 * BYTES_OF_A_TOKEN
+    assert tree.runs_usage.nbytes == 5 * BYTES_OF_A_TOKEN
 
 
 def test_bytes_are_counted_where_a_page_has_arrays_of_its_own(tree):
     (page,) = grown(tree, [1, 2, 3, 4])
-    assert tree.run_bytes == 4 * BYTES_OF_A_TOKEN
+    assert tree.runs_usage.nbytes == 4 * BYTES_OF_A_TOKEN
     tree.hold(page, idle(tree.root(b""), [1, 2, 3, 4], [page]))
-    assert tree.run_bytes == 0
+    assert tree.runs_usage.nbytes == 0
     tree.hold(page, run([1, 2]))
-    assert tree.run_bytes == 2 * BYTES_OF_A_TOKEN
+    assert tree.runs_usage.nbytes == 2 * BYTES_OF_A_TOKEN
     tree.hold(page, None)
-    assert tree.run_bytes == 0
+    assert tree.runs_usage.nbytes == 0
 
 
 def test_a_page_goes_if_nothing_is_after_it(tree):
@@ -179,7 +188,7 @@ def test_a_page_goes_if_nothing_is_after_it(tree):
         tree.remove(first)
     assert tree.remove(second) is first
     assert tree.has(first) and not tree.has(second)
-    assert (tree.count, tree.run_bytes) == (1, 4 * BYTES_OF_A_TOKEN)
+    assert (tree.count, tree.runs_usage.nbytes) == (1, 4 * BYTES_OF_A_TOKEN)
     with pytest.raises(ValueError, match="cannot go"):
         tree.remove(tree.root(b""))
 
@@ -190,7 +199,7 @@ def test_a_page_stays_for_what_stands_on_it(tree, kept_by):
     if kept_by == "a sequence cache":
         idle(tree.root(b""), range(5), [page])
     else:
-        page.checkpoints.append(Checkpoint(page, (), FakeState(1), None, 1))
+        page.checkpoints.append(kept_state(page, (), FakeState(1), None, 1))
     with pytest.raises(ValueError, match="cannot go"):
         tree.remove(page)
     tree.hold(page, None)
@@ -209,9 +218,9 @@ def test_lost_pages_go_with_the_last_one_after_them(tree):
 
 def test_a_checkpoint_is_as_far_as_its_page_and_its_tail(tree):
     _, page = grown(tree, range(8))
-    checkpoint = Checkpoint(page, (8, 9), FakeState(1), FakeCut((8, 9)), 1)
+    checkpoint = kept_state(page, (8, 9), FakeState(1), FakeCut((8, 9)), 1)
     assert checkpoint.position == 10
-    assert Checkpoint(page, (), FakeState(1), None, 1).position == 8
+    assert kept_state(page, (), FakeState(1), None, 1).position == 8
 
 
 # -------------------------------------------------------------------------------------------------- integrity
@@ -227,7 +236,7 @@ type Tampering = Callable[[PageTree, list[Page], SequenceCache, Checkpoint], obj
 
 TAMPERINGS: dict[str, Tampering] = {
     "counted wrongly": lambda tree, *_: setattr(tree, "count", 7),
-    "are counted": lambda tree, *_: setattr(tree, "run_bytes", 7),
+    "memory of runs is counted": lambda tree, *_: setattr(tree, "runs_usage", MemoryUsage(7, 7)),
     "the key of other tokens": lambda _tree, path, *_: setattr(path[1], "tokens", (9, 9, 9, 9)),
     "does not begin where its parent ends": lambda _tree, path, *_: setattr(path[2], "end", 11),
     "not its parent's child": lambda _tree, path, *_: setattr(path[2], "parent", path[0]),
@@ -273,7 +282,7 @@ def test_whatever_is_tampered_with_is_found(tree, complaint):
     seq_cache = idle(tree.root(b""), range(9), path[:2])
     for page in path[:2]:
         tree.hold(page, seq_cache)
-    checkpoint = Checkpoint(path[1], (), FakeState(1), None, 1)
+    checkpoint = kept_state(path[1], (), FakeState(1), None, 1)
     path[1].checkpoints.append(checkpoint)
     if complaint is None:
         check_tree(tree, [seq_cache], [checkpoint])

@@ -8,7 +8,7 @@ import pytest
 
 from start_llm.cache.pages import Checkpoint, Page, PageTree, SequenceCache
 from start_llm.cache.plan import RestorePlan, RestoreSource, plan_restore
-from tests.cache.fakes import FakeCut, FakeState, run
+from tests.cache.fakes import FakeCut, FakeState, kept_state, run
 
 SIZE = 4
 LONG = tuple(range(100, 118))
@@ -48,7 +48,7 @@ class Stored:
         page = path[-1] if path else self.root
         tail = tuple(tokens[page.end :])
         assert len(tail) < SIZE
-        checkpoint = Checkpoint(page, tail, FakeState(1, (0,) * reach), FakeCut(tail) if tail else None, 1)
+        checkpoint = kept_state(page, tail, FakeState(1, (0,) * reach), FakeCut(tail) if tail else None, 1)
         page.checkpoints.append(checkpoint)
         return checkpoint
 

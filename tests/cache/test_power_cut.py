@@ -80,7 +80,7 @@ def test_what_was_not_synced_is_a_miss(
         rejected = engine.disk.rejected.total()
         assert rejected == sum(not path.exists() for path in hurt), "each is counted, and gone"
     with on_disk(resources, tmp_path) as engine:
-        settled(lambda: engine.tier.scanned.is_over)
+        settled(lambda: engine.tier.worker.scanned.is_over)
         for prompt in PROMPTS:
             watched = engine.say((*prompt, 7, 7), 5, boundaries=(100, len(prompt) - 4))
             tally.compare(watched.tokens, reference(plain, (*prompt, 7, 7), 5))

@@ -19,14 +19,15 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from start_llm.cache import computed_prefixes, integrity, pages
+from start_llm.cache import computed_prefixes, pages
 from start_llm.cache.eviction import EvictionLimits
-from start_llm.cache.no_reuse import NoReuse
 from start_llm.cache.pages import SequenceCache, common_length
-from start_llm.cache.prompt_cache import OpenedSequence
+from start_llm.cache.prompt_cache import OpenedSequence, PromptCache
 from start_llm.telemetry.metrics import CacheMetrics
+from tests.cache import integrity
 from tests.cache.desk import ALL_NETWORKS, NETWORKS, PLENTY, PROMPT, REPLY, Desk, is_pinned, prompt_cache
 from tests.cache.fakes import BYTES_OF_A_TOKEN, FakeCache, FakeLayers, OutOfMemory
+from tests.cache.integrity import check_cache
 
 
 @dataclass
@@ -275,7 +276,7 @@ class Machine(RuleBasedStateMachine):
     @invariant()
     def nothing_contradicts_anything(self) -> None:
         if hasattr(self, "cache"):
-            self.cache.check_integrity()
+            check_cache(self.cache)
 
     @invariant()
     def every_sequence_holds_what_it_computed(self) -> None:
@@ -510,7 +511,7 @@ def test_two_things_that_go_together_are_not_let_go_twice():
     desk.serve((*range(8), 1, 1, 1))
     desk.cache._evictor.limits = EvictionLimits(budget_bytes=0)
     desk.cache.shrink()
-    desk.cache.check_integrity()
+    check_cache(desk.cache)
     assert desk.metrics.stored_bytes == 0
     assert list(desk.cache._store.tree.pages()) == []
 
@@ -531,7 +532,7 @@ def test_what_failed_is_never_used(kind):
     desk = Desk(kind)
     failed = desk.begin(PROMPT, boundaries=(12,))
     desk.cache.discard(failed.seq_cache)
-    desk.cache.check_integrity()
+    check_cache(desk.cache)
     again = desk.cache.open(PROMPT, b"", (12,))
     assert again.seq_cache.tokens == []
     desk.compute(again, PROMPT[:12])
@@ -545,7 +546,7 @@ def test_what_others_computed_after_a_failed_sequence_is_used_once_it_is_reached
     beside = desk.begin(PROMPT)
     desk.end(beside, PROMPT)
     desk.cache.discard(failed.seq_cache)
-    desk.cache.check_integrity()
+    check_cache(desk.cache)
     for ids in ((*PROMPT[:10], 1), (*PROMPT[:3], 1)):
         assert desk.serve(ids) < len(ids)
     assert desk.serve(PROMPT[:12]) == 11
@@ -556,10 +557,10 @@ def test_pages_of_a_failed_sequence_go_to_who_holds_them_too():
     desk = Desk()
     failed, beside = desk.begin(PROMPT), desk.begin(PROMPT)
     desk.cache.discard(failed.seq_cache)
-    desk.cache.check_integrity()
+    check_cache(desk.cache)
     assert len(desk.cache.open((*PROMPT, 1), b"", ()).seq_cache.tokens) == len(PROMPT) - 1
     desk.cache.discard(beside.seq_cache)
-    desk.cache.check_integrity()
+    check_cache(desk.cache)
 
 
 @pytest.mark.parametrize("copies", range(8))
@@ -576,14 +577,14 @@ def test_a_copy_that_fails_costs_its_seq_cache_and_nothing_else(kind, copies):
     with suppress(OutOfMemory):
         desk.cache.discard(desk.cache.open((*PROMPT[:9], 1), b"", ()).seq_cache)
     desk.layers.fails_after = None
-    desk.cache.check_integrity()
+    check_cache(desk.cache)
     assert all(not seq_cache.is_active for seq_cache in desk.cache._store.seq_caches)
     desk.serve(PROMPT)
     assert desk.serve((*PROMPT, 1)) == len(PROMPT)
 
 
 def test_without_a_cache_nothing_is_ever_given_back():
-    none = NoReuse(FakeLayers())
+    none = PromptCache(FakeLayers())
     for _ in range(3):
         opened = none.open(PROMPT, b"", (5,))
         assert (opened.seq_cache.tokens, opened.checkpoint_positions) == ([], ())
@@ -595,7 +596,7 @@ def test_without_a_cache_nothing_is_ever_given_back():
 
 
 def test_without_a_cache_a_failed_sequence_holds_nothing():
-    none = NoReuse(FakeLayers())
+    none = PromptCache(FakeLayers())
     seq_cache = none.open(PROMPT, b"", ()).seq_cache
     seq_cache.move_to_batch(list)
     none.discard(seq_cache)

@@ -55,13 +55,13 @@ def two_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
 def started(resources: EngineResources, stored: Path, two_ahead: None) -> Generator[OnDisk]:
     """An engine on that folder. Nothing is written there: what is on the disk is touched alone."""
     with on_disk(resources, stored, is_in_place=False) as engine:
-        settled(lambda: engine.tier.scanned.is_over)
+        settled(lambda: engine.tier.worker.scanned.is_over)
         yield engine
 
 
 def begun(engine: OnDisk) -> tuple[Any, DiskRead, Incoming]:
     watched = engine.submit(engine_request(PROMPT, 5))
-    engine.step_until(lambda: engine.restorer.is_busy)
+    engine.step_until(lambda: engine.restorer._running)
     (restore,) = engine.restorer._running
     return watched, restore.read, restore.buffers
 
@@ -133,7 +133,7 @@ def test_a_request_that_leaves_while_reading_pauses_ends_the_read(started: OnDis
     watched, read, _ = begun(started)
     settled(lambda: read.done == 2)
     watched.generation.cancel()
-    started.step_until(lambda: read.is_over and not started.restorer.is_busy)
+    started.step_until(lambda: read.is_over and not started.restorer._running)
     assert started.say(PROMPT, 5).tokens
 
 
@@ -144,7 +144,7 @@ def test_what_is_computed_faster_than_restored_is_computed(
     resources: EngineResources, stored: Path, expected: list[int]
 ):
     with on_disk(resources, stored) as engine:
-        settled(lambda: engine.tier.scanned.is_over)
+        settled(lambda: engine.tier.worker.scanned.is_over)
         engine.restorer._pace.note(2**30, 2.0**30)  # a byte a second
         assert engine.say(PROMPT, 5).tokens == expected
         assert (engine.disk.computed_instead, engine.disk.hits) == (1, 0)

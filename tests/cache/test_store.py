@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from start_llm.cache.page_store import MemoryUsage
-from start_llm.cache.pages import SequenceCache
+from start_llm.cache.pages import MemoryUsage, SequenceCache
 from tests.cache.desk import NETWORKS, PAGE, PROMPT, Desk
 from tests.cache.fakes import BYTES_OF_A_TOKEN, OutOfMemory
+from tests.cache.integrity import check_cache
 
 FORK = (*PROMPT[:17], 1, 1, 1, 1, 1, 1)
 """Longer than the prompt; they have four pages and a token in common."""
@@ -123,7 +123,7 @@ def test_what_is_kept_weighs_as_much_as_before_once_all_caches_are_cut_into_page
     for seq_cache in desk.store.seq_caches:
         desk.store.split_into_pages(seq_cache)
     desk.cache.shrink()
-    desk.cache.check_integrity()
+    check_cache(desk.cache)
     assert (desk.metrics.seq_cache_bytes, desk.store.idle_usage) == (0, MemoryUsage())
     if not desk.layers.has_state:
         assert desk.metrics.stored_bytes == before
@@ -137,7 +137,7 @@ def drop(desk: Desk, seq_cache: SequenceCache) -> None:
     desk.store.drop_conversation(seq_cache, lambda _: False)
     desk.cache.shrink()
     desk.cache.tidy(0)
-    desk.cache.check_integrity()
+    check_cache(desk.cache)
 
 
 @pytest.mark.parametrize("kind", NETWORKS)
@@ -163,7 +163,7 @@ def test_a_conversation_goes_no_further_back_than_is_spared():
     desk = Desk()
     seq_cache = closed(desk, PROMPT)
     desk.store.drop_conversation(seq_cache, lambda page: page.end <= 8)
-    desk.cache.check_integrity()
+    check_cache(desk.cache)
     assert known(desk, PROMPT) == 8
 
 
@@ -209,7 +209,7 @@ def test_a_copy_that_fails_while_caches_are_taken_over_costs_no_more_than_both(k
     with suppress(OutOfMemory):
         desk.cache.tidy(0)
     desk.layers.fails_after = None
-    desk.cache.check_integrity()
+    check_cache(desk.cache)
     assert has_failed == (long.seq_cache not in desk.store.seq_caches)
     assert known(desk, range(100, 115)) == 15
     for ids in (PROMPT, FORK):
@@ -229,7 +229,7 @@ def test_a_copy_that_fails_while_a_conversation_goes_costs_nobody_else_their_cac
     except OutOfMemory:
         assert copies < len(SHARED) // PAGE
     desk.layers.fails_after = None
-    desk.cache.check_integrity()
+    check_cache(desk.cache)
     assert long not in desk.store.seq_caches
     assert live.seq_cache.caches[0].holds(SIDE[:-1])
     desk.end(live, SIDE)

@@ -12,6 +12,7 @@ from start_llm.cache.prompt_cache import PromptCache
 from start_llm.models.loader import load
 from start_llm.telemetry.metrics import CacheMetrics
 from tests.cache.conversations import PAGE, PLENTY, VOCABULARY, Tokens, restored_difference, tokens
+from tests.cache.integrity import check_cache
 from tests.conftest import TinyModel
 
 NEAR = 1e-4
@@ -49,4 +50,4 @@ def test_an_edited_text_goes_on_from_the_edit_and_says_the_same(name, tiny_model
             assert known == place or (at_states and place // STEP * STEP <= known < place)
             assert restored_difference(network, cache, ids, ()) < NEAR
     assert cache.peek(text, b"", ()).tokens == LENGTH - 1
-    cache.check_integrity()
+    check_cache(cache)

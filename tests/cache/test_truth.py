@@ -28,7 +28,15 @@ from tests.cache.conversations import (
     tokens,
 )
 from tests.conftest import TinyModel
-from tests.engine.harness import Breakdown, FailsOnce, Stepper, Watched, Wrapped, engine_request
+from tests.engine.harness import (
+    Breakdown,
+    FailsOnce,
+    Stepper,
+    Watched,
+    Wrapped,
+    engine_request,
+    uncached_resources,
+)
 from tests.slices import rounds
 from tests.ties import Reference, Tally
 
@@ -41,7 +49,7 @@ ROUNDS = rounds(24, checked=12, few=12)
 def resources(request: pytest.FixtureRequest, tiny_model: TinyModel) -> EngineResources:
     """Replies are as long as they are asked to be."""
     model = load(tiny_model(request.param, hidden=128, layers=2))
-    return EngineResources(
+    return uncached_resources(
         model.network, model.tokenizer.token_bytes, frozenset(), max_sequences=4, batches=True
     )
 

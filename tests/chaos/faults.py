@@ -209,11 +209,6 @@ def on_engine_thread[T](engine: Engine, run: Callable[[], T]) -> T:
     return errand.result()
 
 
-def check(cache: PromptCache) -> None:
-    """Raises BrokenInvariant if the cache contradicts itself."""
-    cache.check_integrity()
-
-
 def emptied(cache: PromptCache) -> int:
     """Bytes that MLX holds once everything has gone that may go."""
     cache.shrink(2**62)

@@ -28,7 +28,8 @@ from start_llm.models.footprint import measure as footprint
 from start_llm.models.loader import LoadedModel, load
 from start_llm.wiring.memory_plan import work_reserve
 from tests.cache.conversations import says_too
-from tests.chaos.faults import ON_PURPOSE, PLACES, Faults, Record, check, emptied, on_engine_thread
+from tests.cache.integrity import check_cache
+from tests.chaos.faults import ON_PURPOSE, PLACES, Faults, Record, emptied, on_engine_thread
 from tests.chaos.rude import Rude
 from tests.chaos.state import Held, resident_bytes
 from tests.chaos.talk import Account, Endpoints, Heard, Talker
@@ -254,7 +255,7 @@ class _Stretch:
         active = 0
         if getattr(self._faults.cache, "supports_reuse", False):
             try:
-                on_engine_thread(self._engine, partial(check, self._faults.cache))
+                on_engine_thread(self._engine, partial(check_cache, self._faults.cache))
             except AssertionError as error:
                 self._outcome.problems.append(f"integrity: {error!r}")
         active = on_engine_thread(self._engine, partial(emptied, self._faults.cache))

@@ -5,6 +5,7 @@ import pytest
 from start_llm.engine.resources import EngineResources
 from start_llm.models.loader import LoadedModel, load
 from tests.conftest import TinyModel
+from tests.engine.harness import uncached_resources
 
 
 @pytest.fixture(scope="session")
@@ -15,7 +16,7 @@ def model(tiny_model: TinyModel) -> LoadedModel:
 @pytest.fixture(scope="session")
 def resources(model: LoadedModel) -> EngineResources:
     """The resources of an engine loop: greedy text of this model never ends by itself."""
-    return EngineResources(
+    return uncached_resources(
         network=model.network,
         token_bytes=model.tokenizer.token_bytes,
         eos_token_ids=model.tokenizer.eos_token_ids,

@@ -10,7 +10,9 @@ from typing import Any
 import mlx.core as mx
 from mlx_lm.generate import generation_stream
 
+from start_llm.cache.layers import Layers
 from start_llm.cache.pages import PageTree, SequenceCache
+from start_llm.cache.prompt_cache import PromptCache
 from start_llm.core.engine_request import EngineRequest
 from start_llm.core.events import Ending, Event, Failed, Finished, Idle, Prefilling, Text
 from start_llm.core.prompt import ModelTokens
@@ -38,6 +40,19 @@ def engine_request(
 def standing_still() -> float:
     """A clock under which one step is taken between two chunks, however fast the machine is."""
     return 0.0
+
+
+def uncached_resources(
+    network: Any,
+    token_bytes: Callable[[int], bytes],
+    eos_token_ids: frozenset[int],
+    max_sequences: int,
+    batches: bool,
+    **more: Any,
+) -> EngineResources:
+    """Return resources whose cache keeps nothing."""
+    cache = PromptCache(Layers(network))
+    return EngineResources(network, token_bytes, eos_token_ids, max_sequences, batches, cache, **more)
 
 
 def seq_cache_of(caches: list[Any]) -> SequenceCache:
@@ -119,6 +134,9 @@ class Stepper:
         self._resources = replace(
             resources, longest_chunk=lambda _: longest_chunk, clock=plan_clock, **changes
         )
+        if not self._resources.cache.supports_reuse:
+            cache = PromptCache(Layers(self._resources.network))  # it makes the caches of this network
+            self._resources = replace(self._resources, cache=cache)
         self.start_loop()
 
     def start_loop(self) -> None:

@@ -17,7 +17,7 @@ from start_llm.engine.resources import EngineResources
 from start_llm.models.loader import load
 from start_llm.models.tokenizer import Tokenizer
 from start_llm.telemetry.metrics import EngineMetrics
-from tests.engine.harness import engine_request
+from tests.engine.harness import engine_request, uncached_resources
 
 MEGABYTE = " ".join(f"def f{number}(x): return x*{number}" for number in range(34_000))
 ANYTHING = Sampling(temperature=2.0, seed=5)
@@ -32,7 +32,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Engine, T
     def assemble() -> EngineResources:
         model = load(folder)
         tokenizers.append(model.tokenizer)
-        return EngineResources(
+        return uncached_resources(
             model.network, model.tokenizer.token_bytes, frozenset(), max_sequences=1, batches=True
         )
 

@@ -14,7 +14,7 @@ import mlx.core as mx
 import pytest
 
 from start_llm.cache.layers import Layers
-from start_llm.cache.no_reuse import NoReuse
+from start_llm.cache.prompt_cache import PromptCache
 from start_llm.core.errors import EngineDied, ModelError, Overloaded
 from start_llm.core.events import Failed, Finished, Restored
 from start_llm.engine.engine import Engine
@@ -139,7 +139,7 @@ def test_requests_that_were_taken_in_still_count_as_waiting(resources):
 # -------------------------------------------------------------------------------------------------- questions
 
 
-class Opaque(NoReuse):
+class Opaque(PromptCache):
     """Cannot tell what it has."""
 
     def peek(
@@ -280,7 +280,7 @@ import sys
 from pathlib import Path
 import start_llm.engine.engine as engines
 from start_llm.cache.layers import Layers
-from start_llm.cache.no_reuse import NoReuse
+from start_llm.cache.prompt_cache import PromptCache
 from start_llm.core.errors import ModelError
 from start_llm.core.events import Finished
 from start_llm.engine.resources import EngineResources

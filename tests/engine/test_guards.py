@@ -20,7 +20,7 @@ from start_llm.core.events import Failed, Finished
 from start_llm.engine.batch import BatchGroup
 from start_llm.engine.resources import EngineResources
 from tests.cache.conversations import Cached
-from tests.engine.harness import Breakdown, FailsOnce, Watched, Wrapped, engine_request
+from tests.engine.harness import Breakdown, FailsOnce, Watched, Wrapped, engine_request, uncached_resources
 from tests.mlx_memory import active_bytes
 
 VOCABULARY = 400
@@ -49,7 +49,7 @@ def counting(
     *, has_state: bool = False, network: Any = None, max_sequences: int = 4, **changes: Any
 ) -> Cached:
     return Cached(
-        EngineResources(
+        uncached_resources(
             network or Counting(has_state=has_state),
             lambda token: b"a",
             frozenset(),

@@ -18,9 +18,8 @@ from start_llm.engine.admission import Admission
 from start_llm.engine.batch import BatchGroup, Decoder
 from start_llm.engine.generation import Generation
 from start_llm.engine.reply_writer import ReplyWriter
-from start_llm.engine.resources import EngineResources
 from start_llm.engine.sequence import EngineSequence
-from tests.engine.harness import Stepper, engine_request, seq_cache_of, stepped
+from tests.engine.harness import Stepper, engine_request, seq_cache_of, stepped, uncached_resources
 
 LAYERS, WIDTH, VOCABULARY = 24, 64, 50
 LEAF = 2 * WIDTH * 4
@@ -143,7 +142,7 @@ def test_a_chunk_is_no_longer_than_there_is_memory_to_compute_it():
             lengths.append(tokens.shape[1])
             return super().__call__(tokens, cache)
 
-    resources = EngineResources(Seen(), lambda _: b"a", frozenset(), max_sequences=1, batches=False)
+    resources = uncached_resources(Seen(), lambda _: b"a", frozenset(), max_sequences=1, batches=False)
     stepper = Stepper(resources, longest_chunk=48)
     stepper.finish(stepper.submit(engine_request(range(200), 1)))
     assert max(lengths) == 48

@@ -12,7 +12,7 @@ from scripts import tiny_models
 from start_llm.core.sampling import Sampling
 from start_llm.engine.resources import EngineResources, TimeLimits
 from start_llm.models.loader import load
-from tests.engine.harness import FailsOnce, Stepper, Wrapped, engine_request
+from tests.engine.harness import FailsOnce, Stepper, Wrapped, engine_request, uncached_resources
 from tests.engine.test_turns import Clock, cached
 
 PROMPT = (5, 6, 7, 8)
@@ -29,7 +29,7 @@ def resources(tmp_path_factory: pytest.TempPathFactory) -> EngineResources:
         "qwen3", tmp_path_factory.mktemp("seeds") / "model", hidden=128, layers=2
     )
     model = load(folder)
-    return EngineResources(
+    return uncached_resources(
         network=model.network,
         token_bytes=model.tokenizer.token_bytes,
         eos_token_ids=model.tokenizer.eos_token_ids,

@@ -13,9 +13,9 @@ from start_llm.core.events import Failed, Finished, Restored
 from start_llm.core.sequence_cost import SequenceCost
 from start_llm.engine.admission import Admission
 from start_llm.engine.batch import BatchGroup
-from start_llm.engine.resources import EngineResources, TimeLimits
+from start_llm.engine.resources import TimeLimits
 from tests.cache.conversations import Cached
-from tests.engine.harness import Breakdown, FailsOnce, Watched, engine_request
+from tests.engine.harness import Breakdown, FailsOnce, Watched, engine_request, uncached_resources
 from tests.engine.test_guards import PROMPTS, VOCABULARY, Counting, check
 from tests.engine.test_guided import SCRIPT, Late, Reciter
 from tests.engine.test_turns import Clock, ended_by_the_server
@@ -24,7 +24,7 @@ from tests.engine.test_turns import Clock, ended_by_the_server
 def counting(network: Any = None, **more: Any) -> Cached:
     clock, batches = more.pop("clock", Clock()), more.pop("batches", True)
     network = network or Counting(has_state=False)
-    return Cached(EngineResources(network, lambda _: b"a", frozenset(), 4, batches, **more), clock=clock)
+    return Cached(uncached_resources(network, lambda _: b"a", frozenset(), 4, batches, **more), clock=clock)
 
 
 def counted(prompt: tuple[int, ...], length: int) -> list[int]:

@@ -11,7 +11,7 @@ from start_llm.core.events import Failed, Finished, Usage
 from start_llm.core.sampling import Sampling
 from start_llm.engine.resources import EngineResources
 from start_llm.models.loader import LoadedModel, load
-from tests.engine.harness import Stepper, Watched, engine_request
+from tests.engine.harness import Stepper, Watched, engine_request, uncached_resources
 from tests.ties import Tally, greedy_reference
 
 SCRIPT = {
@@ -23,7 +23,7 @@ ANSWER = " Answer."
 
 
 def machinery_of(model: LoadedModel) -> EngineResources:
-    return EngineResources(
+    return uncached_resources(
         network=model.network,
         token_bytes=model.tokenizer.token_bytes,
         eos_token_ids=model.tokenizer.eos_token_ids,

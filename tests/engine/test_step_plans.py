@@ -35,7 +35,8 @@ from start_llm.engine.step_plan import (
 from start_llm.engine.time_share import EngineTime
 from start_llm.telemetry.metrics import CacheMetrics, EngineMetrics
 from tests.cache.conversations import PAGE
-from tests.engine.harness import Stepper, Watched, engine_request
+from tests.cache.integrity import check_cache
+from tests.engine.harness import Stepper, Watched, engine_request, uncached_resources
 from tests.engine.test_guards import Counting
 from tests.engine.test_turns import Clock
 
@@ -108,7 +109,7 @@ def counts(cache: PromptCache) -> tuple[int, int, int]:
 
 
 def resources_of(*, has_state: bool) -> EngineResources:
-    return EngineResources(
+    return uncached_resources(
         Counting(has_state=has_state),
         lambda token: b"a",
         frozenset(),
@@ -154,7 +155,7 @@ def test_whoever_executes_the_same_plans_computes_keeps_and_evicts_the_same(has_
     leader, requests, replies = led(resources, seed)
     follower = Follower(resources, requests)
     follower.follow(leader.sent)
-    follower.cache.check_integrity()
+    check_cache(follower.cache)
     assert [reply.tokens for reply in follower.replies] == [reply.tokens for reply in replies]
     assert kept(follower.cache) == kept(leader.cache)
     assert counts(follower.cache) == counts(leader.cache)

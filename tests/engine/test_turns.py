@@ -19,7 +19,7 @@ from start_llm.engine.generation import Generation
 from start_llm.engine.resources import EngineResources, TimeLimits
 from start_llm.engine.schedule import Schedule
 from tests.cache.conversations import Cached
-from tests.engine.harness import Stepper, Watched, engine_request
+from tests.engine.harness import Stepper, Watched, engine_request, uncached_resources
 from tests.engine.test_guards import Counting, check
 from tests.ties import Reference, Tally, greedy_reference
 
@@ -325,7 +325,7 @@ def test_nobody_is_interrupted_who_could_not_be_kept(resources):
 @pytest.mark.parametrize("has_state", [False, True])
 @pytest.mark.sample(3)
 def test_sequences_that_take_turns_are_kept_token_for_token(has_state, max_sequences):
-    resources = EngineResources(
+    resources = uncached_resources(
         Counting(has_state=has_state),
         lambda token: b"a",
         frozenset(),

@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 from start_llm.engine.resources import EngineResources
 from start_llm.models.loader import load
 from tests.cache.conversations import Cached, Tokens, reference, restored_difference
-from tests.engine.harness import Stepper, Wrapped, engine_request
+from tests.engine.harness import Stepper, Wrapped, engine_request, uncached_resources
 from tests.real.prompts import PROMPTS
 from tests.real.replies import LENGTH
 from tests.ties import Tally
@@ -31,7 +31,7 @@ TOGETHER = ["Python", "JSON", "emoji", "prose"]
 def resources(folder: Path) -> EngineResources:
     """No token ends a reply: it is as long as it is asked to be."""
     model = load(folder)
-    return EngineResources(
+    return uncached_resources(
         model.network, model.tokenizer.token_bytes, frozenset(), max_sequences=len(TOGETHER), batches=True
     )
 

@@ -38,6 +38,7 @@ from start_llm.telemetry.account import Reports
 from start_llm.telemetry.metrics import CacheMetrics, DiskMetrics, EngineMetrics, KVAtRest, RequestMetrics
 from start_llm.telemetry.terminal import Terminal
 from start_llm.wiring.from_settings import model_family, model_traits
+from tests.engine.harness import uncached_resources
 from tests.transcripts.fakes import transcripts
 
 
@@ -137,7 +138,7 @@ def breakable(folder: Path, *, secret: BackendSecret | None = None) -> Generator
         )
         loaded.append((startup, network))
         tokenizer = model.tokenizer
-        return EngineResources(
+        return uncached_resources(
             network,
             tokenizer.token_bytes,
             tokenizer.eos_token_ids,

@@ -17,6 +17,7 @@ from start_llm.server.connection import BoundedWriter, is_closed_by_peer
 from start_llm.server.handler import Handler
 from start_llm.server.listener import Connections, Listener, ServerContext, ServerLimits
 from start_llm.telemetry.metrics import EngineMetrics
+from tests.engine.harness import uncached_resources
 from tests.engine.test_guards import Counting
 from tests.server.breakable import OneModel
 from tests.server.client import Client, message
@@ -126,7 +127,7 @@ def test_headers_without_an_end_are_no_request(stack: ExitStack):
 
 def test_a_full_queue_takes_nobody():
     def resources() -> EngineResources:
-        return EngineResources(
+        return uncached_resources(
             Counting(has_state=False), lambda _: b"a", frozenset(), max_sequences=1, batches=False
         )
 

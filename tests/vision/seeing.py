@@ -24,7 +24,7 @@ from start_llm.models.vision import Vision
 from start_llm.models.vision_families import VISION_FAMILIES
 from tests.cache.conversations import Picture
 from tests.conftest import lasting_folder
-from tests.engine.harness import Watched, engine_request
+from tests.engine.harness import Watched, engine_request, uncached_resources
 
 FAMILIES = tiny_vision_models.VISION_FAMILIES
 WORDS = "the window shows a red button and behind it some text about a file".split()
@@ -46,7 +46,7 @@ def model_of(family: str) -> LoadedModel:
 def resources_of(family: str, **more: Any) -> EngineResources:
     """What an engine loop runs. No token ends a reply: it is as long as it is asked to be."""
     model = model_of(family)
-    return EngineResources(
+    return uncached_resources(
         network=model.network,
         token_bytes=model.tokenizer.token_bytes,
         eos_token_ids=frozenset(),

@@ -145,13 +145,6 @@ class DiskIndex:
         with self._lock:
             return sorted(self._files.values(), key=lambda one: one.used_ns)
 
-    def clear(self) -> None:
-        with self._lock:
-            self._files.clear()
-            self._after.clear()
-            self._touched.clear()
-            self._nbytes = 0
-
 
 @dataclass(frozen=True, slots=True)
 class ScannedFile:

@@ -20,6 +20,7 @@ from start_llm.cache.disk.disk_tier import DiskAccess
 from start_llm.cache.disk.page_file import TensorLayout
 from start_llm.cache.disk.restore_pace import RestorePace
 from start_llm.cache.pages import Page, SequenceCache
+from start_llm.cache.prompt_lookup import PromptMatch
 from start_llm.core.thread_owners import ENGINE, owned_by
 
 if TYPE_CHECKING:
@@ -44,15 +45,14 @@ class FromDisk(NamedTuple):
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
-class DiskRestore:
-    """A restore that is under way.
+class DiskRestore(DiskWait):
+    """A restore that is under way. Once it is over, its caches are kept or dropped.
+
+    If it is late, the buffers stay until the disk has answered.
 
     Attributes:
         seq_cache: active; its caches are the buffers.
-        saves: tokens that it is to give beyond what memory has.
         got: what came of it; set with `is_over`.
-        is_over: its caches are kept, or dropped.
-        is_late: the prompt did not wait any longer. The buffers stay until the disk has answered.
         followers: over with it; what others wait for who need the same files.
     """
 
@@ -62,9 +62,6 @@ class DiskRestore:
     buffers: Incoming
     read: DiskRead
     began: float
-    saves: int
-    is_over: bool = False
-    is_late: bool = False
     followers: list[DiskWait] = field(default_factory=list[DiskWait])
     got: FromDisk = field(default_factory=FromDisk)
 
@@ -102,35 +99,23 @@ class DiskRestorer:
         self._looks: list[DiskWait] = []
         self._pace = RestorePace()
 
-    def begin(  # noqa: PLR0913 (keywords)
-        self,
-        root: Page,
-        matched: list[Page],
-        ids: tuple[int, ...],
-        *,
-        kept: int,
-        room: int,
-        may_look: bool,
-        speed: float,
-    ) -> DiskRestore | DiskWait | None:
+    def begin(self, match: PromptMatch, *, room: int, may_look: bool, speed: float) -> DiskWait | None:
         """Begin to restore what memory does not have of a prompt.
 
         Returns what the prompt has to wait for: a restore, or something after which to ask again. None if
         the disk has nothing for it.
 
         Args:
-            matched: the full pages in memory that `ids[:-1]` starts with.
-            kept: tokens that a restore from memory gives.
             room: tokens that its caches can hold before they grow.
             may_look: headers of files may be read first.
             speed: tokens that are computed in a second.
         """
-        tier = self._tier
+        tier, kept = self._tier, match.plan.length
         if self._is_hanging() or not tier.is_on:
             return None
-        if not tier.scanned.is_over:
-            return tier.scanned
-        plan = self._plan(root, matched, ids, may_look=may_look)
+        if not tier.worker.scanned.is_over:
+            return tier.worker.scanned
+        plan = self._plan(match, may_look=may_look)
         if isinstance(plan, list):
             self._looks.append(tier.look(plan))
             return self._looks[-1]
@@ -140,9 +125,9 @@ class DiskRestorer:
         if self._pace.is_slower(sum(file.nbytes for file in plan.files), saves / speed):
             tier.metrics.computed_instead += 1
             return None
-        return self._follow(plan, saves) or self._read(plan, root, ids, room, saves)
+        return self._follow(plan, saves) or self._read(plan, match, room, saves)
 
-    def leave(self, wait: DiskWait | DiskRestore) -> None:
+    def leave(self, wait: DiskWait) -> None:
         """Note that a prompt does not wait any longer. As long as this is not over, nobody waits for the
         disk.
         """
@@ -151,7 +136,7 @@ class DiskRestorer:
 
     def _is_hanging(self) -> bool:
         self._looks = [one for one in self._looks if not one.is_over]
-        waits = (*self._running, *self._looks, self._tier.scanned)
+        waits = (*self._running, *self._looks, self._tier.worker.scanned)
         is_hanging = any(one.is_late and not one.is_over for one in waits)
         if not is_hanging:
             self._tier.note_answer()
@@ -166,41 +151,40 @@ class DiskRestorer:
                 return one.followers[-1]
         return None
 
-    @property
-    def is_busy(self) -> bool:
-        """True if restores are under way."""
-        return bool(self._running)
-
-    def length(self, root: Page, matched: list[Page], ids: tuple[int, ...], kept: int) -> int:
+    def length(self, match: PromptMatch) -> int:
         """Return how many tokens of a prompt memory and disk have, as far as is known without reading."""
-        plan = self._plan(root, matched, ids, may_look=False)
+        plan, kept = self._plan(match, may_look=False), match.plan.length
         return plan.length if isinstance(plan, DiskPlan) and is_worth_it(plan, kept) else kept
 
-    def depth(self, root: Page, matched: list[Page], ids: tuple[int, ...]) -> int:
+    def depth(self, match: PromptMatch) -> int:
         """Return how many full pages of a prompt memory and disk have, as far as is known without reading.
 
         A state may be missing at their end.
         """
-        return len(self._chain(root, matched, ids).keys) - 1
+        return len(self._chain(match).keys) - 1
 
-    def _chain(self, root: Page, matched: list[Page], ids: tuple[int, ...]) -> PageChain:
-        return PageChain.of(self._tier.index, root, matched, ids[:-1], self._restorer.page_size)
-
-    def _plan(
-        self, root: Page, matched: list[Page], ids: tuple[int, ...], *, may_look: bool
-    ) -> DiskPlan | list[CachedFile]:
-        chain = self._chain(root, matched, ids)
-        return plan_from_disk(
-            self._tier.index, chain, ids, has_state=self._layers.has_state, may_look=may_look
+    def _chain(self, match: PromptMatch) -> PageChain:
+        ids = match.ids[:-1]
+        return PageChain.of(
+            self._tier.index, match.root, match.matched, ids, self._restorer.store.tree.page_size
         )
 
-    def _read(self, plan: DiskPlan, root: Page, ids: tuple[int, ...], room: int, saves: int) -> DiskRestore:
-        size = self._restorer.page_size
+    def _plan(self, match: PromptMatch, *, may_look: bool) -> DiskPlan | list[CachedFile]:
+        return plan_from_disk(
+            self._tier.index,
+            self._chain(match),
+            match.ids,
+            has_state=self._layers.has_state,
+            may_look=may_look,
+        )
+
+    def _read(self, plan: DiskPlan, match: PromptMatch, room: int, saves: int) -> DiskRestore:
+        size, root, ids = self._restorer.store.tree.page_size, match.root, match.ids
         end = plan.path[-1].end if plan.path else 0
         ends = [len(file.header.tokens) for file in (plan.last, plan.state) if file and file.header]
         needed = end + size * len(plan.pages) + max(ends, default=0)
         seq_cache = self._restorer.buffers(plan.path, self._shape.nothing(), root, ids, max(room, needed))
-        with self._restorer.rollback_on_error(seq_cache):
+        with self._restorer.store.rollback_on_error(seq_cache):
             buffers = Incoming(self._layers, seq_cache.caches, is_in_place=self._is_in_place)
             parts = list(self._parts(plan, root, ids, buffers))
             restore = DiskRestore(
@@ -222,7 +206,7 @@ class DiskRestorer:
     ) -> Iterator[FilePart]:
         """Yield the files of a plan, with what they must say and where they are read to."""
         end, parent = (plan.path[-1].end, plan.path[-1].key) if plan.path else (0, root.key)
-        size = self._restorer.page_size
+        size = self._restorer.store.tree.page_size
         for file in plan.pages:
             yield self._page_part(file, parent, ids[end : end + size], end, buffers)
             parent, end = file.key, end + size
@@ -257,7 +241,7 @@ class DiskRestorer:
     def _take(self, restore: DiskRestore) -> None:
         """Copy what is read so far. If that fails, the restore is over, and nothing of it is kept."""
         done = restore.read.done
-        with ExitStack() as failed, self._restorer.rollback_on_error(restore.seq_cache):
+        with ExitStack() as failed, self._restorer.store.rollback_on_error(restore.seq_cache):
             failed.callback(self._abandon, restore, done)
             restore.buffers.take(done)
             failed.pop_all()
@@ -285,7 +269,7 @@ class DiskRestorer:
         read.parts.clear()  # with the buffers
         self._tell_over(restore)
         tokens = list(restore.ids[:length])
-        with self._restorer.rollback_on_error(restore.seq_cache):
+        with self._restorer.store.rollback_on_error(restore.seq_cache):
             restore.buffers.finish(len(done), length, _state_of(plan) if is_whole else ())
             if self._layers.has_state and not is_whole:
                 self._drop(restore.seq_cache, tokens)

@@ -41,6 +41,10 @@ class DiskTier:
 
     Args:
         say: told, in a sentence, when the tier steps back and when it goes on.
+
+    Attributes:
+        is_on: the folder is ours.
+        folder, index, traffic, worker: what does the work; see there which thread may use what.
     """
 
     def __init__(
@@ -55,12 +59,13 @@ class DiskTier:
         self.folder = DiskFolder(path, limits, metrics)
         self.index = self.folder.index
         self.traffic = DiskTraffic(metrics)
-        self._worker = DiskWorker(self.folder, self.traffic, thread, say)
+        self.worker = DiskWorker(self.folder, self.traffic, thread, say)
         self._thread = thread
         self._say = say
         self._lock = Lock(path / LOCK)
         self._will_write_used = False
-        self._is_on = self._is_silent = False
+        self.is_on = False
+        self._is_silent = False
 
     # --------------------------------------------------------------------- start and stop, by the main thread
 
@@ -76,8 +81,8 @@ class DiskTier:
             return self._stays_off(f"the folder cannot be used: {error}")
         if not is_ours:
             return self._stays_off(f"process {self._lock.holder()} uses the folder")
-        self._is_on = True
-        self._worker.begin()
+        self.is_on = True
+        self.worker.begin()
         return True
 
     def _stays_off(self, reason: str) -> bool:
@@ -87,34 +92,23 @@ class DiskTier:
 
     def close(self) -> None:
         """Let the folder go. Call it when the disk thread has ended."""
-        if self._is_on:
-            self._is_on = False
-            self._worker.end()
+        if self.is_on:
+            self.is_on = False
+            self.worker.end()
             self._lock.release()
 
     # ------------------------------------------------------------------------------------------------- write
 
     @property
-    def is_on(self) -> bool:
-        return self._is_on
-
-    @property
-    @owned_by(ENGINE)
-    def is_full(self) -> bool:
-        """True if as many files wait for the disk as may."""
-        return self.traffic.is_full
-
-    @property
-    @owned_by(ENGINE)
-    def pause_left_s(self) -> float:
-        """Seconds for which nothing is written, because there was an error, or enough was written today."""
-        return self._worker.pause_left_s
-
-    @property
     @owned_by(ENGINE)
     def can_take(self) -> bool:
         """True if a file can be queued now."""
-        return self._is_on and self.index.is_complete and not self.is_full and not self.pause_left_s
+        return (
+            self.is_on
+            and self.index.is_complete
+            and not self.traffic.is_full
+            and not self.worker.pause_left_s
+        )
 
     @owned_by(ENGINE)
     def has(self, name: FileName) -> bool:
@@ -138,7 +132,7 @@ class DiskTier:
         """
         name = header.kind, header.key
         self.traffic.note_queued(name)
-        if not self._thread.submit(partial(self._worker.write, header, content, used_ns, superseded)):
+        if not self._thread.submit(partial(self.worker.write, header, content, used_ns, superseded)):
             self.traffic.note_written(name)
 
     @owned_by(ENGINE)
@@ -161,29 +155,23 @@ class DiskTier:
 
     # -------------------------------------------------------------------------------------------------- read
 
-    @property
-    @owned_by(ENGINE)
-    def scanned(self) -> DiskWait:
-        """Over once the index is complete."""
-        return self._worker.scanned
-
     @owned_by(ENGINE)
     def read(self, job: DiskRead) -> None:
         """Read files for a prompt. Several prompts take turns, file by file."""
         self.traffic.begin_read(job)
-        self._worker.read_on(job)
+        self.worker.read_on(job)
 
     @owned_by(ENGINE)
     def take(self, job: DiskRead, parts: int) -> None:
         """Note that the first `parts` files of a job are where they belong: their buffers are free again."""
         if job.take(parts):
-            self._worker.read_on(job)
+            self.worker.read_on(job)
 
     @owned_by(ENGINE)
     def look(self, files: list[CachedFile]) -> DiskWait:
         """Read the headers of files that are known by name alone."""
         wait = DiskWait()
-        if not self._thread.submit(partial(self._worker.look, files, wait), is_urgent=True):
+        if not self._thread.submit(partial(self.worker.look, files, wait), is_urgent=True):
             self.traffic.end(wait)
         return wait
 
@@ -192,13 +180,8 @@ class DiskTier:
         """Check files whose content was computed: a hurt one would otherwise not be written again."""
         for file in files:
             is_new = not file.is_verified and self.traffic.begin_check(file.name)
-            if is_new and not self._thread.submit(partial(self._worker.verify, file)):
+            if is_new and not self._thread.submit(partial(self.worker.verify, file)):
                 self.traffic.note_checked(file.name)
-
-    @owned_by(ENGINE)
-    def wait_for_checks(self, timeout_s: float) -> bool:
-        """Wait until all files that `verify_later` was told of are checked. False if they are not in time."""
-        return self.traffic.wait_for_checks(timeout_s)
 
     @owned_by(ENGINE)
     def note_late(self) -> None:

@@ -15,11 +15,11 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from start_llm.cache.buffers import Outgoing, outgoing
 from start_llm.cache.disk.page_file import FileHeader
-from start_llm.cache.pages import Checkpoint, Page, PageRun, SequenceCache, page_key
+from start_llm.cache.pages import CacheItem, Checkpoint, Holder, Page, PageRun, SequenceCache, page_key
 from start_llm.core.thread_owners import ENGINE, owned_by
 
 if TYPE_CHECKING:
@@ -43,9 +43,6 @@ _MOST_STATES = 6
 _MOST_READ = 32
 """Files that were not read since the start and are read for one that is written."""
 
-type Writable = Page | Checkpoint | SequenceCache
-"""Something that can be written: a page, a checkpoint, or the end of an idle sequence cache."""
-
 
 class _Candidate(NamedTuple):
     """Something that may be written.
@@ -59,7 +56,7 @@ class _Candidate(NamedTuple):
     due: float
     last_used: float
     end: int
-    item: Writable
+    item: CacheItem
 
 
 @owned_by(ENGINE)
@@ -87,7 +84,7 @@ class WriteBack:
         self._store = store
         self._is_tight = is_tight
         self._clock = clock
-        self._due: list[Writable] = []
+        self._due: list[CacheItem] = []
         self._last_look = -math.inf
         self._next_due = 0.0
         self._not_before = 0.0
@@ -100,7 +97,7 @@ class WriteBack:
         Args:
             is_busy: requests are running; then little of the time is spent on this.
         """
-        if self._tier.pause_left_s:
+        if self._tier.worker.pause_left_s:
             self._due.clear()  # its items hold memory
         while self._tier.can_take and not (is_busy and time.perf_counter() < self._not_before):
             item = self._next(_LOOK_WHEN_BUSY_S if is_busy else _LOOK_S)
@@ -115,13 +112,13 @@ class WriteBack:
         """Return the seconds after which `offer` should be called again; None if something else will come
         first: a request, or the news that the disk thread has written a file.
         """
-        if not self._tier.is_on or self._tier.is_full:
+        if not self._tier.is_on or self._tier.traffic.is_full:
             return None
         if self._due:
-            return max(self._tier.pause_left_s, _LOOK_S)
+            return max(self._tier.worker.pause_left_s, _LOOK_S)
         if not self._next_due:
-            return self._tier.pause_left_s or None
-        return max(self._next_due - self._clock(), self._tier.pause_left_s, _LOOK_S)
+            return self._tier.worker.pause_left_s or None
+        return max(self._next_due - self._clock(), self._tier.worker.pause_left_s, _LOOK_S)
 
     def note_change(self) -> None:
         """Look for what is to be written when nothing else runs: a sequence has ended."""
@@ -131,7 +128,7 @@ class WriteBack:
         """Write everything that is not on the disk yet, the conversations that were used last first."""
         end = time.perf_counter() + patience_s
         self._write_all(end)
-        if self._tier.wait_for_checks(end - time.perf_counter()):
+        if self._tier.traffic.wait_for_checks(end - time.perf_counter()):
             self._write_all(end)
 
     def _write_all(self, end: float) -> None:
@@ -143,10 +140,10 @@ class WriteBack:
                 item = self._due.pop()
                 if self._is_writable(item):
                     self._write(item)
-            elif not self._tier.is_full:
+            elif not self._tier.traffic.is_full:
                 return
 
-    def save(self, victim: Writable) -> None:
+    def save(self, victim: CacheItem) -> None:
         """Hand something over that is about to be evicted, if it is worth it and there is room."""
         if _is_given_up(victim) or not self._is_writable(victim):
             return
@@ -155,11 +152,11 @@ class WriteBack:
         elif self._tier.is_on:
             self._tier.metrics.note_lost()
 
-    def has(self, item: Writable) -> bool:
+    def has(self, item: CacheItem) -> bool:
         """Return whether it is on the disk, or will be."""
         return self._tier.has(self._name(item))
 
-    def is_spare(self, item: Writable) -> bool:
+    def is_spare(self, item: CacheItem) -> bool:
         """Return whether losing it costs little: it is on the disk, or its client gave it up."""
         return _is_given_up(item) or self.has(item)
 
@@ -169,7 +166,7 @@ class WriteBack:
         if files:
             self._tier.touch(files)
 
-    def _next(self, look_s: float) -> Writable | None:
+    def _next(self, look_s: float) -> CacheItem | None:
         now = self._clock()
         if not self._due and now >= self._last_look + look_s:
             self._last_look = now
@@ -181,7 +178,7 @@ class WriteBack:
                 return item
         return None
 
-    def _candidates(self, idle_s: float) -> list[Writable]:
+    def _candidates(self, idle_s: float) -> list[CacheItem]:
         """Return what is due, the last first: conversations that were used last, by position."""
         found = [one for one in self._all(idle_s) if self._is_writable(one.item)]
         self._tier.verify_later(self._unread())
@@ -223,7 +220,7 @@ class WriteBack:
                 latest[page.parent] = max(latest[page.parent], latest[page])
         return latest
 
-    def _is_writable(self, item: Writable) -> bool:
+    def _is_writable(self, item: CacheItem) -> bool:
         """Return whether it is worth writing, can be read now, and is not on the disk."""
         match item:
             case Page():
@@ -240,7 +237,7 @@ class WriteBack:
 
     # -------------------------------------------------------------------------------------------------- what
 
-    def _name(self, item: Writable) -> FileName:
+    def _name(self, item: CacheItem) -> FileName:
         match item:
             case Page():
                 return "pages", item.key
@@ -250,7 +247,7 @@ class WriteBack:
                 kind = "states" if self._layers.has_state else "pages"
                 return kind, page_key(item.end_page.key, item.tokens[item.end_page.end :])
 
-    def _write(self, item: Writable) -> None:
+    def _write(self, item: CacheItem) -> None:
         parent, tokens, content, numbers = self._content(item)
         kind, key = self._name(item)
         is_packed = kind == "pages" and self._shape.is_packed(parent.end)
@@ -263,12 +260,14 @@ class WriteBack:
         )
         self._tier.write(header, content, self._used_ns(item, parent), superseded)
 
-    def _used_ns(self, item: Writable, parent: Page) -> int:
+    def _used_ns(self, item: CacheItem, parent: Page) -> int:
         """Return when it was last used, in wall time; never later than what is before it on its path."""
         last_used = item.last_used if parent.parent is None else min(item.last_used, parent.last_used)
         return int((time.time() - (self._clock() - last_used)) * 1e9) - parent.end * _TOKEN_NS
 
-    def _content(self, item: Writable) -> tuple[Page, tuple[int, ...], Outgoing, tuple[tuple[int, ...], ...]]:
+    def _content(
+        self, item: CacheItem
+    ) -> tuple[Page, tuple[int, ...], Outgoing, tuple[tuple[int, ...], ...]]:
         """Return the page before it, its tokens, its tensors and its numbers."""
         match item:
             case Page():
@@ -277,8 +276,7 @@ class WriteBack:
                 part = self._store.part(item.holder, item.start, item.end)
                 return item.parent, item.tokens, outgoing(self._layers.page(part, item.start)), ()
             case Checkpoint():
-                state, page = cast("StateSnapshot", item.state), item.page
-                tail = cast("KVSlice | None", item.tail_cut)
+                state, page, tail = item.state, item.page, item.tail_cut
                 kv = self._layers.copied(tail.part(0, len(item.tail))) if tail else self._shape.nothing()
                 return page, item.tail, outgoing(kv, state), _numbers(state)
             case SequenceCache():
@@ -352,7 +350,7 @@ def _states_on(
                 yield depth * page_size + len(header.tokens), file
 
 
-def _is_given_up(item: Writable) -> bool:
+def _is_given_up(item: CacheItem) -> bool:
     """Return whether a client gave it up, and nobody else has used it."""
     return not item.uses if isinstance(item, Page) else getattr(item, "is_given_up", False)
 
@@ -361,5 +359,5 @@ def _numbers(state: StateSnapshot) -> tuple[tuple[int, ...], ...]:
     return tuple(numbers for _, numbers in state.leaves)
 
 
-def _is_at_rest(holder: PageRun | SequenceCache | None) -> bool:
+def _is_at_rest(holder: Holder | None) -> bool:
     return isinstance(holder, PageRun) or (holder is not None and not holder.is_active)

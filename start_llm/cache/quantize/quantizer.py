@@ -10,29 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
-
-import mlx.core as mx
 
 from start_llm.cache.arrays import Arrays
 from start_llm.cache.kv_format import LayerFormat, PageFormat
-from start_llm.cache.quantize.rotated import rotated_codecs
-from start_llm.cache.quantize.uniform import uniform_codecs
+from start_llm.cache.quantize.rotated import RotatedCodec, rotated_codecs
+from start_llm.cache.quantize.uniform import UniformCodec, uniform_codecs
 
-
-class _Codec(Protocol):
-    """Quantises one array of a leaf."""
-
-    @property
-    def token_bytes(self) -> int:
-        """What the rows of a token take when they are quantised."""
-        ...
-
-    def packed(self, array: mx.array) -> tuple[mx.array, mx.array]:
-        """Return codes and scales; axis -2 is the token axis."""
-        ...
-
-    def restored(self, data: mx.array, scales: mx.array, /) -> mx.array: ...
+type _Codec = RotatedCodec | UniformCodec
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,8 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
-from start_llm.cache.pages import Checkpoint, Page, PageRun, PageTree, SequenceCache, page_key
+from start_llm.cache.arrays import KVPieces
+from start_llm.cache.kinds import TrimmableLeaf, reuse_of
+from start_llm.cache.layers import Layers, leaves
+from start_llm.cache.page_store import PageStore, checkpoint_usage
+from start_llm.cache.pages import Checkpoint, MemoryUsage, Page, PageRun, PageTree, SequenceCache, page_key
+from start_llm.cache.prompt_cache import PromptCache
+from tests.cache.fakes import FakeLayers, FakePieces
 
 _LONGEST_CHAIN = 100
 """Limit for the search through keys that were rehashed because of collisions."""
@@ -14,19 +21,68 @@ class BrokenInvariant(AssertionError):
     """The cache contradicts itself. Always a bug, never caused by input."""
 
 
-def check_tree(
-    tree: PageTree, seq_caches: Sequence[SequenceCache], checkpoints: Sequence[Checkpoint]
-) -> None:
+def check_cache(cache: PromptCache) -> None:
     """Check everything.
 
     Raises:
         BrokenInvariant: at the first contradiction.
     """
+    check_store(cache._store)
+
+
+def check_store(store: PageStore) -> None:
+    check_tree(store.tree, store.seq_caches, store.checkpoints)
+    idle = [one for one in store.seq_caches if not one.is_active]
+    pages = {id(one.page): one.page for one in store.checkpoints}
+    for usage, parts in (
+        (store.idle_usage, [store.usage_of(one) for one in idle]),
+        (store.checkpoint_usage, [checkpoint_usage(page) for page in pages.values()]),
+    ):
+        found = sum(parts, MemoryUsage())
+        _demand(usage == found, f"{usage} is counted where {found} is")
+    for seq_cache in idle:
+        length = length_of(store.layers, seq_cache.caches)
+        _demand(
+            length in (None, len(seq_cache.tokens)),
+            f"a sequence cache of {len(seq_cache.tokens)} tokens holds {length}",
+        )
+
+
+def length_of(layers: Layers, caches: Sequence[Any]) -> int | None:
+    """Return the number of tokens in the trimmable leaves; None if there are none or they disagree.
+
+    Empty leaves are ignored if others are filled: they belong to layers without attention.
+    """
+    if isinstance(layers, FakeLayers):
+        return layers.length(caches)
+    sliced = [leaf for leaf in leaves(caches) if isinstance(reuse_of(leaf), TrimmableLeaf)]
+    offsets = {int(leaf.offset) for leaf in sliced if not leaf.empty()} or {0 for _ in sliced}
+    return offsets.pop() if len(offsets) == 1 else None
+
+
+def covers(stored: KVPieces | FakePieces, start: int, end: int) -> bool:
+    """Return whether every leaf has all tokens between these positions."""
+    if isinstance(stored, FakePieces):
+        return stored.covers(start, end)
+    return all(_has_all(pieces, start, end) for pieces in stored._leaves)
+
+
+def _has_all(pieces: Sequence[Any], start: int, end: int) -> bool:
+    reached = start
+    for piece in pieces:
+        if piece.start <= reached:
+            reached = max(reached, piece.end)
+    return reached >= end
+
+
+def check_tree(
+    tree: PageTree, seq_caches: Sequence[SequenceCache], checkpoints: Sequence[Checkpoint]
+) -> None:
     pages = list(tree.pages())
     _demand(len(pages) == tree.count, "pages are counted wrongly")
     for page in pages:
         _check_page(page, seq_caches, tree.page_size)
-    everywhere = [*pages, *tree.roots()]
+    everywhere = [*pages, *tree._roots.values()]
     _demand(
         _same([one for page in everywhere for one in page.checkpoints], checkpoints),
         "a checkpoint is listed in one place only",
@@ -51,12 +107,12 @@ def _check_runs(tree: PageTree, pages: Sequence[Page]) -> None:
     for page in sorted(pages, key=lambda one: one.end):
         if isinstance(page.holder, PageRun):
             runs.setdefault(page.holder, []).append(page)
-    _demand(_same(tree.runs, list(runs)), "a run is not counted, or one without pages is")
-    _demand(sum(run.stored.nbytes for run in runs) == tree.run_bytes, "bytes of runs are counted wrongly")
-    _demand(sum(run.stored.arrays for run in runs) == tree.run_arrays, "arrays of runs are counted wrongly")
+    _demand(_same(list(tree._runs), list(runs)), "a run is not counted, or one without pages is")
+    usage = sum((MemoryUsage(run.stored.nbytes, run.stored.arrays) for run in runs), MemoryUsage())
+    _demand(usage == tree.runs_usage, "memory of runs is counted wrongly")
     for run, inside in runs.items():
         _demand(list(run.pages.items()) == [(page.end, page) for page in inside], "a run has other pages")
-        _demand(run.stored.covers(*run.span), "a run does not hold its pages")
+        _demand(covers(run.stored, *run.span), "a run does not hold its pages")
     _demand(
         sum(run.unused_run_bytes for run in runs) == tree.unused_run_bytes, "what is loose is counted wrongly"
     )

@@ -1,0 +1,77 @@
+"""What the engine asks of the disk for one prompt cache, between two steps. Owned by the engine thread."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from start_llm.cache.disk.disk_restore import DiskRestore, DiskRestorer
+from start_llm.cache.disk.write_back import WriteBack
+from start_llm.core.thread_owners import ENGINE, owned_by
+
+if TYPE_CHECKING:
+    from start_llm.cache.disk.disk_reads import DiskWait
+    from start_llm.cache.prompt_lookup import PromptLookup
+    from start_llm.telemetry.metrics import CacheMetrics
+
+
+@owned_by(ENGINE)
+class PromptDisk:
+    """Restores prompts from the disk and writes pages behind. Without a tier it does nothing.
+
+    Attributes:
+        restorer, write_back: None until there is a tier.
+    """
+
+    def __init__(self, lookup: PromptLookup, metrics: CacheMetrics) -> None:
+        self.restorer: DiskRestorer | None = None
+        self.write_back: WriteBack | None = None
+        self._lookup = lookup
+        self._metrics = metrics
+
+    def wait_for(
+        self, ids: tuple[int, ...], salt: bytes, capacity: int, *, speed: float, may_look: bool = True
+    ) -> DiskWait | None:
+        """Begin to restore from the disk what memory does not have of a prompt.
+
+        Returns something that is over when the prompt can be opened, or asked for again; None if it can be
+        opened now.
+
+        Args:
+            capacity: tokens that the caches should take without growing.
+            speed: tokens that are computed in a second; nothing is restored that is computed faster.
+            may_look: headers of files may be read first.
+        """
+        if self.restorer is None:
+            return None
+        match = self._lookup.match(ids, salt)
+        wait = self.restorer.begin(match, room=capacity, may_look=may_look, speed=speed)
+        self._metrics.cut_images += isinstance(wait, DiskRestore) and wait.plan.is_cut
+        return wait
+
+    def leave(self, wait: DiskWait) -> None:
+        """Note that a prompt goes on without what it waited for. What comes of it later is kept."""
+        if self.restorer:
+            self.restorer.leave(wait)
+
+    def collect(self) -> None:
+        """Complete the restores whose files have been read."""
+        if self.restorer:
+            self.restorer.collect()
+
+    def write_due(self, *, is_busy: bool) -> None:
+        """Hand pages and states that are due to the disk thread. Called in every step.
+
+        Args:
+            is_busy: requests are running; then little of the time is spent on this.
+        """
+        if self.write_back:
+            self.write_back.offer(is_busy=is_busy)
+
+    def flush(self, patience_s: float) -> None:
+        """Write everything that is not on the disk yet, for at most `patience_s` seconds."""
+        if self.write_back:
+            self.write_back.flush(patience_s)
+
+    def seconds_until_due(self) -> float | None:
+        """Return the seconds after which `write_due` should be called even if nothing else happens."""
+        return self.write_back.seconds_until_due() if self.write_back else None
