@@ -288,7 +288,8 @@ def assemble():
     model = load(Path(sys.argv[1]))
     if sys.argv[2] == "refuses":
         raise ModelError("refused on purpose")
-    return uncached_resources(model.network, model.tokenizer.token_bytes, model.tokenizer.eos_token_ids, 4, True)
+    tokenizer = model.tokenizer
+    return uncached_resources(model.network, tokenizer.token_bytes, tokenizer.eos_token_ids, 4, True)
 
 engine = engines.Engine(assemble, EngineMetrics(), max_waiting=9)
 try:
