@@ -279,20 +279,18 @@ LIVES = """
 import sys
 from pathlib import Path
 import start_llm.engine.engine as engines
-from start_llm.cache.layers import Layers
-from start_llm.cache.prompt_cache import PromptCache
 from start_llm.core.errors import ModelError
 from start_llm.core.events import Finished
-from start_llm.engine.resources import EngineResources
 from start_llm.models.loader import load
 from start_llm.telemetry.metrics import EngineMetrics
-from tests.engine.harness import Watched, engine_request
+from tests.engine.harness import Watched, engine_request, uncached_resources
 
 def assemble():
     model = load(Path(sys.argv[1]))
     if sys.argv[2] == "refuses":
         raise ModelError("refused on purpose")
-    return EngineResources(model.network, model.tokenizer.token_bytes, model.tokenizer.eos_token_ids, 4, True)
+    tokenizer = model.tokenizer
+    return uncached_resources(model.network, tokenizer.token_bytes, tokenizer.eos_token_ids, 4, True)
 
 engine = engines.Engine(assemble, EngineMetrics(), max_waiting=9)
 try:
