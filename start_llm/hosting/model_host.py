@@ -350,7 +350,9 @@ class ModelHost:
     def _load(self, name: str) -> None:
         others = [resident.runtime.needs for resident in self._residents.values()]
         slowest_s = weights_size(self._folders[name]) / _SLOWEST_DISK
-        self._loading = LoadUnderWay(name, self._clock(), self._shared.settings.load_stall_s + slowest_s)
+        self._loading = LoadUnderWay(
+            name, self._clock(), self._shared.settings.engine.load_stall_s + slowest_s
+        )
         self._changed.release()
         try:
             with work_for_all():

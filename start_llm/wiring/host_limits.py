@@ -36,22 +36,22 @@ def host_limits(settings: Settings, known: Collection[str]) -> HostLimits:
     Raises:
         SettingsError: a pinned model is unknown, or that of an alias, or an alias is the id of a model.
     """
-    unknown = [name for name in settings.pinned if name not in known]
+    unknown = [name for name in settings.model.pinned if name not in known]
     if unknown:
         raise SettingsError(f"MODEL_PINS: there is no model {unknown[0]!r}; there is {', '.join(known)}.")
-    aliases = dict(_pair(one) for one in settings.aliases)
+    aliases = dict(_pair(one) for one in settings.model.aliases)
     for alias, name in aliases.items():
         if name not in known:
             raise SettingsError(f"MODEL_ALIASES: there is no model {name!r}; there is {', '.join(known)}.")
         if alias in known:
             raise SettingsError(f"MODEL_ALIASES: {alias!r} is a model itself.")
     return HostLimits(
-        max_loaded=settings.max_loaded,
-        idle_s=settings.model_idle_s,
-        pinned=frozenset(settings.pinned),
-        flush_s=settings.drain_s,
+        max_loaded=settings.model.max_loaded,
+        idle_s=settings.model.idle_s,
+        pinned=frozenset(settings.model.pinned),
+        flush_s=settings.server.drain_s,
         aliases=aliases,
-        is_strict=settings.strict_names,
+        is_strict=settings.model.strict_names,
     )
 
 
