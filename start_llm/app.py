@@ -60,12 +60,12 @@ from start_llm.wiring.from_settings import (
     proxy_config,
     response_store,
 )
-from start_llm.wiring.host_limits import host_limits
 from start_llm.wiring.memory_plan import memory_budget
 from start_llm.wiring.model_places import (
     adapter_dir,
     is_apple_silicon,
     make_shelf,
+    model_aliases,
     model_folders,
     model_name,
     more_models,
@@ -161,7 +161,7 @@ class App:
             name, folders = self._find_models()
             adapters = adapter_dir(self._settings)
             self._terminal.say(f"start_llm {__version__}: loading {name} ...")
-            self._host = ModelHost(self._share(), folders, host_limits(self._settings, folders))
+            self._host = ModelHost(self._share(), folders, model_aliases(self._settings, folders))
             self._terminal.names_models = len(folders) > 1
             self._watch(self._host)
             self._host.start(name)

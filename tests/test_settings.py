@@ -70,7 +70,7 @@ SEED_VARIABLES = """
 """.split()
 """The variables of the documents that this project started from."""
 
-ACTING = {row.spec.name: row for row in Settings.rows()}
+ACTING = {row.name: row for row in Settings.rows()}
 
 WHOLE = ["many", "1.5", "8080x", "1e3", "9" * 30]
 NUMBER = ["many", "1,5", "nan", "inf", "-inf", "-1", "9" * 30]
@@ -305,7 +305,7 @@ def test_the_defaults_are_the_documented_ones():
 
 @pytest.mark.parametrize("name", ACTING)
 def test_a_default_is_shown_as_it_would_be_written(name):
-    row = ACTING[name].spec
+    row = ACTING[name]
     written = load(environment(**{name: row.default}))
     assert written == Settings()
 
@@ -322,7 +322,7 @@ def test_a_good_value_is_read_and_changes_nothing_else(name):
 
 @pytest.mark.parametrize(("name", "text"), [(name, text) for name in VALUES for text in VALUES[name].bad])
 def test_a_bad_value_is_refused_with_name_value_source_and_what_is_expected(name, text):
-    row = ACTING[name].spec
+    row = ACTING[name]
     with pytest.raises(SettingsError) as refused:
         load(environment(**{name: text}))
     shown = "..." if row.kind.is_secret else repr(text)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, NamedTuple
+from typing import Any
 
 from start_llm.config.prompt_variables import (
     CacheSettings,
@@ -35,14 +35,6 @@ from start_llm.config.variable import SettingSpec
 from start_llm.core.errors import SettingsError
 
 
-class SettingRow(NamedTuple):
-    """A variable, with the group and the field that it sets."""
-
-    group: str
-    field: str
-    spec: SettingSpec
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
     """The settings. A group that is a record of the core goes to its part as it is."""
@@ -64,12 +56,12 @@ class Settings:
     log: LogSettings = field(default_factory=LogSettings)
 
     @classmethod
-    def rows(cls) -> Iterator[SettingRow]:
-        """Yield every variable that has an effect."""
+    def rows(cls) -> Iterator[SettingSpec]:
+        """Yield the row of every variable that has an effect."""
         for name, group in _groups().items():
             for slot in fields(group):
-                if spec := slot.metadata.get("row"):
-                    yield SettingRow(name, slot.name, spec._replace(section=group.section))
+                if row := slot.metadata.get("row"):
+                    yield row._replace(section=group.section, group=name, field=slot.name)
 
     @classmethod
     def of(cls, values: Mapping[str, Mapping[str, Any]]) -> Settings:
@@ -103,13 +95,13 @@ def load(*sources: SettingSource) -> Settings:
     """
     values: dict[str, dict[str, Any]] = defaultdict(dict)
     problems: list[str] = []
-    for group, slot, row in Settings.rows():
+    for row in Settings.rows():
         found = _find(row.name, sources)
         if found is None:
             continue
         text, source = found
         try:
-            values[group][slot] = row.kind.read(text)
+            values[row.group][row.field] = row.kind.read(text)
         except (ValueError, KeyError):
             shown = "..." if row.kind.is_secret else repr(text)
             problems.append(f"{row.name}={shown} ({source}): expected {row.kind.expected}.")
@@ -145,6 +137,6 @@ WITHOUT_EFFECT: tuple[SettingSpec, ...] = (
 
 def all_rows() -> list[SettingSpec]:
     """Return every row, grouped by section in the order in which sections first appear."""
-    rows = [*(row.spec for row in Settings.rows()), *WITHOUT_EFFECT]
+    rows = [*Settings.rows(), *WITHOUT_EFFECT]
     sections = list(dict.fromkeys(row.section for row in rows))
     return sorted(rows, key=lambda row: sections.index(row.section))

@@ -15,6 +15,7 @@ class SettingSpec(NamedTuple):
         default: the default as it would be written in `.env`; empty if there is none.
         help: what it does; of a variable without effect, why it has nothing to do.
         section: the heading under which documents list it: that of its group.
+        group, field: where in `Settings` its value is; empty if it has no effect.
     """
 
     name: str
@@ -22,6 +23,8 @@ class SettingSpec(NamedTuple):
     default: str
     help: str
     section: str = ""
+    group: str = ""
+    field: str = ""
 
 
 def variable(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
 from start_llm.config.paths import DEMO_MODEL, from_root
@@ -101,6 +101,28 @@ def more_models(settings: Settings, known: Mapping[str, Path]) -> dict[str, Path
                 "they name. Rename the folder of one."
             )
     return found
+
+
+def model_aliases(settings: Settings, known: Collection[str]) -> dict[str, str]:
+    """Return other names of models, to their ids.
+
+    Args:
+        known: the ids of all models.
+
+    Raises:
+        SettingsError: the model of an alias is unknown, or a pinned one, or an alias is the id of a model.
+    """
+    aliases = {
+        alias.strip(): name.strip() for alias, name in (one.split("=") for one in settings.model.aliases)
+    }
+    for variable, names in (("MODEL_PINS", settings.model.pinned), ("MODEL_ALIASES", aliases.values())):
+        for name in names:
+            if name not in known:
+                raise SettingsError(f"{variable}: there is no model {name!r}; there is {', '.join(known)}.")
+    for alias in aliases:
+        if alias in known:
+            raise SettingsError(f"MODEL_ALIASES: {alias!r} is a model itself.")
+    return aliases
 
 
 def is_apple_silicon() -> bool:

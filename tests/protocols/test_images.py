@@ -32,7 +32,7 @@ BIG = data_url(empty_png(10_000, 10_000))
 Content = list[Any]
 
 
-def context(*, sees: bool = True, **limits: int) -> RequestContext:
+def context(*, sees: bool = True, **limits: Any) -> RequestContext:
     door = ImageDoor(ImageChecker(ImageSettings(**limits))) if sees else None
     return RequestContext(ModelFacts("m", 1000, lambda _: b"", door), b"tenant", SEAL)
 

@@ -214,7 +214,7 @@ def test_a_variable_is_read_with_the_default_of_its_document_or_one_that_ours_ex
     if row in WITHOUT_EFFECT:
         assert f"| `{name}` | has no effect: " in SEEDS
         return
-    acting = {row.spec.name for row in Settings.rows()}
+    acting = {row.name for row in Settings.rows()}
     theirs = load(SettingSource("environment", {name: VARIABLES[name]}))
     assert theirs == Settings() or f"`{name}`" in SEEDS.partition("## Defaults")[2]
     assert name in acting
