@@ -35,6 +35,7 @@ from start_llm.models.device import this_device
 from start_llm.models.model_names import name_of
 from start_llm.protocols.notices import Notices
 from start_llm.protocols.request_tenant import Tenants
+from start_llm.proxy.config import ProxyConfig
 from start_llm.proxy.launcher import Proxy, claim_port
 from start_llm.proxy.refusals import ProxyRefusal
 from start_llm.server.activity_pages import ServingMachine, memory_parts
@@ -57,7 +58,6 @@ from start_llm.wiring.from_settings import (
     make_seal,
     make_trace,
     no_table,
-    proxy_config,
     response_store,
 )
 from start_llm.wiring.memory_plan import memory_budget
@@ -317,8 +317,13 @@ class App:
     def _start_proxy(self, card: ModelCard) -> None:
         if self._settings.proxy.is_on:
             self._proxy = Proxy(
-                proxy_config(
-                    self._settings, self.url, card.id, card.context_window, self._secret, sees=card.sees
+                ProxyConfig(
+                    settings=self._settings,
+                    backend=self.url,
+                    first_model=card.id,
+                    sees=card.sees,
+                    window=card.context_window,
+                    secret=self._secret,
                 ),
                 say=self._terminal.say,
                 patience_s=self._settings.proxy.wait_s,

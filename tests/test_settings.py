@@ -44,8 +44,8 @@ from start_llm.engine.cache_probe import CacheProbe
 from start_llm.engine.time_share import EngineTime
 from start_llm.formats import registry
 from start_llm.models.device import this_device
+from start_llm.proxy.config import ProxyConfig
 from start_llm.telemetry.terminal import Terminal
-from start_llm.wiring.from_settings import proxy_config
 from start_llm.wiring.model_places import model_name
 from tests import tiny_adapters
 from tests.flat_settings import settings_of
@@ -1595,9 +1595,17 @@ def checks_proxy(models: Models) -> None:
 
 def checks_proxy_config(**variables: str) -> Callable[[Models], None]:
     def check(_: Models) -> None:
-        at: Any = ("http://127.0.0.1:1", "tiny", 4096, BackendSecret("backend"))
-        config = proxy_config(load(environment(**variables)), *at, sees=False)
-        default = proxy_config(load(), *at, sees=False)
+        config, default = (
+            ProxyConfig(
+                settings=settings,
+                backend="http://127.0.0.1:1",
+                first_model="tiny",
+                sees=False,
+                window=4096,
+                secret=BackendSecret("backend"),
+            )
+            for settings in (load(environment(**variables)), load())
+        )
         assert config != default
         assert str(*variables.values()) in (config.model, config.python, *config.keys)
         assert (default.model, default.python, default.keys) == ("openai/tiny", sys.executable, ())

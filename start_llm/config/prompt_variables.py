@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -25,6 +26,8 @@ from start_llm.core.limits import ImageLimits
 from start_llm.core.prompt_policy import DriftPolicy, PromptPolicy
 from start_llm.core.repetition import RepetitionPolicy
 from start_llm.core.sampling import RANGES, Range, SamplingChoice
+
+_SMALLEST_PAGE = 256
 
 # A variable is a row: its name, type and default, and then what it does.
 # fmt: off
@@ -81,6 +84,11 @@ class CacheSettings:
     identifies_images: bool = variable(
         "CACHE_VLM_IMAGE_IDENTITY", always("what was computed of an image belongs to its exact pixels"), True,
         "What was computed of an image is reused for the same image alone.")
+
+    @property
+    def page_size(self) -> int:
+        """Tokens of a page: the smallest multiple of the block size that is at least 256."""
+        return self.block_size * math.ceil(_SMALLEST_PAGE / self.block_size)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -63,7 +63,6 @@ from start_llm.wiring.from_settings import (
     model_family,
     model_traits,
     no_table,
-    page_size,
     transcripts,
 )
 from start_llm.wiring.kv_bits import quantize_pages
@@ -240,7 +239,7 @@ class EngineLoader:
     def _assemble(self) -> EngineResources:
         settings, files = self._settings, weight_files_of(self._folder)
         model = self._load()
-        layers = Layers(model.network, room=settings.cache.initial_blocks * page_size(settings))
+        layers = Layers(model.network, room=settings.cache.initial_blocks * settings.cache.page_size)
         profile, row, probe = self._measured(model, layers)
         for line in quantize_pages(settings, self._folder, model.config, layers, probe):
             self._say(line)
@@ -356,7 +355,7 @@ class EngineLoader:
         cache = PromptCache(
             layers,
             limits=limits,
-            page_size=page_size(self._settings),
+            page_size=self._settings.cache.page_size,
             metrics=self._cache_metrics,
             identity=ready.identity,
         )

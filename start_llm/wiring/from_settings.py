@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
 import secrets
-import sys
 from collections.abc import Callable, Mapping
 from functools import partial
 
@@ -33,7 +31,6 @@ from start_llm.prompt.template_audit.samples import rendered_samples
 from start_llm.protocols.responses.response_store import ResponseStore
 from start_llm.protocols.seal import KEY_BYTES, Seal
 from start_llm.protocols.seal_key import kept_key
-from start_llm.proxy.config import ProxyConfig
 from start_llm.serving.service import MemoryWindow, ModelTraits
 from start_llm.storage.database import DatabaseTable
 from start_llm.telemetry.metrics import CacheMetrics, TranscriptMetrics
@@ -48,7 +45,6 @@ from start_llm.wiring.memory_plan import memory_budget
 
 _MAX_TRANSCRIPT_BYTES = 128 * 2**20
 _MAX_REASONING_BYTES = 32 * 2**20
-_SMALLEST_PAGE = 256
 
 
 type TableMaker = Callable[[str], DatabaseTable | None]
@@ -61,12 +57,10 @@ def no_table(_: str) -> None:
 
 def make_trace(settings: Settings, cache: CacheMetrics, say: Callable[[str], None]) -> Trace | None:
     """Return the trace of requests; None if it is off."""
-    root = from_root(settings.log.root)
-    return (
-        start_trace(root, cache, say, with_prompts=settings.log.traces_prompts)
-        if settings.log.traces
-        else None
-    )
+    log = settings.log
+    if not log.traces:
+        return None
+    return start_trace(from_root(log.root), cache, say, with_prompts=log.traces_prompts)
 
 
 def make_seal(settings: Settings, say: Callable[[str], None]) -> Seal:
@@ -131,11 +125,8 @@ def transcripts(
 
 def backend_secret(settings: Settings) -> BackendSecret:
     """Return what the server and its proxy alone know: new at each start, unless it is set."""
-    return (
-        BackendSecret(settings.proxy.backend_secret)
-        if settings.proxy.backend_secret
-        else BackendSecret.random()
-    )
+    secret = settings.proxy.backend_secret
+    return BackendSecret(secret) if secret else BackendSecret.random()
 
 
 def access_policy(settings: Settings, proxy_key: str) -> AccessPolicy:
@@ -164,34 +155,12 @@ def check_ports(settings: Settings) -> None:
     Raises:
         SettingsError: they would have the same.
     """
-    if settings.proxy.is_on and settings.server.port and settings.server.port == settings.proxy.port:
+    port = settings.server.port
+    if settings.proxy.is_on and port and port == settings.proxy.port:
         raise SettingsError(
-            f"MLX_PORT and PROXY_PORT are both {settings.server.port}. Give one of them another number, or "
+            f"MLX_PORT and PROXY_PORT are both {port}. Give one of them another number, or "
             "switch the proxy off with --no-proxy."
         )
-
-
-def proxy_config(
-    settings: Settings, backend: str, model: str, window: int, secret: BackendSecret, *, sees: bool
-) -> ProxyConfig:
-    return ProxyConfig(
-        sees=sees,
-        port=settings.proxy.port,
-        backend=backend,
-        model=settings.proxy.model_id or f"openai/{model}",
-        window=window,
-        keys=settings.proxy.keys or settings.access.keys,
-        secret=secret,
-        python=settings.proxy.python or sys.executable,
-        hosts=settings.access.hosts,
-        origins=settings.access.origins,
-        max_body_bytes=settings.http.max_body_bytes,
-    )
-
-
-def page_size(settings: Settings) -> int:
-    """Return the tokens of a page: the smallest multiple of the block size that is at least 256."""
-    return settings.cache.block_size * math.ceil(_SMALLEST_PAGE / settings.cache.block_size)
 
 
 def model_family(settings: Settings, config: Mapping[str, Json], tokenizer: Tokenizer) -> Family:
@@ -207,11 +176,11 @@ def model_traits(
     settings: Settings, model: LoadedModel, footprint: Footprint, family: Family, admitted: Admission
 ) -> ModelTraits:
     """Return the facts about the model that the service needs, within the limits of the settings."""
-    own_window = footprint.context_window
+    most = settings.engine.max_kv_size
     return ModelTraits(
         vocabulary=model.vocabulary,
         family=family,
-        context_window=min(settings.engine.max_kv_size, own_window or settings.engine.max_kv_size),
+        context_window=min(most, footprint.context_window or most),
         memory=MemoryWindow(tokens=admitted.longest, budget_bytes=memory_budget(settings)),
         default_max_tokens=settings.reply.max_tokens,
         sampling_defaults=(settings.sampling, model.sampling),

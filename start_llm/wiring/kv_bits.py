@@ -14,7 +14,6 @@ from start_llm.core.errors import SettingsError
 from start_llm.models.architecture import completed
 from start_llm.models.kv_config import KV_CONFIG, read_kv_config
 from start_llm.models.layer_costs import keeps_latents
-from start_llm.wiring.from_settings import page_size
 
 _BITS_OF = {"uniform": (4, 8, "config"), "turboquant": (3.5, 4)}
 FOUR_BITS = (
@@ -83,7 +82,7 @@ def quantize_pages(
 
 
 def _format(settings: Settings, folder: Path, layers: int) -> PageFormat:
-    start = first_quantized(settings.kv.quant_start, page_size(settings))
+    start = first_quantized(settings.kv.quant_start, settings.cache.page_size)
     if isinstance(settings.kv.bits, str):
         found = read_kv_config(folder, layers)
         return MixedKVFormat([(one.layer, LayerFormat(one.bits, one.group_size)) for one in found], start)
