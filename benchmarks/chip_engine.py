@@ -24,6 +24,7 @@ from start_llm.cache.layers import Layers
 from start_llm.cache.prompt_cache import PromptCache
 from start_llm.core.engine_request import EngineRequest
 from start_llm.core.events import Ending, Event, Failed, Finished, Idle, Text
+from start_llm.core.limits import TimeLimits
 from start_llm.core.prompt import ModelTokens
 from start_llm.core.sampling import Sampling
 from start_llm.core.sequence_cost import SequenceCost
@@ -32,7 +33,7 @@ from start_llm.engine.generation import Generation
 from start_llm.engine.inbox import Inbox
 from start_llm.engine.loop import EngineLoop
 from start_llm.engine.pacing import Chunk, ChunkPacer
-from start_llm.engine.resources import EngineResources, TimeLimits
+from start_llm.engine.resources import EngineResources
 from start_llm.engine.step_plan import PlanClock
 from start_llm.engine.work import measure_work
 from start_llm.telemetry.metrics import CacheMetrics, EngineMetrics

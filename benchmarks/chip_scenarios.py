@@ -14,7 +14,8 @@ from itertools import pairwise
 from benchmarks.chip_costs import TILE, Cost
 from benchmarks.chip_engine import BARE, BARE_CHUNK, OURS, Pacing, SimulatedEngine, Stream, bare_prefill_s
 from start_llm.core.events import Finished
-from start_llm.engine.pacing import DECODE_SHARE, PACED_EFFICIENCY, STALL_S
+from start_llm.core.limits import DECODE_SHARE, STALL_S
+from start_llm.engine.pacing import PACED_EFFICIENCY
 
 ALONE_TOKENS = (2_000, 20_000, 100_000)
 LEAST_OF_BARE = 0.95

@@ -29,8 +29,9 @@ from PIL import Image as Pillow  # noqa: E402 - found through the line above
 
 from benchmarks import servers  # noqa: E402
 from scripts import tiny_vision_models  # noqa: E402
+from start_llm.config.prompt_variables import ImageSettings  # noqa: E402
 from start_llm.core.openblas import run_with_openblas  # noqa: E402
-from start_llm.images.checking import ImageChecker, ImageLimits  # noqa: E402
+from start_llm.images.checking import ImageChecker  # noqa: E402
 from tests.images.files import data_url, empty_png, picture, saved  # noqa: E402
 
 _AS_JSON = {"Content-Type": "application/json"}
@@ -102,8 +103,8 @@ def photos() -> None:
     photo = Pillow.effect_noise((4000, 3000), 60).convert("RGB")
     for kind in ("JPEG", "PNG", "WEBP", "AVIF", "BMP"):
         data = saved(photo, kind)
-        checker = ImageChecker(ImageLimits(max_bytes=2**27))
-        first = fastest(lambda data=data: ImageChecker(ImageLimits(max_bytes=2**27)).check(data))
+        checker = ImageChecker(ImageSettings(max_bytes=2**27))
+        first = fastest(lambda data=data: ImageChecker(ImageSettings(max_bytes=2**27)).check(data))
         checker.check(data)
         known = fastest(lambda data=data, checker=checker: checker.check(data))
         print(f"{kind:<4} {len(data) / 2**20:5.1f} MiB {first:28.0f} {known:8.0f}")

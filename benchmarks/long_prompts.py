@@ -191,7 +191,7 @@ def row(folder: Path, rendering: Rendering, client: str, tokens: int) -> str:
             answers = [ask(server, prompt, ledger) for prompt in before]
         with serving(folder, ssd_folder=disk) as server:
             restarted = ask(server, last, ledger)
-    with serving(folder, prompt_cache=False) as server:
+    with serving(folder, cache_is_on=False) as server:
         cold = [ask(server, prompt, Ledger(rendering)) for prompt in (*before, last)]
     computed = sum(answer.computed for answer in answers)
     unavoidable = sum(answer.charge.unavoidable for answer in answers)

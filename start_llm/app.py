@@ -35,6 +35,7 @@ from start_llm.models.device import this_device
 from start_llm.models.model_names import name_of
 from start_llm.protocols.notices import Notices
 from start_llm.protocols.request_tenant import Tenants
+from start_llm.proxy.config import ProxyConfig
 from start_llm.proxy.launcher import Proxy, claim_port
 from start_llm.proxy.refusals import ProxyRefusal
 from start_llm.server.activity_pages import ServingMachine, memory_parts
@@ -57,16 +58,14 @@ from start_llm.wiring.from_settings import (
     make_seal,
     make_trace,
     no_table,
-    proxy_config,
     response_store,
-    server_limits,
 )
-from start_llm.wiring.host_limits import host_limits
 from start_llm.wiring.memory_plan import memory_budget
 from start_llm.wiring.model_places import (
     adapter_dir,
     is_apple_silicon,
     make_shelf,
+    model_aliases,
     model_folders,
     model_name,
     more_models,
@@ -126,12 +125,12 @@ class App:
         self._access_policy = access_policy(settings, self._secret.api_key)
         self._drain = RequestDrain()
         check_ports(settings)
-        self._logs = from_root(settings.log_root)
+        self._logs = from_root(settings.log.root)
         self._proxy_port = (
-            claim_port(settings.proxy_port, self._logs, terminal.say) if settings.proxy else None
+            claim_port(settings.proxy.port, self._logs, terminal.say) if settings.proxy.is_on else None
         )
         self._listener = self._listen()
-        self._file = ServerFile(servers_folder(settings.state_root))
+        self._file = ServerFile(servers_folder(settings.server.state_root))
 
     @property
     def runtime(self) -> ModelRuntime:
@@ -146,7 +145,7 @@ class App:
 
     @property
     def url(self) -> str:
-        return own_url(self._settings.mlx_host, self.port)
+        return own_url(self._settings.server.host, self.port)
 
     def start(self) -> None:
         """Carry out steps 2 to 5.
@@ -162,7 +161,7 @@ class App:
             name, folders = self._find_models()
             adapters = adapter_dir(self._settings)
             self._terminal.say(f"start_llm {__version__}: loading {name} ...")
-            self._host = ModelHost(self._share(), folders, host_limits(self._settings, folders))
+            self._host = ModelHost(self._share(), folders, model_aliases(self._settings, folders))
             self._terminal.names_models = len(folders) > 1
             self._watch(self._host)
             self._host.start(name)
@@ -178,7 +177,7 @@ class App:
 
     def close(self) -> bool:
         """Carry out step 6. False if the engine is still computing; the caller may then exit the process."""
-        patience_s = self._settings.drain_s
+        patience_s = self._settings.server.drain_s
         end = time.monotonic() + patience_s
         self._drain.begin(patience_s)
         if running := self._drain.inside:
@@ -212,7 +211,7 @@ class App:
 
     def _advise(self, shelf: Shelf) -> None:
         """Before the default model of a Mac is downloaded: say what it needs, and what else fits."""
-        chosen = self._settings.model_path or self._settings.model_dir
+        chosen = self._settings.model.path or self._settings.model.dir
         if is_apple_silicon() and is_first_start(chosen, shelf.hub):
             for line in advice(shelf.machine, shelf.hub):
                 self._terminal.say(line)
@@ -238,16 +237,16 @@ class App:
                     self.abandon()
                     os._exit(_STUCK)
 
-        if self._settings.ends_when_stuck:
+        if self._settings.server.ends_when_stuck:
             threading.Thread(target=watch, name="watch", daemon=True).start()
 
     def _announce(self) -> None:
         """Write where this server is, so that commands find it."""
-        port = self._settings.proxy_port
+        port = self._settings.proxy.port
         server = RunningServer(
             pid=os.getpid(),
             url=self.url,
-            proxy_url=own_url("127.0.0.1", port) if self._settings.proxy else None,
+            proxy_url=own_url("127.0.0.1", port) if self._settings.proxy.is_on else None,
             version=__version__,
             started_at=time.time(),
         )
@@ -259,7 +258,7 @@ class App:
     def _listen(self) -> Listener:
         settings = self._settings
         try:
-            return Listener(settings.mlx_host, settings.mlx_port, Handler, server_limits(settings))
+            return Listener(settings.server.host, settings.server.port, Handler, settings.http)
         except PortError:
             if self._proxy_port:
                 self._proxy_port.release()
@@ -301,7 +300,7 @@ class App:
             adapter_root=adapters,
             prometheus=self._prometheus,
             seal=make_seal(self._settings, self._terminal.say),
-            tenants=Tenants(self._secret, apart=self._settings.isolates_tenants),
+            tenants=Tenants(self._secret, apart=self._settings.access.isolates_tenants),
             responses=host.default.status.responses,
             notices=Notices(self._terminal.say),
             access_policy=self._access_policy,
@@ -316,13 +315,18 @@ class App:
         self._terminal.follow(live, os.environ)
 
     def _start_proxy(self, card: ModelCard) -> None:
-        if self._settings.proxy:
+        if self._settings.proxy.is_on:
             self._proxy = Proxy(
-                proxy_config(
-                    self._settings, self.url, card.id, card.context_window, self._secret, sees=card.sees
+                ProxyConfig(
+                    settings=self._settings,
+                    backend=self.url,
+                    first_model=card.id,
+                    sees=card.sees,
+                    window=card.context_window,
+                    secret=self._secret,
                 ),
                 say=self._terminal.say,
-                patience_s=self._settings.proxy_wait_s,
+                patience_s=self._settings.proxy.wait_s,
                 logs=self._logs,
                 tell_refusal=self._note_proxy_refusal,
             )
@@ -344,7 +348,7 @@ class App:
             ("disk", str(self._disk or "off")),
             ("images", images_text(ready.model)),
             ("context", f"{card.context_window:,} tokens"),
-            ("batch", batch_text(self._settings.batch, ready.verdict)),
+            ("batch", batch_text(self._settings.engine.batch, ready.verdict)),
             ("trace", str(runtime.trace or "off")),
             ("address", f"{self.url}/v1"),
         ]
@@ -359,7 +363,7 @@ class App:
         for note in introduction.notes:
             self._terminal.say(note)
         for title, lines in paste_lines(
-            self.url, introduction.model, introduction.unsuited, asks_key=bool(self._settings.keys)
+            self.url, introduction.model, introduction.unsuited, asks_key=bool(self._settings.access.keys)
         ):
             self._terminal.paste(title, lines)
         self._terminal.say("\n  Ctrl-C ends the server.\n")

@@ -228,7 +228,7 @@ def _refuse_beside_a_server(settings: Settings) -> None:
 def _cache(options: argparse.Namespace) -> int:
     """Print what the folder of the disk tier holds, or remove it. Return 1 if a file is hurt, else 0."""
     settings = settings_table.load(*_sources(options))
-    folder, terminal = disk_tier_folder(settings.ssd_folder, settings.state_root), Terminal()
+    folder, terminal = disk_tier_folder(settings.ssd.folder, settings.server.state_root), Terminal()
     if folder is None:
         raise SettingsError("SSD_CACHE_DIR=off: there is no disk tier.")
     try:

@@ -26,6 +26,7 @@ from start_llm.models.trial import TemplateTrials
 from start_llm.prompt.template_audit.audit import audit
 from start_llm.prompt.template_audit.samples import rendered_samples
 from start_llm.telemetry.terminal import Terminal
+from tests.flat_settings import settings_of
 
 _TRIED: dict[tuple[Any, ...], Any] = {}
 _TRIALS = TemplateTrials()
@@ -121,18 +122,18 @@ def tried_once() -> Generator[None]:
 def serving(
     folder: Path, make: Callable[[Settings, Terminal], App] = App, /, **settings: Any
 ) -> Generator[Server]:
-    """Serve the model in `folder` without proxy and trace; `settings` are fields of `Settings`."""
+    """Serve the model in `folder` without proxy and trace; `settings` are those of `settings_of`."""
     output = io.StringIO()
     state = os.environ["STATE_ROOT"]
     settings = {
-        "mlx_port": 0,
-        "proxy": False,
+        "server_port": 0,
+        "proxy_is_on": False,
         "traces": False,
         "state_root": state,
         "ssd_folder": OFF,
         "drain_s": 1.5,
     } | settings
-    app = make(Settings(model_path=str(folder), **settings), Terminal(output))
+    app = make(settings_of(model_path=str(folder), **settings), Terminal(output))
     with tried_once():
         app.start()
     try:

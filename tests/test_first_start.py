@@ -9,12 +9,12 @@ import pytest
 
 from start_llm import app as app_module
 from start_llm.app import App
-from start_llm.config.settings import Settings
 from start_llm.core.errors import ModelError
 from start_llm.library.hub import Hub
 from start_llm.library.well_known import DEFAULT_APPLE_MODEL
 from start_llm.models.machines import machine_named
 from start_llm.telemetry.terminal import Terminal
+from tests.flat_settings import settings_of
 
 
 @pytest.fixture
@@ -33,7 +33,9 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
             raise ModelError("not here")
 
         monkeypatch.setattr(app_module, "resolve", resolved)
-        settings = Settings(model_path=model_path, model_dir=model_dir, mlx_port=0, proxy=False, traces=False)
+        settings = settings_of(
+            model_path=model_path, model_dir=model_dir, server_port=0, proxy_is_on=False, traces=False
+        )
         with pytest.raises(ModelError, match="not here"):
             App(settings, Terminal(output)).start()
         return output.getvalue()

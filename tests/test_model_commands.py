@@ -11,10 +11,10 @@ import pytest
 from start_llm.cli import main
 from start_llm.commands import model_commands
 from start_llm.commands.model_commands import remove_model
-from start_llm.config.settings import Settings
 from start_llm.library.hub import Hub
 from start_llm.library.well_known import WELL_KNOWN
 from start_llm.wiring.model_places import model_places
+from tests.flat_settings import settings_of
 from tests.models.fake_hub import hub_of
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -210,7 +210,7 @@ def test_a_search_without_a_network_says_so(home, capsys):
 def removal(model_dir: Path, answer: str, *, yes: bool = False) -> tuple[int, str]:
     out = io.StringIO()
     options = argparse.Namespace(repo="lab/tiny", yes=yes)
-    status = remove_model(Settings(model_dir=str(model_dir)), options, out, io.StringIO(answer))
+    status = remove_model(settings_of(model_dir=str(model_dir)), options, out, io.StringIO(answer))
     return status, out.getvalue()
 
 
@@ -243,5 +243,5 @@ def test_rm_of_what_is_not_listed_or_not_the_users_is_refused_before_the_questio
 
 def test_a_model_dir_is_seen_from_the_repository(monkeypatch):
     monkeypatch.chdir("/")
-    found = {one.name: one.folder for one in model_places(Settings(model_dir="models"), Hub())}
+    found = {one.name: one.folder for one in model_places(settings_of(model_dir="models"), Hub())}
     assert found["model-dir"] == ROOT / "models"

@@ -15,7 +15,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Generator
 from contextlib import ExitStack, contextmanager
-from dataclasses import FrozenInstanceError, dataclass, fields
+from dataclasses import FrozenInstanceError, dataclass
 from pathlib import Path
 from typing import Any, cast
 from unittest.mock import patch
@@ -44,10 +44,11 @@ from start_llm.engine.cache_probe import CacheProbe
 from start_llm.engine.time_share import EngineTime
 from start_llm.formats import registry
 from start_llm.models.device import this_device
+from start_llm.proxy.config import ProxyConfig
 from start_llm.telemetry.terminal import Terminal
-from start_llm.wiring.from_settings import proxy_config
 from start_llm.wiring.model_places import model_name
 from tests import tiny_adapters
+from tests.flat_settings import settings_of
 from tests.images.files import data_url, picture
 from tests.quantised import halve
 from tests.server.client import ask, wait_until
@@ -69,8 +70,7 @@ SEED_VARIABLES = """
 """.split()
 """The variables of the documents that this project started from."""
 
-ACTING = [row.name for _, row in Settings.rows()]
-FIELD = {row.name: slot.name for slot, row in Settings.rows()}
+ACTING = {row.name: row for row in Settings.rows()}
 
 WHOLE = ["many", "1.5", "8080x", "1e3", "9" * 30]
 NUMBER = ["many", "1,5", "nan", "inf", "-inf", "-1", "9" * 30]
@@ -269,7 +269,7 @@ def environment(**variables: str) -> SettingSource:
 
 
 def value_of(settings: Settings, name: str) -> Any:
-    return getattr(settings, FIELD[name])
+    return getattr(getattr(settings, ACTING[name].group), ACTING[name].field)
 
 
 # -------------------------------------------------------------------------------------------------- reading
@@ -285,10 +285,10 @@ def test_nothing_set_gives_the_defaults():
 
 def test_the_defaults_are_the_documented_ones():
     settings = Settings()
-    assert (settings.mlx_host, settings.mlx_port, settings.batch) == ("127.0.0.1", 8080, 4)
-    assert (settings.max_kv_size, settings.max_body_bytes) == (196_608, 64 * 2**20)
-    assert settings.idle_s > 120, "proxies keep connections for 120 s"
-    assert settings.keep_alive_s < 10, "clients give up after 10 s of silence"
+    assert (settings.server.host, settings.server.port, settings.engine.batch) == ("127.0.0.1", 8080, 4)
+    assert (settings.engine.max_kv_size, settings.http.max_body_bytes) == (196_608, 64 * 2**20)
+    assert settings.http.idle_s > 120, "proxies keep connections for 120 s"
+    assert settings.http.keep_alive_s < 10, "clients give up after 10 s of silence"
     unset = {name for name in ACTING if value_of(settings, name) is None}
     named = {"MODEL_PATH", "MODEL_DIR", "ADAPTER_DIR", "MODEL_FAMILY", "PROXY_MODEL_ID", "PROXY_PYTHON"}
     named |= {"BACKEND_SECRET"}
@@ -300,12 +300,12 @@ def test_the_defaults_are_the_documented_ones():
         "SSD_CACHE_DIR",
         "SSD_CACHE_MAX_SIZE",
     }
-    assert settings.keys == settings.proxy_keys == settings.hosts == ()
+    assert settings.access.keys == settings.proxy.keys == settings.access.hosts == ()
 
 
 @pytest.mark.parametrize("name", ACTING)
 def test_a_default_is_shown_as_it_would_be_written(name):
-    (row,) = (row for _, row in Settings.rows() if row.name == name)
+    row = ACTING[name]
     written = load(environment(**{name: row.default}))
     assert written == Settings()
 
@@ -316,13 +316,13 @@ def test_a_good_value_is_read_and_changes_nothing_else(name):
         settings = load(environment(**{name: text}))
         assert value_of(settings, name) == value
         assert type(value_of(settings, name)) is type(value) or isinstance(value, int)
-        others = [slot.name for slot in fields(Settings) if slot.name != FIELD[name]]
-        assert all(getattr(settings, other) == getattr(Settings(), other) for other in others)
+        others = [other for other in ACTING if other != name]
+        assert all(value_of(settings, other) == value_of(Settings(), other) for other in others)
 
 
 @pytest.mark.parametrize(("name", "text"), [(name, text) for name in VALUES for text in VALUES[name].bad])
 def test_a_bad_value_is_refused_with_name_value_source_and_what_is_expected(name, text):
-    (row,) = (row for _, row in Settings.rows() if row.name == name)
+    row = ACTING[name]
     with pytest.raises(SettingsError) as refused:
         load(environment(**{name: text}))
     shown = "..." if row.kind.is_secret else repr(text)
@@ -357,7 +357,7 @@ def test_an_unknown_family_is_refused_with_the_names_of_all_and_every_name_is_a_
 
 
 def test_a_bad_value_is_reported_only_if_it_would_count():
-    assert load(environment(MLX_PORT="81"), SettingSource(".env", {"MLX_PORT": "many"})).mlx_port == 81
+    assert load(environment(MLX_PORT="81"), SettingSource(".env", {"MLX_PORT": "many"})).server.port == 81
 
 
 def test_all_problems_are_reported_together():
@@ -378,7 +378,7 @@ def test_all_problems_are_reported_together():
 def test_settings_never_change():
     settings: Any = load()
     with pytest.raises(FrozenInstanceError):
-        settings.batch = 5
+        settings.engine.batch = 5
 
 
 # ------------------------------------------------------------------------------------------------ documents
@@ -756,7 +756,7 @@ def checks_load_stall(models: Models) -> None:
     with running(models.plain, MODEL_LOAD_STALL_SECONDS="77") as server:
         assert server.get("/health")["status"] == "ok"
         host: Any = server.app._host
-        assert host._shared.settings.load_stall_s == 77
+        assert host._shared.settings.engine.load_stall_s == 77
 
 
 def checks_end_when_stuck(models: Models) -> None:
@@ -1595,9 +1595,17 @@ def checks_proxy(models: Models) -> None:
 
 def checks_proxy_config(**variables: str) -> Callable[[Models], None]:
     def check(_: Models) -> None:
-        at: Any = ("http://127.0.0.1:1", "tiny", 4096, BackendSecret("backend"))
-        config = proxy_config(load(environment(**variables)), *at, sees=False)
-        default = proxy_config(load(), *at, sees=False)
+        config, default = (
+            ProxyConfig(
+                settings=settings,
+                backend="http://127.0.0.1:1",
+                first_model="tiny",
+                sees=False,
+                window=4096,
+                secret=BackendSecret("backend"),
+            )
+            for settings in (load(environment(**variables)), load())
+        )
         assert config != default
         assert str(*variables.values()) in (config.model, config.python, *config.keys)
         assert (default.model, default.python, default.keys) == ("openai/tiny", sys.executable, ())
@@ -1749,4 +1757,4 @@ def test_a_request_wins_over_the_environment_which_wins_over_the_author(models):
 @pytest.mark.skipif(sys.platform == "darwin", reason="Apple silicon has a real model as its default")
 def test_without_a_model_path_the_demo_model_is_served():
     assert model_name(Settings()) == str(DEMO_MODEL)
-    assert model_name(Settings(model_path="lab/tiny")) == "lab/tiny"
+    assert model_name(settings_of(model_path="lab/tiny")) == "lab/tiny"

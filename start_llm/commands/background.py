@@ -29,7 +29,7 @@ def start_in_background(settings: Settings, flags: Sequence[str], say: Say) -> b
     Raises:
         CommandError: the log cannot be written.
     """
-    log = from_root(settings.log_root) / "server.log"
+    log = from_root(settings.log.root) / "server.log"
     process = _start([program(), "serve", *flags], log)
     say(f"The server starts (process {process.pid}). What it prints goes to {log}.")
     try:

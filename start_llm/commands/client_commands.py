@@ -130,7 +130,7 @@ def _proposals(name: str, served: ServerInfo) -> Iterator[str]:
 def _setup(settings: Settings, options: argparse.Namespace) -> Setup:
     """Return a client's setup for the server that is running."""
     served = find_running(settings, options.base_url, options.model, _say)
-    folder = from_root(settings.state_root) / "clients" / options.client
+    folder = from_root(settings.server.state_root) / "clients" / options.client
     own = OwnSettings(variables=os.environ, work=Path.cwd())
     return make_setup(CLIENTS[options.client], served, folder, own)
 

@@ -63,7 +63,7 @@ def _add_service(parser: argparse.ArgumentParser) -> None:
 
 
 def _status(settings: Settings, options: argparse.Namespace) -> int:
-    key, url = next(iter(settings.keys), NO_KEY), own_url(settings.mlx_host, settings.mlx_port)
+    key, url = next(iter(settings.access.keys), NO_KEY), own_url(settings.server.host, settings.server.port)
     return tell_status(servers_of(settings), url, key, as_json=options.json, stream=sys.stdout)
 
 
@@ -72,9 +72,9 @@ def _stop(settings: Settings, options: argparse.Namespace) -> int:
     return stop(
         lambda: servers_of(settings),
         options.port,
-        settings.mlx_port,
+        settings.server.port,
         _say,
-        patience_s=settings.drain_s + _END_S,
+        patience_s=settings.server.drain_s + _END_S,
         at_once=options.now,
     )
 

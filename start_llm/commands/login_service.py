@@ -31,8 +31,8 @@ def service_command(settings: Settings, flags: Sequence[str]) -> ServiceCommand:
     return ServiceCommand(
         words=[*(start if IS_CHECKOUT else own), *flags],
         folder=ROOT if IS_CHECKOUT else Path.home(),
-        log=from_root(settings.log_root) / "service.log",
-        stop_s=settings.drain_s + _END_S,
+        log=from_root(settings.log.root) / "service.log",
+        stop_s=settings.server.drain_s + _END_S,
     )
 
 
@@ -86,10 +86,10 @@ def _refuse_second_server(manager: ServiceManager, settings: Settings) -> None:
     """Refuse to start a server beside one on the same port, unless that may be the service itself."""
     if manager.path.exists():
         return
-    if any(server.port == settings.mlx_port for server in servers_of(settings)):
+    if any(server.port == settings.server.port for server in servers_of(settings)):
         raise CommandError(
-            f"A server runs on port {settings.mlx_port}. Stop it first ({program()} stop), or choose another "
-            "port."
+            f"A server runs on port {settings.server.port}. Stop it first ({program()} stop), or choose "
+            "another port."
         )
 
 

@@ -106,11 +106,11 @@ class Menu:
 
     def _tell_state(self) -> None:
         settings, output = self._world.settings, io.StringIO()
-        key = next(iter(settings.keys), NO_KEY)
+        key = next(iter(settings.access.keys), NO_KEY)
         self._say(f"start_llm {__version__}\n")
         tell_status(
             servers_of(settings),
-            own_url(settings.mlx_host, settings.mlx_port),
+            own_url(settings.server.host, settings.server.port),
             key,
             as_json=False,
             stream=output,
@@ -185,7 +185,7 @@ class Menu:
     def _load(self, served: ServerInfo, name: str) -> None:
         """Load a model through the server's own port: the proxy has no way to it."""
         (server, *_) = servers_of(self._world.settings)
-        key = next(iter(self._world.settings.keys), NO_KEY)
+        key = next(iter(self._world.settings.access.keys), NO_KEY)
         self._say(f"Loading {name} ...")
         answer = ask(f"{server.url}/v1/models/{quote(name, safe='')}/load", key, _LOAD_S, {})
         if answer is None or answer.status != 200:

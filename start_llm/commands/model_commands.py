@@ -106,7 +106,7 @@ def _fit_folder(settings: Settings, machine: Machine, out: TextIO) -> int:
         shapes.append(shape)
         out.writelines(f"{line}\n" for line in (*_page(shape, machine), ""))
     if len(shapes) > 1:
-        out.write(f"{beside(shapes, machine, settings.max_kv_size)}\n")
+        out.write(f"{beside(shapes, machine, settings.engine.max_kv_size)}\n")
     out.writelines(f"{line}\n" for line in loss_lines(settings))
     all_fit = len(shapes) == len(folders) and all(report(shape, machine).fits for shape in shapes)
     return 0 if all_fit else 1

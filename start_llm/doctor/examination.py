@@ -193,7 +193,7 @@ class _Examination:
             text = f"{comparison}, {source}: each as if computed anew"
             return Finding(topic, "fine", text, comparison.figures)
         text = f"{comparison}, {source}: {len(comparison.wrong)} are wrong. First, {comparison.wrong[0]}"
-        if self._settings.kv_bits:
+        if self._settings.kv.bits:
             return Finding(topic, "look", f"{text} (KV_BITS gives up precision)", comparison.figures)
         return Finding(topic, "fault", text, comparison.figures)
 

@@ -29,8 +29,8 @@ def examine_machine(settings: Settings) -> Iterator[Finding]:
     yield _memory(settings)
     yield from _ports(settings)
     yield _disk_space(settings)
-    folder = disk_tier_folder(settings.ssd_folder, settings.state_root)
-    if folder and settings.prompt_cache:
+    folder = disk_tier_folder(settings.ssd.folder, settings.server.state_root)
+    if folder and settings.cache.is_on:
         yield _cached_files(folder)
 
 
@@ -84,7 +84,9 @@ def _memory(settings: Settings) -> Finding:
 
 
 def _ports(settings: Settings) -> Iterator[Finding]:
-    wanted = {"MLX_PORT": settings.mlx_port} | ({"PROXY_PORT": settings.proxy_port} if settings.proxy else {})
+    wanted = {"MLX_PORT": settings.server.port}
+    if settings.proxy.is_on:
+        wanted["PROXY_PORT"] = settings.proxy.port
     for name, port in wanted.items():
         figures = {"variable": name, "port": port}
         if port == 0 or is_free(port):
@@ -96,8 +98,8 @@ def _ports(settings: Settings) -> Iterator[Finding]:
 
 
 def _disk_space(settings: Settings) -> Finding:
-    tier = disk_tier_folder(settings.ssd_folder, settings.state_root)
-    free = shutil.disk_usage(_existing(tier or from_root(settings.state_root))).free
+    tier = disk_tier_folder(settings.ssd.folder, settings.server.state_root)
+    free = shutil.disk_usage(_existing(tier or from_root(settings.server.state_root))).free
     text = f"{free / _GIB:.0f} GiB are free"
     return Finding("disk", "fine" if free >= _LEAST_FREE_DISK else "look", text, {"free_bytes": free})
 

@@ -66,23 +66,18 @@ class ExaminedServer:
     """
 
     def __init__(self, settings: Settings, folder: Path, model: Path) -> None:
+        ssd_folder = str(folder / "pages") if settings.cache.is_on else OFF
+        state = str(folder / "state")
         self._settings = replace(
             settings,
-            model_path=str(model),
-            model_dir=None,
-            more_models=(),
-            adapter_dir=None,
-            pinned=(),
-            aliases=(),
-            mlx_host="127.0.0.1",
-            mlx_port=0,
-            proxy=False,
-            keys=(),
-            traces=False,
-            state_root=str(folder / "state"),
-            log_root=str(folder / "logs"),
-            ssd_folder=str(folder / "pages") if settings.prompt_cache else OFF,
-            drain_s=_DRAIN_S,
+            model=replace(
+                settings.model, path=str(model), dir=None, more=(), adapter_dir=None, pinned=(), aliases=()
+            ),
+            server=replace(settings.server, host="127.0.0.1", port=0, state_root=state, drain_s=_DRAIN_S),
+            access=replace(settings.access, keys=()),
+            proxy=replace(settings.proxy, is_on=False),
+            ssd=replace(settings.ssd, folder=ssd_folder),
+            log=replace(settings.log, traces=False, root=str(folder / "logs")),
         )
         self._app: App | None = None
 
@@ -143,7 +138,7 @@ class ExaminedServer:
 @contextmanager
 def examined_server(settings: Settings, model: Path) -> Generator[ExaminedServer]:
     """Give an examination a server that has not been started. Stops it, and removes what it has written."""
-    root = from_root(settings.state_root)
+    root = from_root(settings.server.state_root)
     private_folder(root)
     with TemporaryDirectory(prefix="doctor-", dir=root) as name:
         folder = Path(name)

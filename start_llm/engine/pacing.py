@@ -7,12 +7,10 @@ from collections.abc import Sequence
 from statistics import median
 from typing import NamedTuple
 
+from start_llm.core.limits import STALL_S
+
 LONGEST_CHUNK = 2048
 """Tokens of the longest chunk, as in mlx_lm. Longer chunks are no faster and need more memory."""
-STALL_S = 0.23
-"""Target for the longest pause of a running reply, in seconds. Its stream still appears to flow."""
-DECODE_SHARE = 1 / 3
-"""Share of the engine's time for running replies while a prompt is prefilled."""
 
 _RELAXED_S = 1.0
 """Seconds of a chunk while no reply runs. New requests and cancellations wait until it ends."""

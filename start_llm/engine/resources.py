@@ -1,4 +1,4 @@
-"""The parts that the engine loop runs on, and its time limits."""
+"""The parts that the engine loop runs on."""
 
 from __future__ import annotations
 
@@ -8,27 +8,11 @@ from typing import Any
 
 from start_llm.cache.prompt_cache import PromptCache
 from start_llm.core.adapters import AdapterStack
+from start_llm.core.limits import TimeLimits
 from start_llm.engine.admission import Admission
-from start_llm.engine.pacing import DECODE_SHARE, LONGEST_CHUNK, STALL_S, Chunk
+from start_llm.engine.pacing import LONGEST_CHUNK, Chunk
 from start_llm.engine.step_plan import PlanClock
 from start_llm.models.vision import Vision
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TimeLimits:
-    """Time limits, in seconds.
-
-    Attributes:
-        chunk_s: a prefill chunk, during which running replies pause.
-        decode_share: share of the time for running replies while a prompt is prefilled; not seconds.
-        preempt_after_s: a reply's run before it can be preempted for a waiting request.
-        deadline_s: the total run time of a request, without the time that it was preempted; 0 is no limit.
-    """
-
-    chunk_s: float = STALL_S
-    decode_share: float = DECODE_SHARE
-    preempt_after_s: float = 4.0
-    deadline_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Generator
 from contextlib import contextmanager
 
+from start_llm.core.limits import DECODE_SHARE
 from start_llm.core.thread_owners import ENGINE, owned_by
-from start_llm.engine.pacing import DECODE_SHARE, Chunk, ChunkPacer
+from start_llm.engine.pacing import Chunk, ChunkPacer
 from start_llm.engine.prefill import Prefill
 from start_llm.engine.resources import EngineResources
 from start_llm.telemetry.metrics import EngineMetrics

@@ -80,12 +80,12 @@ class DiskStorage:
         if self._tier is None:
             return "off"
         text = f"{self._tier.folder.path}, up to {self._tier.folder.limit() / 10**9:,.1f} GB"
-        return text if self._settings.ssd_folder else f"{text}; SSD_CACHE_DIR=off turns it off"
+        return text if self._settings.ssd.folder else f"{text}; SSD_CACHE_DIR=off turns it off"
 
     def _open_tier(self) -> DiskTier | None:
         settings = self._settings
-        folder = disk_tier_folder(settings.ssd_folder, settings.state_root)
-        if folder is None or not settings.prompt_cache:
+        folder = disk_tier_folder(settings.ssd.folder, settings.server.state_root)
+        if folder is None or not settings.cache.is_on:
             return None
         tier = DiskTier(folder, disk_limits(self._settings), self._thread, self.metrics, self._say)
         if not tier.start():
@@ -99,7 +99,7 @@ class DiskStorage:
     def attach(self, cache: PromptCache, shape: KVShape) -> None:
         """Give a model's prompt cache the disk tier, if there is one. On the engine thread."""
         if self._tier:
-            write_after_s = self._settings.ssd_write_after_s
+            write_after_s = self._settings.ssd.write_after_s
             cache.attach_disk(DiskAccess(self._tier, shape, this_device().shares_arrays, write_after_s))
 
     def conversations(self, name: str) -> Database | None:

@@ -39,7 +39,6 @@ from start_llm.models.trial import TemplateTrials
 from start_llm.models.weight_files import weights_size
 from start_llm.server.served_models import ListedModel, ServedModel
 from start_llm.server.status import ModelCard, Status
-from start_llm.wiring.host_limits import HostLimits
 from start_llm.wiring.memory_plan import memory_budget, usable_share
 
 _STOP_S = 30.0
@@ -59,6 +58,7 @@ class ModelHost:
 
     Args:
         folders: of all models, by id.
+        aliases: other names of models, to their ids.
         clock: returns seconds.
 
     Attributes:
@@ -69,12 +69,13 @@ class ModelHost:
         self,
         shared: SharedParts,
         folders: Mapping[str, Path],
-        limits: HostLimits,
+        aliases: Mapping[str, str],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._shared = shared
         self._folders = dict(folders)
-        self._limits = limits
+        self._settings = shared.settings.model
+        self._aliases = aliases
         self._clock = clock
         self._trials = TemplateTrials()
         self._changed = threading.Condition()
@@ -175,7 +176,7 @@ class ModelHost:
 
     def _take(self, name: object, patience_s: float) -> Resident:
         with self._changed:
-            if self._limits.is_strict and isinstance(name, str):
+            if self._settings.strict_names and isinstance(name, str):
                 self._known_id(name)
             earlier, end = self._last_failure, self._clock() + patience_s
             while True:
@@ -213,7 +214,7 @@ class ModelHost:
 
     def _id(self, name: object) -> str | None:
         """Return the id of the model that has this name; None if none has it."""
-        found = self._limits.aliases.get(name, name) if isinstance(name, str) else None
+        found = self._aliases.get(name, name) if isinstance(name, str) else None
         return found if found in self._folders else None
 
     def listed(self) -> Sequence[ListedModel]:
@@ -231,7 +232,7 @@ class ModelHost:
             return next((reason for reason in told if reason), "")
 
     def _listed(self, name: str) -> ListedModel:
-        aliases = tuple(alias for alias, model in self._limits.aliases.items() if model == name)
+        aliases = tuple(alias for alias, model in self._aliases.items() if model == name)
         resident = self._residents.get(name)
         if resident is None:
             state = "loading" if self._changing == name else "available"
@@ -350,7 +351,9 @@ class ModelHost:
     def _load(self, name: str) -> None:
         others = [resident.runtime.needs for resident in self._residents.values()]
         slowest_s = weights_size(self._folders[name]) / _SLOWEST_DISK
-        self._loading = LoadUnderWay(name, self._clock(), self._shared.settings.load_stall_s + slowest_s)
+        self._loading = LoadUnderWay(
+            name, self._clock(), self._shared.settings.engine.load_stall_s + slowest_s
+        )
         self._changed.release()
         try:
             with work_for_all():
@@ -390,7 +393,7 @@ class ModelHost:
             raise Overloaded("The server is stopping.")
         self._changed.release()
         try:
-            resident.runtime.stop(_STOP_S, self._limits.flush_s)
+            resident.runtime.stop(_STOP_S, self._shared.settings.server.drain_s)
             resident.runtime.close_database()
         finally:
             self._changed.acquire()
@@ -406,7 +409,7 @@ class ModelHost:
         if not self._residents:
             return
         needed = estimated_needs(name, self._folders[name], self._shared.settings)
-        pinned = [one for one in self._residents if one in self._limits.pinned]
+        pinned = [one for one in self._residents if one in self._settings.pinned]
         if pinned and not self._fits(needed, pinned):
             raise StartupError(f"It does not fit beside the pinned models: {', '.join(pinned)}.")
         while self._residents and not self._fits(needed, self._residents):
@@ -415,7 +418,7 @@ class ModelHost:
 
     def _fits(self, needed: MemoryNeeds, names: Collection[str]) -> bool:
         """Return whether another model fits beside these."""
-        if 0 < self._limits.max_loaded <= len(names):
+        if 0 < self._settings.max_loaded <= len(names):
             return False
         return self._spare([*(self._residents[name].runtime.needs for name in names), needed]) >= 0
 
@@ -446,19 +449,19 @@ class ModelHost:
         self._reap_later()
 
     def _reap_later(self) -> None:
-        if self._limits.idle_s:
-            self._reaper = threading.Timer(max(self._limits.idle_s / 10, 0.05), self._reap)
+        if self._settings.idle_s:
+            self._reaper = threading.Timer(max(self._settings.idle_s / 10, 0.05), self._reap)
             self._reaper.daemon = True
             self._reaper.start()
 
     def _reap(self) -> None:
         """Unload a model that nobody has used for a while. The next request for it loads it again."""
         with self._changed:
-            oldest = self._clock() - self._limits.idle_s
+            oldest = self._clock() - self._settings.idle_s
             idle = [
                 name
                 for name, resident in self._residents.items()
-                if not resident.uses and resident.last_used < oldest and name not in self._limits.pinned
+                if not resident.uses and resident.last_used < oldest and name not in self._settings.pinned
             ]
             if idle and self._changing is None and not self._is_closing:
                 name = min(idle, key=lambda one: self._residents[one].last_used)

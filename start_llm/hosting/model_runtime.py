@@ -46,7 +46,7 @@ from start_llm.protocols.base import ModelFacts
 from start_llm.protocols.responses.response_store import ResponseStore
 from start_llm.server.drain import RequestDrain
 from start_llm.server.served_models import ServedModel
-from start_llm.server.status import HealthLimits, ModelCard, Status
+from start_llm.server.status import ModelCard, Status
 from start_llm.serving.service import ModelTraits, Service
 from start_llm.storage.database import Database, DatabaseMetrics
 from start_llm.telemetry.account import Reports
@@ -63,8 +63,6 @@ from start_llm.wiring.from_settings import (
     model_family,
     model_traits,
     no_table,
-    page_size,
-    time_limits,
     transcripts,
 )
 from start_llm.wiring.kv_bits import quantize_pages
@@ -232,7 +230,7 @@ class EngineLoader:
         Raises:
             StartLLMError: the model cannot be served.
         """
-        metrics, most, thread = EngineMetrics(), self._settings.max_waiting, self._shared.thread
+        metrics, most, thread = EngineMetrics(), self._settings.engine.max_waiting, self._shared.thread
         engine = Engine(self._assemble, metrics, max_waiting=most, thread=thread)
         engine.start()
         self._shared.disk.add_listener(engine.note_disk)
@@ -241,7 +239,7 @@ class EngineLoader:
     def _assemble(self) -> EngineResources:
         settings, files = self._settings, weight_files_of(self._folder)
         model = self._load()
-        layers = Layers(model.network, room=settings.initial_blocks * page_size(settings))
+        layers = Layers(model.network, room=settings.cache.initial_blocks * settings.cache.page_size)
         profile, row, probe = self._measured(model, layers)
         for line in quantize_pages(settings, self._folder, model.config, layers, probe):
             self._say(line)
@@ -255,7 +253,7 @@ class EngineLoader:
         shifts = model.vision is not None and model.vision.moves_positions
         with self._announced_if_slow("Trying several sequences at once ..."):
             verdict = check_batching(
-                model.network, layers.fresh, settings.batch, shifts=shifts, pace=profile.pace
+                model.network, layers.fresh, settings.engine.batch, shifts=shifts, pace=profile.pace
             )
         known = self._identity(model, files)
         kv = layers.kv_at_rest(probe)
@@ -279,7 +277,7 @@ class EngineLoader:
         return EngineResources(
             cache=self._prompt_cache(self._loaded[0], layers, probe, clock),
             clock=clock,
-            time_limits=time_limits(settings),
+            time_limits=settings.engine,
             admission=admitted,
             measured=profile.chunks,
             longest_chunk=partial(profile.cost.longest, reserve),
@@ -287,7 +285,7 @@ class EngineLoader:
             network=model.network,
             token_bytes=model.tokenizer.token_bytes,
             eos_token_ids=model.tokenizer.eos_token_ids,
-            max_sequences=settings.batch,
+            max_sequences=settings.engine.batch,
             batches=verdict.batches,
             vision=model.vision,
             image_bytes=images.kept_bytes,
@@ -298,14 +296,14 @@ class EngineLoader:
         # Whether weights are converted must not depend on what other models take.
         most = float32_bytes(self._shared.settings)
         self._keep_kernels()
-        model = load(self._folder, image_max_tokens=self._settings.image_tokens, most_float32_bytes=most)
+        model = load(self._folder, image_max_tokens=self._settings.images.max_tokens, most_float32_bytes=most)
         wire_memory()
         self._say(model.precision.notice(this_device(), most))
         return model
 
     def _keep_kernels(self) -> None:
         try:
-            keep_kernels(kernels_folder(self._shared.settings.state_root))
+            keep_kernels(kernels_folder(self._shared.settings.server.state_root))
         except OSError as error:
             self._say(f"Kernels are compiled anew at each start: {error}")
 
@@ -355,13 +353,13 @@ class EngineLoader:
         if layers.unknown:
             kinds = ", ".join(layers.unknown)
             self._say(f"This model keeps its state in {kinds}, which cannot be reused: no prompt cache.")
-        elif self._settings.prompt_cache:
+        elif self._settings.cache.is_on:
             limits = cache_limits(self._settings, ready.footprint, ready.admission.usable_bytes)
             self._cache_metrics.budget_bytes = limits.budget_bytes
         cache = PromptCache(
             layers,
             limits=limits,
-            page_size=page_size(self._settings),
+            page_size=self._settings.cache.page_size,
             metrics=self._cache_metrics,
             identity=ready.identity,
             clock=clock,
@@ -384,7 +382,8 @@ def start_model(
     """
     taken = sum(one.kept_bytes for one in others)
     least_computing = max((one.computing_bytes for one in others), default=0)
-    settings = replace(shared.settings, memory=memory_budget(shared.settings) - taken)
+    share = memory_budget(shared.settings) - taken
+    settings = replace(shared.settings, engine=replace(shared.settings.engine, memory=share))
     loaded = EngineLoader(shared, settings, folder, least_computing).start()
     ready = loaded.startup
     if ready.model.tokenizer.decoding_warning:
@@ -423,7 +422,7 @@ def _runtime(
             shared.terminal,
             trace,
             shared.prometheus.observer(name),
-            shows_images=settings.shows_images,
+            shows_images=settings.log.shows_images,
             activity=shared.activity,
         ),
     )
@@ -487,7 +486,7 @@ def estimated_needs(name: str, folder: Path, settings: Settings) -> MemoryNeeds:
         shape = shape_in(name, folder).on(own_machine(settings))
     except ModelError:
         return MemoryNeeds(kept_bytes=sys.maxsize, window_bytes=0, computing_bytes=0)
-    longest, budget = min(shape.window, settings.max_kv_size), memory_budget(settings)
+    longest, budget = min(shape.window, settings.engine.max_kv_size), memory_budget(settings)
     is_fused = own_machine(settings).fuses_attention
     return MemoryNeeds(
         kept_bytes=shape.weights.total + shape.image_bytes(budget),
@@ -513,7 +512,7 @@ def _status(shared: SharedParts, card: ModelCard, loaded: LoadedEngine, metrics:
     settings, ready, vision = shared.settings, loaded.startup, loaded.startup.model.vision
     return Status(
         card=card,
-        batch=settings.batch,
+        batch=settings.engine.batch,
         unbatched_reason=ready.verdict.reason,
         requests=shared.requests,
         engine=metrics.engine,
@@ -523,7 +522,7 @@ def _status(shared: SharedParts, card: ModelCard, loaded: LoadedEngine, metrics:
         transcripts=metrics.transcripts,
         responses=shared.responses,
         kv=ready.kv,
-        limits=HealthLimits(chunk_s=settings.chunk_s, stall_s=settings.stall_s),
+        limits=settings.engine,
         engine_is_alive=loaded.engine.is_alive,
         image_input_bytes=lambda: vision.processor.input_bytes if vision else 0,
         drain=shared.drain,

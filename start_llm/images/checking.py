@@ -13,7 +13,7 @@ import threading
 import warnings
 import zlib
 from collections import OrderedDict
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from importlib.util import find_spec
 
 from PIL import Image as Pillow
@@ -28,6 +28,7 @@ from PIL.WebPImagePlugin import WebPImageFile
 
 from start_llm.core.client_presence import held_in_turn
 from start_llm.core.images import Image
+from start_llm.core.limits import ImageLimits
 from start_llm.images.problems import (
     could_not_process,
     has_another_format,
@@ -90,15 +91,6 @@ def readable_formats() -> tuple[str, ...]:
 
     pillow_heif.register_heif_opener()  # pyright: ignore[reportUnknownMemberType]
     return (*_FORMATS, _HEIF)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ImageLimits:
-    """Limits of one image, and of their number in a request."""
-
-    max_bytes: int = 32 * 2**20
-    max_pixels: int = 50_000_000
-    max_count: int = 100
 
 
 class ImageChecker:

@@ -81,8 +81,8 @@ def addresses(settings: Settings, running: Sequence[RunningServer] = ()) -> list
     that the settings name. Of each server the proxy's address comes first.
     """
     keys = _Keys.of(settings)
-    own = own_url(settings.mlx_host, settings.mlx_port)
-    proxy = [Address(f"http://127.0.0.1:{settings.proxy_port}", keys.proxy)] if settings.proxy else []
+    own = own_url(settings.server.host, settings.server.port)
+    proxy = [Address(f"http://127.0.0.1:{settings.proxy.port}", keys.proxy)] if settings.proxy.is_on else []
     found: list[Address] = []
     for server in sorted(running, key=lambda server: server.url != own):
         found += [Address(server.proxy_url, keys.proxy)] if server.proxy_url else []
@@ -93,7 +93,7 @@ def addresses(settings: Settings, running: Sequence[RunningServer] = ()) -> list
 def address_at(base_url: str, settings: Settings, running: Sequence[RunningServer] = ()) -> Address:
     """Return the address that the user names, with the key for it."""
     bare, keys = base_url.rstrip("/").removesuffix("/v1"), _Keys.of(settings)
-    own_ports = {settings.mlx_port, *(server.port for server in running)}
+    own_ports = {settings.server.port, *(server.port for server in running)}
     return Address(bare, keys.own if any(bare.endswith(f":{port}") for port in own_ports) else keys.proxy)
 
 
@@ -103,8 +103,8 @@ class _Keys(NamedTuple):
 
     @classmethod
     def of(cls, settings: Settings) -> _Keys:
-        own = next(iter(settings.keys), NO_KEY)
-        return cls(own, next(iter(settings.proxy_keys), own))
+        own = next(iter(settings.access.keys), NO_KEY)
+        return cls(own, next(iter(settings.proxy.keys), own))
 
 
 def servers_of(settings: Settings) -> list[RunningServer]:
@@ -113,7 +113,7 @@ def servers_of(settings: Settings) -> list[RunningServer]:
     Raises:
         LaunchError: the folder with their files cannot be read.
     """
-    folder = servers_folder(settings.state_root)
+    folder = servers_folder(settings.server.state_root)
     try:
         return running_servers(folder)
     except OSError as error:

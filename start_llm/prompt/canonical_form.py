@@ -11,7 +11,7 @@ import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from start_llm.core.canonical import (
     CanonicalKey,
@@ -23,12 +23,9 @@ from start_llm.core.canonical import (
 )
 from start_llm.core.chat import Json, Message, Role, ToolCall
 from start_llm.core.images import PlacedImage, without_images
+from start_llm.core.prompt_policy import DriftPolicy
 from start_llm.prompt.changes import tool_name
 from start_llm.prompt.drift import RULES, Rule
-
-type DriftPolicy = Literal["note", "exact"]
-"""`note`: notes tell the model changed values. `exact`: any difference makes another conversation."""
-
 
 _WHITE_SPACE = "white space"
 

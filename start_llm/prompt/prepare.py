@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime
 from functools import partial
 
@@ -22,7 +22,6 @@ from start_llm.core.chat import (
     ChatRequest,
     GenerationRequest,
     Json,
-    KeptReasoning,
     Message,
     TextRequest,
     Thinking,
@@ -31,10 +30,10 @@ from start_llm.core.errors import ContextOverflow, InvalidRequest
 from start_llm.core.family import Family, ReasoningMarks
 from start_llm.core.images import ImageRun, hide_images
 from start_llm.core.prompt import Boundary, ModelTokens, Prompt
+from start_llm.core.prompt_policy import PromptPolicy
 from start_llm.prompt.adapt import adapt
 from start_llm.prompt.boundaries import RARE
 from start_llm.prompt.canonical_form import (
-    DriftPolicy,
     canonical,
     for_the_model,
     ignored,
@@ -56,28 +55,6 @@ from start_llm.prompt.template_audit.audit import audit
 from start_llm.prompt.template_audit.facts import BUDGET_OPTION, TemplateFacts
 from start_llm.prompt.template_audit.tool_forms import ToolForms
 from start_llm.prompt.template_audit.visible_reasoning import shown_reasoning
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PromptPolicy:
-    """Settings of the user.
-
-    Attributes:
-        thinking: whether the model reasons if the request does not say; None: the template's default.
-        kept_reasoning: which reasoning of earlier turns the model is shown.
-        with_rules: apply the rules for what clients change in a conversation (`prompt.drift.RULES`).
-        drift: what happens when values about the current state change.
-        checks_keys: compare a conversation exactly if rules would leave out more than a tenth of its text.
-        shortens_writes: replace the content of earlier `write` calls by a digest.
-    """
-
-    thinking: bool | None = None
-    kept_reasoning: KeptReasoning = "template"
-    with_rules: bool = True
-    drift: DriftPolicy = "note"
-    checks_keys: bool = False
-    shortens_writes: bool = False
-
 
 _AS_THE_TEMPLATE_DOES = PromptPolicy()
 _LARGE = 2**18
@@ -260,8 +237,8 @@ class Preparer:
         return self._renderer.whole(adapt(request, self.facts), options, now)
 
     def _options(self, request: ChatRequest) -> dict[str, Json]:
-        """Return the template's options. The client's override the policy's `kept_reasoning`."""
-        kept = self.facts.preserve if self._policy.kept_reasoning == "true" else {}
+        """Return the template's options. The client's override the policy's `shown_reasoning`."""
+        kept = self.facts.preserve if self._policy.shown_reasoning == "true" else {}
         return {**kept, **request.template_options, **self._thinking_options(request.thinking)}
 
     # ------------------------------------------------------------------------------------- what is compared
@@ -368,7 +345,7 @@ class Preparer:
         if self._policy.with_rules:
             messages = list(for_the_model(messages))
         messages = list(self._as_policy_shows(messages))
-        if self._policy.kept_reasoning == "false":
+        if self._policy.shown_reasoning == "false":
             return tuple(messages)
         bare = [
             index
@@ -384,7 +361,7 @@ class Preparer:
         if self._policy.shortens_writes:
             messages = list(map(with_short_contents, messages))
         return tuple(
-            map(_without_reasoning, messages) if self._policy.kept_reasoning == "false" else messages
+            map(_without_reasoning, messages) if self._policy.shown_reasoning == "false" else messages
         )
 
     def _hidden(self, messages: Sequence[Message]) -> tuple[Message, ...]:

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import json
 import secrets
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from start_llm.access.backend_secret import BackendSecret
+from start_llm.config.settings import Settings
 from start_llm.core.chat import Json
 
 _GUARD = "start_llm.proxy.litellm_setup.user_api_key_auth"
@@ -47,33 +49,42 @@ _FOREIGN_NAMES = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProxyConfig:
-    """The settings of one proxy.
+    """What one proxy is to do.
 
     Attributes:
-        port: the port on 127.0.0.1.
         backend: the server's own address, such as `http://127.0.0.1:8080`.
-        model: the name of the first model; LiteLLM passes any other name on as it is.
+        first_model: the server's name of it.
         sees: the model sees images.
         window: its context window (prompt and reply together), in tokens.
-        keys: a client must send one of these; if empty, no key is required.
         secret: shared with the server.
-        python: the interpreter that has LiteLLM installed.
-        hosts: host names that clients may use, besides loopback.
-        origins: of web pages that may use the proxy.
-        max_body_bytes: the longest request body that is accepted.
     """
 
-    port: int
+    settings: Settings
     backend: str
-    model: str
+    first_model: str
     sees: bool
     window: int
-    keys: tuple[str, ...]
     secret: BackendSecret
-    python: str
-    hosts: tuple[str, ...] = ()
-    origins: tuple[str, ...] = ()
-    max_body_bytes: int = 64 * 2**20
+
+    @property
+    def port(self) -> int:
+        """The port on 127.0.0.1."""
+        return self.settings.proxy.port
+
+    @property
+    def model(self) -> str:
+        """The proxy's name of the first model; LiteLLM passes any other name on as it is."""
+        return self.settings.proxy.model_id or f"openai/{self.first_model}"
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """A client must send one of these; if empty, no key is required."""
+        return self.settings.proxy.keys or self.settings.access.keys
+
+    @property
+    def python(self) -> str:
+        """The interpreter that has LiteLLM installed."""
+        return self.settings.proxy.python or sys.executable
 
 
 def configuration(config: ProxyConfig) -> str:
@@ -135,6 +146,7 @@ def environment(config: ProxyConfig, inherited: Mapping[str, str]) -> dict[str, 
         for name, value in inherited.items()
         if name not in _FOREIGN_NAMES and not name.startswith(_FOREIGN_PREFIXES) and name != "LD_PRELOAD"
     }
+    access = config.settings.access
     return {
         **kept,
         **_LOCAL_ONLY,
@@ -143,9 +155,9 @@ def environment(config: ProxyConfig, inherited: Mapping[str, str]) -> dict[str, 
         # LiteLLM does not start without a master key. Nobody uses this one (`proxy.litellm_setup`).
         "LITELLM_MASTER_KEY": f"sk-{secrets.token_urlsafe(32)}",
         "START_LLM_PROXY_KEYS": ",".join(config.keys),
-        "START_LLM_PROXY_HOSTS": ",".join(config.hosts),
-        "START_LLM_PROXY_ORIGINS": ",".join(config.origins),
-        "START_LLM_PROXY_MOST_BYTES": str(config.max_body_bytes),
+        "START_LLM_PROXY_HOSTS": ",".join(access.hosts),
+        "START_LLM_PROXY_ORIGINS": ",".join(access.origins),
+        "START_LLM_PROXY_MOST_BYTES": str(config.settings.http.max_body_bytes),
         _BACKEND: config.backend,
         _BACKEND_KEY: config.secret.api_key,
         _SECRET: config.secret.text,

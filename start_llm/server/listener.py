@@ -18,6 +18,7 @@ from typing import Any, Final
 from start_llm.access.access_policy import AccessPolicy
 from start_llm.access.loopback import IPV4_LOOPBACK, IPV6_LOOPBACK, loopback_addresses
 from start_llm.core.errors import ClientGone, PortError
+from start_llm.core.limits import ServerLimits
 from start_llm.core.thread_owners import REQUEST, take_role
 from start_llm.protocols.notices import Notices
 from start_llm.protocols.request_tenant import Tenants
@@ -41,31 +42,6 @@ _NO_ROOM_BODY = (
     b'{"error":{"message":"Too many connections are busy; try again in a moment.",'
     b'"type":"overloaded_error","param":null,"code":null}}'
 )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServerLimits:
-    """Limits per client, and the number of connections.
-
-    Attributes:
-        max_connections: open sockets; beyond it the one is closed that has been without a whole request for
-            longest.
-        max_body_bytes: length of a request body.
-        idle_s: silence between two requests. Longer than proxies pool connections, up to 120 s.
-        header_s, body_s: time to send all headers, and then the whole body.
-        write_s: time for which a client may read nothing.
-        keep_alive_s: silence in a stream after which an empty data event is sent.
-        load_wait_s: time for which a request without a stream waits for its model to be loaded.
-    """
-
-    max_connections: int = 512
-    max_body_bytes: int = 64 * 2**20
-    idle_s: float = 130
-    header_s: float = 10
-    body_s: float = 60
-    write_s: float = 30
-    keep_alive_s: float = 8
-    load_wait_s: float = 240
 
 
 def _shown_nowhere(refusal: Refusal) -> None:

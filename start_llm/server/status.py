@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from start_llm.core.chat import Json
+from start_llm.core.limits import TimeLimits
 from start_llm.protocols.responses.response_store import ResponseStore
 from start_llm.server.drain import RequestDrain
 from start_llm.storage.database import DatabaseMetrics
@@ -42,19 +43,6 @@ class ModelCard:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HealthLimits:
-    """Time limits of the health check and of decode stalls, in seconds.
-
-    Attributes:
-        chunk_s: target for the longest pause between two tokens of a running reply.
-        stall_s: time in one step after which the engine counts as stuck.
-    """
-
-    chunk_s: float
-    stall_s: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Status:
     """Builds status replies from counters. Never waits for the engine.
 
@@ -77,7 +65,7 @@ class Status:
     transcripts: TranscriptMetrics
     responses: ResponseStore
     kv: KVAtRest
-    limits: HealthLimits
+    limits: TimeLimits
     engine_is_alive: Callable[[], bool]
     image_input_bytes: Callable[[], int] = lambda: 0
     drain: RequestDrain = field(default_factory=RequestDrain)

@@ -14,7 +14,6 @@ from start_llm.core.errors import SettingsError
 from start_llm.models.architecture import completed
 from start_llm.models.kv_config import KV_CONFIG, read_kv_config
 from start_llm.models.layer_costs import keeps_latents
-from start_llm.wiring.from_settings import page_size
 
 _BITS_OF = {"uniform": (4, 8, "config"), "turboquant": (3.5, 4)}
 FOUR_BITS = (
@@ -29,7 +28,7 @@ def check_kv_bits(settings: Settings) -> None:
     Raises:
         SettingsError: it does not have them.
     """
-    bits, scheme = settings.kv_bits, settings.kv_quant_scheme
+    bits, scheme = settings.kv.bits, settings.kv.quant_scheme
     allowed = _BITS_OF[scheme]
     if bits is not None and bits not in allowed:
         other = next((name for name, values in _BITS_OF.items() if bits in values), "")
@@ -41,8 +40,8 @@ def check_kv_bits(settings: Settings) -> None:
 
 def loss_lines(settings: Settings) -> list[str]:
     """Return what to say of the loss before a model is loaded."""
-    is_coarse = settings.kv_bits == 4 and settings.kv_quant_scheme == "uniform"
-    return [FOUR_BITS] if is_coarse and settings.prompt_cache else []
+    is_coarse = settings.kv.bits == 4 and settings.kv.quant_scheme == "uniform"
+    return [FOUR_BITS] if is_coarse and settings.cache.is_on else []
 
 
 def quantize_pages(
@@ -59,12 +58,12 @@ def quantize_pages(
         SettingsError: nothing would be quantised, or too much would be lost.
         ModelError: kv_config.json is missing or wrong.
     """
-    bits = settings.kv_bits
+    bits = settings.kv.bits
     if bits is None:
-        is_alone = settings.kv_quant_scheme != "uniform"
+        is_alone = settings.kv.quant_scheme != "uniform"
         return ["KV_QUANT_SCHEME=turboquant has no effect without KV_BITS=4 or 3.5."] if is_alone else []
     check_kv_bits(settings)
-    if not settings.prompt_cache or layers.unknown:
+    if not settings.cache.is_on or layers.unknown:
         raise SettingsError(
             f"KV_BITS={bits} is for the pages of the prompt cache, and there is none. Leave KV_BITS out."
         )
@@ -83,11 +82,11 @@ def quantize_pages(
 
 
 def _format(settings: Settings, folder: Path, layers: int) -> PageFormat:
-    start = first_quantized(settings.kv_quant_start, page_size(settings))
-    if isinstance(settings.kv_bits, str):
+    start = first_quantized(settings.kv.quant_start, settings.cache.page_size)
+    if isinstance(settings.kv.bits, str):
         found = read_kv_config(folder, layers)
         return MixedKVFormat([(one.layer, LayerFormat(one.bits, one.group_size)) for one in found], start)
-    return KVFormat(settings.kv_bits or 0, settings.kv_group_size, start, settings.kv_quant_scheme)
+    return KVFormat(settings.kv.bits or 0, settings.kv.group_size, start, settings.kv.quant_scheme)
 
 
 def _mixed_lines(form: MixedKVFormat, layers: Layers) -> list[str]:

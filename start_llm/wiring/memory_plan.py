@@ -41,7 +41,7 @@ def float32_bytes(settings: Settings) -> int:
     Args:
         settings: with the memory of all models together.
     """
-    if settings.cpu_dequantize == "off":
+    if settings.model.cpu_dequantize == "off":
         return 0
     return most_float32_bytes(this_device(), memory_budget(settings))
 
@@ -49,9 +49,9 @@ def float32_bytes(settings: Settings) -> int:
 def memory_budget(settings: Settings) -> int:
     """Return the bytes that weights, caches and computing may take together."""
     return (
-        settings.memory
-        if isinstance(settings.memory, int)
-        else int(settings.memory * this_device().usable_bytes)
+        settings.engine.memory
+        if isinstance(settings.engine.memory, int)
+        else int(settings.engine.memory * this_device().usable_bytes)
     )
 
 
@@ -131,17 +131,17 @@ def cache_limits(settings: Settings, footprint: Footprint, usable_bytes: int) ->
     """Return the cache's limits. Its budget is at most the memory for all sequences together."""
     return EvictionLimits(
         budget_bytes=min(cache_budget(settings, footprint), usable_bytes),
-        max_conversations=settings.max_conversations,
-        cache_ttl_s=settings.cache_ttl_s,
+        max_conversations=settings.cache.max_conversations,
+        cache_ttl_s=settings.cache.ttl_s,
     )
 
 
 def disk_limits(settings: Settings) -> DiskLimits:
     """Return the limits of the disk tier. A user who did not ask for it gets a smaller one."""
-    a_day = settings.ssd_max_write_per_day
-    if settings.ssd_max_size is not None:
-        return DiskLimits(max_size=settings.ssd_max_size, max_write_per_day=a_day)
-    if settings.ssd_folder:
+    a_day = settings.ssd.max_write_per_day
+    if settings.ssd.max_size is not None:
+        return DiskLimits(max_size=settings.ssd.max_size, max_write_per_day=a_day)
+    if settings.ssd.folder:
         return DiskLimits(max_size=_NAMED_DISK_BYTES, max_write_per_day=a_day)
     return DiskLimits(max_size=_USUAL_DISK_BYTES, max_share=_USUAL_DISK_SHARE, max_write_per_day=a_day)
 
@@ -151,7 +151,7 @@ def cache_budget(settings: Settings, footprint: Footprint) -> int:
 
     A size of 0 is no cap: all of that memory.
     """
-    wanted = settings.cache_bytes or 1.0
+    wanted = settings.cache.max_bytes or 1.0
     if isinstance(wanted, int):
         return wanted
     return max(int(wanted * (memory_budget(settings) - footprint.weights_bytes)), 0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
 from start_llm.config.paths import DEMO_MODEL, from_root
@@ -31,7 +31,7 @@ def model_places(settings: Settings, hub: Hub) -> tuple[Place, ...]:
 
 
 def _model_dir(settings: Settings) -> Path | None:
-    return _folder("MODEL_DIR", settings.model_dir)
+    return _folder("MODEL_DIR", settings.model.dir)
 
 
 def adapter_dir(settings: Settings) -> Path | None:
@@ -40,7 +40,7 @@ def adapter_dir(settings: Settings) -> Path | None:
     Raises:
         SettingsError: ADAPTER_DIR is no folder.
     """
-    return _folder("ADAPTER_DIR", settings.adapter_dir)
+    return _folder("ADAPTER_DIR", settings.model.adapter_dir)
 
 
 def _folder(variable: str, path: str | None) -> Path | None:
@@ -71,9 +71,9 @@ def model_name(settings: Settings) -> str:
         SettingsError: MODEL_DIR is no folder.
     """
     if folder := _model_dir(settings):
-        return chosen_model(folder, settings.model_path)
-    if settings.model_path:
-        return settings.model_path
+        return chosen_model(folder, settings.model.path)
+    if settings.model.path:
+        return settings.model.path
     return DEFAULT_APPLE_MODEL if is_apple_silicon() else str(DEMO_MODEL)
 
 
@@ -94,13 +94,35 @@ def more_models(settings: Settings, known: Mapping[str, Path]) -> dict[str, Path
         SettingsError: two models would have the same id.
     """
     found = dict(known)
-    for folder in map(resolve, settings.more_models):
+    for folder in map(resolve, settings.model.more):
         if found.setdefault(name_of(folder), folder) != folder:
             raise SettingsError(
                 f"MORE_MODELS: two models are called {name_of(folder)!r}, and requests could not tell which "
                 "they name. Rename the folder of one."
             )
     return found
+
+
+def model_aliases(settings: Settings, known: Collection[str]) -> dict[str, str]:
+    """Return other names of models, to their ids.
+
+    Args:
+        known: the ids of all models.
+
+    Raises:
+        SettingsError: the model of an alias is unknown, or a pinned one, or an alias is the id of a model.
+    """
+    aliases = {
+        alias.strip(): name.strip() for alias, name in (one.split("=") for one in settings.model.aliases)
+    }
+    for variable, names in (("MODEL_PINS", settings.model.pinned), ("MODEL_ALIASES", aliases.values())):
+        for name in names:
+            if name not in known:
+                raise SettingsError(f"{variable}: there is no model {name!r}; there is {', '.join(known)}.")
+    for alias in aliases:
+        if alias in known:
+            raise SettingsError(f"MODEL_ALIASES: {alias!r} is a model itself.")
+    return aliases
 
 
 def is_apple_silicon() -> bool:

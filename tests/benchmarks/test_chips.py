@@ -12,8 +12,8 @@ from benchmarks.chip_engine import (
 )
 from benchmarks.chip_scenarios import alone, running, work
 from benchmarks.chips import cases
+from start_llm.core.limits import TimeLimits
 from start_llm.engine.pacing import ChunkPacer
-from start_llm.engine.resources import TimeLimits
 
 
 class Collapsed(ChunkPacer):

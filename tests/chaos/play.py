@@ -20,7 +20,6 @@ from unittest.mock import patch
 
 from start_llm.cache.kinds import label_of
 from start_llm.cache.layers import Layers
-from start_llm.config.settings import Settings
 from start_llm.core.events import Failed
 from start_llm.engine.cost import measure_sequence
 from start_llm.engine.work import measure_work
@@ -33,6 +32,7 @@ from tests.chaos.faults import ON_PURPOSE, PLACES, Faults, Record, emptied, on_e
 from tests.chaos.rude import Rude
 from tests.chaos.state import Held, resident_bytes
 from tests.chaos.talk import Account, Endpoints, Heard, Talker
+from tests.flat_settings import settings_of
 from tests.server.client import ask
 from tests.serving import Server, serving
 from tests.ties import Tally, greedy_reference
@@ -42,8 +42,8 @@ LIMIT_S = 3.0
 _POOLED_S = "1"
 """For which the proxy keeps a connection: less than the server does, as always."""
 POISON = "<|vision_start|>"
-_COMMON = {"batch": 3, "preempt_after_s": 0.3, "max_waiting": 40, "stall_s": 30.0, "response_kept_s": 5.0}
-_LIMITS = {"idle_s": LIMIT_S, "header_s": LIMIT_S, "body_s": LIMIT_S, "write_s": LIMIT_S}
+_COMMON = {"batch": 3, "preempt_after_s": 0.3, "max_waiting": 40, "stall_s": 30.0, "responses_kept_s": 5.0}
+_LIMITS = {"http_idle_s": LIMIT_S, "header_s": LIMIT_S, "body_s": LIMIT_S, "write_s": LIMIT_S}
 _QUIET_S = 60.0
 _MARK = re.compile(r"\[t\d+-\d+\]")
 
@@ -66,11 +66,11 @@ class Trouble:
 
 TROUBLES = (
     Trouble("plenty of memory"),
-    Trouble("a small cache", {"cache_bytes": 3 * 2**20}),
+    Trouble("a small cache", {"cache_max_bytes": 3 * 2**20}),
     Trouble("short deadlines", {"deadline_s": 0.7}, slowness_s=0.01),
     Trouble("little memory", {"batch": 6}, room_tokens=4000),
     Trouble("a short queue", {"batch": 2, "max_waiting": 3, "max_connections": 60}, slowness_s=0.01),
-    Trouble("no cache", {"prompt_cache": False}),
+    Trouble("no cache", {"cache_is_on": False}),
 )
 
 
@@ -131,7 +131,7 @@ def play(
         settings = _COMMON | _LIMITS | trouble.settings | _memory(model, trouble)
         settings |= {"log_root": str(scratch.parent)}
         if crowd.kill_s:
-            settings |= {"proxy": True, "proxy_port": _free_port()}
+            settings |= {"proxy_is_on": True, "proxy_port": _free_port()}
         with faults.planted(), serving(folder, **settings) as server:
             _Stretch(server, faults, account, crowd, rng, outcome).run(seconds)
         outcome.problems += before.differences(_settled(before))
@@ -153,7 +153,7 @@ def _memory(model: LoadedModel, trouble: Trouble) -> dict[str, int]:
     work = measure_work(model.network, layers).cost
     memory = 0
     for _ in range(8):  # what is kept free for computing is a share of the whole
-        memory = int((kept + work_reserve(Settings(memory=memory), work)) / 0.95)
+        memory = int((kept + work_reserve(settings_of(memory=memory), work)) / 0.95)
     return {"memory": memory}
 
 

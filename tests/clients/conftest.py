@@ -65,12 +65,12 @@ def open_endpoints(
 
     Args:
         folder: of the model; None: one that is scripted for agents.
-        settings: fields of `Settings`.
+        settings: those of `settings_of`.
     """
     folder = folder or write_agents_model(tmp_path_factory.mktemp("agents"))
     traces, port = tmp_path_factory.mktemp("traces"), free_port()
     settings |= {"traces": True, "traces_prompts": True, "log_root": str(traces)}
-    with serving(folder, make, proxy=True, proxy_port=port, **settings) as server:
+    with serving(folder, make, proxy_is_on=True, proxy_port=port, **settings) as server:
         proxy = server.app._proxy
         deadline = time.monotonic() + _PROXY_S
         while not (proxy and proxy.is_ready):

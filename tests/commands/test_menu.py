@@ -23,6 +23,7 @@ from start_llm.config.settings import Settings
 from start_llm.core.errors import CommandError
 from tests.commands.conftest import ROOT, Shell
 from tests.conftest import TinyModel
+from tests.flat_settings import settings_of
 from tests.serving import Server, serving
 
 ON_DISK = [ListedOnDisk(("demo", "models"), "/models/demo"), ListedOnDisk(("lab/tiny", "hub"), "lab/tiny")]
@@ -35,7 +36,9 @@ class User:
         self.answers = iter(answers)
         self.ran: list[Sequence[str]] = []
         self.lines: list[str] = []
-        settings = Settings(state_root=str(state), log_root=str(state / "logs"), proxy=False, mlx_port=9)
+        settings = settings_of(
+            state_root=str(state), log_root=str(state / "logs"), proxy_is_on=False, server_port=9
+        )
         self.world = MenuWorld(
             settings=settings,
             run=self.run,
@@ -80,7 +83,7 @@ def server(tiny_model: TinyModel, tmp_path_factory: pytest.TempPathFactory) -> I
 
 
 def state_of(server: Server) -> Path:
-    return Path(server.app._settings.state_root)
+    return Path(server.app._settings.server.state_root)
 
 
 # ------------------------------------------------------------------------------------------ without a server
@@ -293,7 +296,7 @@ def test_the_models_of_this_machine_are_listed_with_what_serves_them(
 
 
 def settings_in(folder: Path) -> Settings:
-    return Settings(state_root=str(folder / "state"), log_root=str(folder / "logs"))
+    return settings_of(state_root=str(folder / "state"), log_root=str(folder / "logs"))
 
 
 def test_a_server_that_ends_at_once_is_told_with_its_last_lines(

@@ -20,11 +20,11 @@ from typing import Any
 import pytest
 
 from start_llm.commands.stop import stop
-from start_llm.config.settings import Settings
 from start_llm.core.errors import CommandError, LaunchError
 from start_llm.launch.server_info import addresses, servers_of
 from start_llm.storage.running_servers import RunningServer, ServerFile, running_servers
 from tests.commands.conftest import ROOT, Shell
+from tests.flat_settings import settings_of
 from tests.serving import serving
 
 CHAT = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 4}
@@ -219,7 +219,7 @@ def test_another_program_at_that_port_is_no_server_of_ours(shell):
 
 @pytest.mark.thorough
 def test_a_server_that_asks_for_a_key_is_asked_with_it(shell, tiny_model):
-    with serving(tiny_model("qwen3"), keys=("sk-own",), state_root=str(shell.state)) as server:
+    with serving(tiny_model("qwen3"), access_keys=("sk-own",), state_root=str(shell.state)) as server:
         assert f"{server.url}, asks for a key: set MLX_API_KEY to one" in shell.run("status").stdout
         wrong = shell.run("status", environment={"MLX_API_KEY": "sk-other"})
         assert f"{server.url}, does not take the key of MLX_API_KEY" in wrong.stdout
@@ -354,7 +354,7 @@ def test_a_process_of_another_user_on_the_port_is_told(shell):
 def test_a_state_folder_of_another_user_is_told(shell):
     (shell.state / "servers").mkdir(parents=True, mode=0o700)
     with as_nobody(), pytest.raises(LaunchError, match="cannot be read: Permission denied"):
-        servers_of(Settings(state_root=str(shell.state)))
+        servers_of(settings_of(state_root=str(shell.state)))
 
 
 # ---------------------------------------------------------------------------------------------------- launch
@@ -384,15 +384,15 @@ def test_an_address_behind_the_clients_name_is_ours(form, shell, demo):
 
 def test_of_several_servers_the_one_of_the_settings_is_the_first():
     newest, oldest = a_server(82, 5.0), a_server(81, 1.0)
-    found = [address.url for address in addresses(Settings(proxy=False, mlx_port=81), [newest, oldest])]
+    found = [one.url for one in addresses(settings_of(proxy_is_on=False, server_port=81), [newest, oldest])]
     assert found == [oldest.url, newest.url]
-    found = [address.url for address in addresses(Settings(proxy=False, mlx_port=80), [newest, oldest])]
+    found = [one.url for one in addresses(settings_of(proxy_is_on=False, server_port=80), [newest, oldest])]
     assert found == [newest.url, oldest.url, "http://127.0.0.1:80"]
 
 
 def test_the_proxy_of_a_running_server_comes_before_the_server():
     server = replace(a_server(82), proxy_url="http://127.0.0.1:4082")
-    found = addresses(Settings(keys=("own",), proxy_keys=("theirs",)), [server])
+    found = addresses(settings_of(access_keys=("own",), proxy_keys=("theirs",)), [server])
     assert found[:2] == [("http://127.0.0.1:4082", "theirs"), ("http://127.0.0.1:82", "own")]
 
 

@@ -20,6 +20,7 @@ from start_llm.config.settings import Settings
 from start_llm.core.errors import CommandError
 from start_llm.storage.running_servers import RunningServer, ServerFile
 from tests.commands.conftest import ROOT, Shell
+from tests.flat_settings import settings_of
 
 pytestmark = pytest.mark.thorough
 
@@ -162,7 +163,8 @@ def test_a_second_server_on_the_port_is_refused(systemd):
     done = systemd.run("service", "install", "--mlx-port", "8123", cwd=ROOT)
     assert done.returncode == 0, "the service has a state folder of its own"
     assert systemd.run("service", "uninstall").returncode == 0
-    manager, settings = Systemd(systemd.home, {}), Settings(mlx_port=8123, state_root=str(systemd.state))
+    manager = Systemd(systemd.home, {})
+    settings = settings_of(server_port=8123, state_root=str(systemd.state))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PATH", systemd.environment["PATH"])
         patch.setenv("HOME", str(systemd.home))
@@ -207,7 +209,7 @@ def launchd(shell, monkeypatch) -> Launchd:
 
 @pytest.fixture
 def settings(tmp_path) -> Settings:
-    return Settings(log_root=str(tmp_path / "logs"), state_root=str(tmp_path / "state"))
+    return settings_of(log_root=str(tmp_path / "logs"), state_root=str(tmp_path / "state"))
 
 
 def test_an_agent_is_written_and_started(launchd, settings, shell, tmp_path):

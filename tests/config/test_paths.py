@@ -20,8 +20,8 @@ HOME = Path("/home/ada")
 
 def test_no_test_writes_into_the_users_state():
     settings = load(SettingSource("environment", os.environ))
-    assert disk_tier_folder(settings.ssd_folder, settings.state_root) is None
-    assert not from_root(settings.state_root).is_relative_to(ROOT)
+    assert disk_tier_folder(settings.ssd.folder, settings.server.state_root) is None
+    assert not from_root(settings.server.state_root).is_relative_to(ROOT)
 
 
 def test_the_disk_tier_has_a_folder_unless_it_is_off(tmp_path: Path):

@@ -18,12 +18,12 @@ import pytest
 
 from start_llm.cache.disk.restore_pace import RestorePace
 from start_llm.cache.layers import Layers
-from start_llm.config.settings import Settings
 from start_llm.doctor.examination import Extent, examine
 from start_llm.doctor.findings import Finding, Findings
 from start_llm.doctor.server import ExaminedServer
 from tests.cache.test_guards_of_disk import files, said_before
 from tests.conftest import TinyModel
+from tests.flat_settings import settings_of
 from tests.serving import tried_once
 
 FEW = Extent(conversations=3, truth_s=60, restarted_s=30, cold_s=0.1)
@@ -40,13 +40,13 @@ def model(tiny_model: TinyModel) -> Path:
 def examined(model: Path, extent: Extent = FEW, **settings: Any) -> list[Finding]:
     """What is found, without ports that others may hold."""
     found = Findings(show=lambda _: None)
-    ports: dict[str, Any] = {"mlx_port": 0, "proxy": False}
+    ports: dict[str, Any] = {"server_port": 0, "proxy_is_on": False}
     with tried_once(), ExitStack() as patches:
         if extent is FEW:
             patches.enter_context(patch("start_llm.doctor.examination._ROUNDING_WORDS", (120,)))
             patches.enter_context(patch("start_llm.doctor.measures._DECODE_RUNS", 1))
             patches.enter_context(patch("start_llm.doctor.measures._DECODED_TOKENS", 8))
-        examine(Settings(**ports, state_root=os.environ["STATE_ROOT"], **settings), model, found, extent)
+        examine(settings_of(**ports, state_root=os.environ["STATE_ROOT"], **settings), model, found, extent)
     return found.found
 
 
@@ -170,7 +170,7 @@ def test_a_hurt_file_of_the_user_is_found_and_left_alone(model: Path, tmp_path: 
 
 @pytest.mark.thorough
 def test_without_a_prompt_cache_reuse_is_not_judged(model: Path):
-    found = verdicts(examined(model, prompt_cache=False))
+    found = verdicts(examined(model, cache_is_on=False))
     assert found["reuse", "skipped"] == 1
     assert "restart" not in {topic for topic, _ in found}
     assert found["truth", "fine"] == 1

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from scripts import tiny_models
+from start_llm.core.limits import TimeLimits
 from start_llm.core.sampling import Sampling
-from start_llm.engine.resources import EngineResources, TimeLimits
+from start_llm.engine.resources import EngineResources
 from start_llm.models.loader import load
 from tests.engine.harness import FailsOnce, Stepper, Wrapped, engine_request, uncached_resources
 from tests.engine.test_turns import Clock, cached

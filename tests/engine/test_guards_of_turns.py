@@ -10,10 +10,10 @@ import pytest
 
 from start_llm.cache.pages import SequenceCache
 from start_llm.core.events import Failed, Finished, Restored
+from start_llm.core.limits import TimeLimits
 from start_llm.core.sequence_cost import SequenceCost
 from start_llm.engine.admission import Admission
 from start_llm.engine.batch import BatchGroup
-from start_llm.engine.resources import TimeLimits
 from tests.cache.conversations import Cached
 from tests.engine.harness import Breakdown, FailsOnce, Watched, engine_request, uncached_resources
 from tests.engine.test_guards import PROMPTS, VOCABULARY, Counting, check

@@ -8,11 +8,12 @@ import pytest
 
 from start_llm.core.errors import ConstraintViolated
 from start_llm.core.events import Failed, Finished, Text
+from start_llm.core.limits import TimeLimits
 from start_llm.core.sampling import Sampling
 from start_llm.engine.generation import Generation
 from start_llm.engine.guided import GuidedLogits
 from start_llm.engine.reply_writer import ReplyWriter
-from start_llm.engine.resources import EngineResources, TimeLimits
+from start_llm.engine.resources import EngineResources
 from start_llm.engine.sequence import EngineSequence
 from tests.cache.conversations import Cached
 from tests.engine.harness import FailsOnce, Stepper, Watched, Wrapped, engine_request, seq_cache_of

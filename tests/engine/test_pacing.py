@@ -8,7 +8,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from start_llm.engine.pacing import LONGEST_CHUNK, STALL_S, Chunk, ChunkPacer, ChunkTimes
+from start_llm.core.limits import STALL_S
+from start_llm.engine.pacing import LONGEST_CHUNK, Chunk, ChunkPacer, ChunkTimes
 from start_llm.engine.time_share import TimeShare
 from tests.engine.harness import Stepper, Wrapped, engine_request
 

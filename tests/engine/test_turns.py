@@ -12,11 +12,12 @@ import pytest
 
 from start_llm.core.engine_request import EngineRequest
 from start_llm.core.events import Finished, Prefilling, Restored, Usage
+from start_llm.core.limits import TimeLimits
 from start_llm.core.sampling import Sampling
 from start_llm.core.sequence_cost import SequenceCost
 from start_llm.engine.admission import Admission
 from start_llm.engine.generation import Generation
-from start_llm.engine.resources import EngineResources, TimeLimits
+from start_llm.engine.resources import EngineResources
 from start_llm.engine.schedule import Schedule
 from tests.cache.conversations import Cached
 from tests.engine.harness import Stepper, Watched, engine_request, uncached_resources

@@ -94,7 +94,7 @@ def alone(folder: Path, root: Path) -> dict[tuple[str, str], str]:
     """What is said without a cache, one request after another, by a server that has these adapters alone."""
     texts: dict[tuple[str, str], str] = {}
     for spec in SPECS:
-        with adapting(folder, root, *(name for name in NAMES if name in spec), prompt_cache=False) as server:
+        with adapting(folder, root, *(name for name in NAMES if name in spec), cache_is_on=False) as server:
             texts |= {(spec, prompt): said(server, prompt, spec) for prompt in prompts(6)}
     assert len({texts[spec, prompts(6)[0]] for spec in SPECS}) >= 4, "the adapters make a difference"
     return texts
@@ -268,7 +268,7 @@ def test_a_reply_is_finished_under_the_adapter_with_which_it_began(
 
 @pytest.mark.thorough
 def test_memory_comes_back_when_it_is_unmounted(folder: Path, root: Path):
-    with adapting(folder, root, prompt_cache=False) as server:
+    with adapting(folder, root, cache_is_on=False) as server:
         said(server, "fish")
         runtime = server.app.runtime
         gc.collect()  # what other tests' servers have left is not to go meanwhile

@@ -164,7 +164,7 @@ def test_a_question_that_nobody_can_prove_is_read_again_and_nothing_in_front_of_
 @pytest.mark.sample(2)
 def test_what_is_said_is_what_a_server_without_a_cache_says_to_the_same_tokens(talk: Talk, folder: Any):
     rng, messages, tally = random.Random(2), [system("Truth")], Tally()
-    with serving(folder, prompt_cache=False) as plain:
+    with serving(folder, cache_is_on=False) as plain:
         for _ in range(4):
             question = user(words(rng, 9))
             choice = talk.ask([*changed(rng, messages), question], return_token_ids=True)["choices"][0]
@@ -185,7 +185,7 @@ def said_to(plain: Server, prompt: Sequence[int]) -> Reference:
 def test_without_a_cache_the_same_tokens_are_prepared(talk: Talk, folder: Any):
     """So that the two can be compared at all."""
     with ExitStack() as servers:
-        plain = servers.enter_context(talking(folder, prompt_cache=False))
+        plain = servers.enter_context(talking(folder, cache_is_on=False))
         rng, messages = random.Random(3), [system("Both")]
         for _ in range(3):
             question = user(words(rng, 9))
@@ -203,7 +203,7 @@ def test_with_the_policy_exact_it_says_what_a_server_without_a_cache_says(folder
     rng, messages, tally = random.Random(6), [system("Exact")], Tally()
     with ExitStack() as servers:
         exact = servers.enter_context(talking(folder, drift="exact"))
-        plain = servers.enter_context(talking(folder, drift="exact", prompt_cache=False))
+        plain = servers.enter_context(talking(folder, drift="exact", cache_is_on=False))
         for minute in range(3):
             clock = {**messages[0], "content": f"Current time is 10:0{minute}.\n{messages[0]['content']}"}
             sent = [clock, *messages[1:], user(words(rng, 9))]

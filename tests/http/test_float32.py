@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import json
 import shutil
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from scripts import tiny_vision_models
-from start_llm.config.settings import Settings
 from start_llm.hosting.model_runtime import estimated_needs
 from start_llm.models.device import this_device
 from start_llm.wiring.memory_plan import float32_bytes
 from tests.conftest import TinyModel
+from tests.flat_settings import settings_of
 from tests.http.test_embeddings import LAST, MODULES, with_pooling
 from tests.http.test_images import CAT, body_of
 from tests.quantised import halve, quantise
@@ -82,13 +81,12 @@ def test_what_other_models_take_decides_nothing(folder: Path, tiny_model: TinyMo
 
 
 def test_a_model_is_estimated_as_it_will_be_loaded(folder: Path):
-    settings = Settings(max_kv_size=1000)
     for how in ("auto", "off"):
-        chosen = replace(settings, cpu_dequantize=how)
+        chosen = settings_of(max_kv_size=1000, cpu_dequantize=how)
         with serving(folder, max_kv_size=1000, cpu_dequantize=how) as server:
             needs, estimated = server.app.runtime.needs, estimated_needs("qwen3", folder, chosen)
         assert (needs.kept_bytes, needs.window_bytes) == (estimated.kept_bytes, estimated.window_bytes)
-    assert float32_bytes(replace(settings, cpu_dequantize="off")) == 0
+    assert float32_bytes(settings_of(cpu_dequantize="off")) == 0
 
 
 def test_pages_on_the_disk_are_found_by_the_same_weights_alone(folder: Path, tmp_path: Path):

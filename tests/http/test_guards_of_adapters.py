@@ -79,7 +79,7 @@ def ids(reply: dict[str, Any]) -> list[int]:
 @pytest.mark.thorough
 def test_who_runs_beside_others_says_what_it_says_alone(model: Path, root: Path):
     names = ("none", "a", "b")
-    with serving(model, adapter_dir=str(root), prompt_cache=False, batch=6) as server:
+    with serving(model, adapter_dir=str(root), cache_is_on=False, batch=6) as server:
         for name in ("a", "b"):
             server.post("/v1/adapters", {"id": name})
         alone = {name: ids(said(server, name)) for name in names}

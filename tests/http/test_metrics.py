@@ -197,7 +197,7 @@ def test_refused_requests_are_counted_under_few_names(server: Server):
 
 
 def test_the_key_is_asked_for(tiny_model: TinyModel):
-    with serving(tiny_model("qwen3", hidden=128, layers=2), keys=("sesame",)) as server:
+    with serving(tiny_model("qwen3", hidden=128, layers=2), access_keys=("sesame",)) as server:
         assert ask(server.port, "GET", "/metrics").status == 401
         assert ask(server.port, "GET", "/metrics", None, {"Authorization": "Bearer sesame"}).status == 200
 

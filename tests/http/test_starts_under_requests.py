@@ -22,6 +22,7 @@ from start_llm.hosting import model_runtime
 from start_llm.telemetry import slow_steps
 from start_llm.telemetry.terminal import Terminal
 from tests.engine.harness import Wrapped
+from tests.flat_settings import settings_of
 from tests.server.client import wait_until
 from tests.serving import AS_JSON, Server, serving, tried_once
 from tests.slices import rounds
@@ -140,8 +141,14 @@ class Held(App):
 @contextmanager
 def held(folder: Path) -> Generator[tuple[Held, threading.Thread]]:
     state = str(folder / "state")
-    settings: Any = {"mlx_port": 0, "proxy": False, "traces": False, "drain_s": 0.5, "state_root": state}
-    app = Held(Settings(model_path=str(folder / FIRST), **settings), Terminal(io.StringIO()))
+    settings: Any = {
+        "server_port": 0,
+        "proxy_is_on": False,
+        "traces": False,
+        "drain_s": 0.5,
+        "state_root": state,
+    }
+    app = Held(settings_of(model_path=str(folder / FIRST), **settings), Terminal(io.StringIO()))
     start = threading.Thread(target=app.start)
     start.start()
     try:
@@ -204,8 +211,8 @@ def test_a_server_says_that_it_starts_and_what_it_does_while_it_measures(
     monkeypatch.setattr(model_runtime, step, measure)
     monkeypatch.setattr(slow_steps, "MOMENT_S", 0.05)
     output, state = io.StringIO(), {"state_root": str(tmp_path), "drain_s": 0.5}
-    settings: Any = {"mlx_port": 0, "proxy": False, "traces": False, **state}
-    app = App(Settings(model_path=str(folder / FIRST), **settings), Terminal(output))
+    settings: Any = {"server_port": 0, "proxy_is_on": False, "traces": False, **state}
+    app = App(settings_of(model_path=str(folder / FIRST), **settings), Terminal(output))
     start = threading.Thread(target=app.start)
     start.start()
     try:

@@ -68,7 +68,7 @@ def slowly_loading(
     folder: Path, loading: Loading, monkeypatch: pytest.MonkeyPatch, keep_alive_s: float = 0.05
 ) -> Generator[Server]:
     """A server with `qwen3` loaded, which loads `llama` when `loading` is told to."""
-    with hosting(folder, keep_alive_s=keep_alive_s, prompt_cache=False) as server:
+    with hosting(folder, keep_alive_s=keep_alive_s, cache_is_on=False) as server:
         monkeypatch.setattr("start_llm.hosting.model_host.start_model", loading)
         try:
             yield server

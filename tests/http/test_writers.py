@@ -93,7 +93,7 @@ def recorded(tiny_model: TinyModel, tmp_path_factory: pytest.TempPathFactory) ->
         "ssd_folder": str(place / "ssd"),
         "ssd_max_size": 300_000,
         "ssd_write_after_s": 0.02,
-        "cache_bytes": 400_000,
+        "cache_max_bytes": 400_000,
         "adapter_dir": str(place / "adapters"),
         "max_kv_size": 4096,
         "max_connections": 100,

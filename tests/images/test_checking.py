@@ -11,15 +11,16 @@ import pytest
 from PIL import Image as Pillow
 from PIL.ImageFile import ImageFile, _Tile
 
+from start_llm.config.prompt_variables import ImageSettings
 from start_llm.core.client_presence import client_watched
 from start_llm.core.errors import ClientGone
-from start_llm.images.checking import ImageChecker, ImageLimits, readable_formats
+from start_llm.images.checking import ImageChecker, readable_formats
 from start_llm.images.problems import ImageProblem
 from tests.images.files import empty_png, picture, saved
 
 pytestmark = pytest.mark.filterwarnings("ignore:::PIL")
 
-CHECKER = ImageChecker(ImageLimits())
+CHECKER = ImageChecker(ImageSettings())
 READ = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "AVIF")
 FOREIGN = {
     "EPS": b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 100 100\n%%EndComments\nshowpage\n",
@@ -57,7 +58,7 @@ def test_the_formats_that_clients_send_are_read(kind: str, mode: str):
 
 
 def test_nothing_is_decoded_for_a_client_that_has_left():
-    checker, data = ImageChecker(ImageLimits()), picture(seed=77)
+    checker, data = ImageChecker(ImageSettings()), picture(seed=77)
     with client_watched(lambda: True), pytest.raises(ClientGone):
         checker.check(data)
     with client_watched(lambda: False):
@@ -94,7 +95,7 @@ def test_enough_foreign_kinds_are_tried():
 
 def test_heic_needs_a_package_and_says_so():
     data = b"\x00\x00\x00\x18ftypheic\x00\x00\x00\x00mif1heic" + bytes(100)
-    blind = ImageChecker(ImageLimits(), formats=READ)
+    blind = ImageChecker(ImageSettings(), formats=READ)
     found = problem(data, blind)
     assert "pillow-heif" in found.predicate
     assert "HEIC" in found.message
@@ -112,7 +113,7 @@ def test_heic_is_read_by_the_package():
 
     Pillow.register_open("HEIF", Heif, lambda prefix: prefix[4:12] == b"ftypheic")
     try:
-        seeing = ImageChecker(ImageLimits(), formats=(*READ, "HEIF"))
+        seeing = ImageChecker(ImageSettings(), formats=(*READ, "HEIF"))
         image = seeing.check(b"\x00\x00\x00\x18ftypheic" + bytes(400))
         assert (image.width, image.height) == (12, 9)
     finally:
@@ -186,7 +187,7 @@ def test_a_bomb_of_another_format_is_one_too():
 
 
 def test_the_limits_are_the_users():
-    checker = ImageChecker(ImageLimits(max_bytes=5000, max_pixels=1000))
+    checker = ImageChecker(ImageSettings(max_bytes=5000, max_pixels=1000))
     assert problem(picture("BMP", size=(60, 50)), checker).code == "image_file_too_large"
     found = problem(picture(), checker)
     assert found.message == "image dimensions exceed max allowed size: 40x30 pixels > 1000 pixels"
@@ -222,7 +223,7 @@ def test_of_several_frames_the_first_counts():
 
 def test_an_image_that_was_read_once_is_not_decoded_again():
     """Conversations send their images in every turn."""
-    checker = ImageChecker(ImageLimits())
+    checker = ImageChecker(ImageSettings())
     data = picture("PNG", (1500, 1500), seed=3)
     began = time.perf_counter()
     first = checker.check(data)

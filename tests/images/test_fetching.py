@@ -13,8 +13,9 @@ from contextlib import contextmanager
 
 import pytest
 
+from start_llm.config.prompt_variables import ImageSettings
 from start_llm.images.addresses import is_public, parse_address
-from start_llm.images.checking import ImageChecker, ImageLimits
+from start_llm.images.checking import ImageChecker
 from start_llm.images.door import ImageDoor
 from start_llm.images.fetching import ImageFetcher
 from start_llm.images.problems import ImageProblem
@@ -323,7 +324,7 @@ def test_what_was_fetched_is_kept_for_the_same_client():
 @contextmanager
 def door(web: Web | None) -> Generator[ImageDoor]:
     fetcher = ImageFetcher(10**6, resolve=web.resolve, connect=web.connect) if web else None
-    yield ImageDoor(ImageChecker(ImageLimits()), fetcher)
+    yield ImageDoor(ImageChecker(ImageSettings()), fetcher)
 
 
 def test_the_content_of_what_was_fetched_decides_what_it_is():

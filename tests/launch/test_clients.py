@@ -18,6 +18,7 @@ from start_llm.launch.permissions import Permissions
 from start_llm.launch.server_info import NO_KEY, ServerInfo, address_at, addresses, reply_limit
 from start_llm.launch.setup import make_setup
 from start_llm.launch.yaml import parse_yaml
+from tests.flat_settings import settings_of
 
 FOLDER = Path("/private/folder")
 SERVED = ServerInfo(
@@ -418,11 +419,11 @@ def test_a_reply_is_at_most_a_quarter_of_the_window(window, most, limit):
     ("settings", "expected"),
     [
         (Settings(), ["http://127.0.0.1:4000", "http://127.0.0.1:8080"]),
-        (Settings(proxy=False), ["http://127.0.0.1:8080"]),
-        (Settings(proxy_port=4001, mlx_port=81), ["http://127.0.0.1:4001", "http://127.0.0.1:81"]),
-        (Settings(proxy=False, mlx_host="0.0.0.0"), ["http://127.0.0.1:8080"]),
-        (Settings(proxy=False, mlx_host="::"), ["http://[::1]:8080"]),
-        (Settings(proxy=False, mlx_host="10.0.0.7"), ["http://10.0.0.7:8080"]),
+        (settings_of(proxy_is_on=False), ["http://127.0.0.1:8080"]),
+        (settings_of(proxy_port=4001, server_port=81), ["http://127.0.0.1:4001", "http://127.0.0.1:81"]),
+        (settings_of(proxy_is_on=False, server_host="0.0.0.0"), ["http://127.0.0.1:8080"]),
+        (settings_of(proxy_is_on=False, server_host="::"), ["http://[::1]:8080"]),
+        (settings_of(proxy_is_on=False, server_host="10.0.0.7"), ["http://10.0.0.7:8080"]),
     ],
 )
 def test_the_settings_say_where_the_server_is(settings, expected):
@@ -436,12 +437,12 @@ OWN, PROXY = "http://127.0.0.1:8080", "http://127.0.0.1:4000"
     ("keys", "own", "proxy"),
     [
         ({"proxy_keys": ("p", "q")}, NO_KEY, "p"),
-        ({"keys": ("k", "l")}, "k", "k"),
-        ({"keys": ("k",), "proxy_keys": ("p",)}, "k", "p"),
+        ({"access_keys": ("k", "l")}, "k", "k"),
+        ({"access_keys": ("k",), "proxy_keys": ("p",)}, "k", "p"),
     ],
 )
 def test_each_port_is_sent_its_own_key(keys, own, proxy):
-    settings = Settings(**keys)
+    settings = settings_of(**keys)
     assert addresses(settings) == [Address(PROXY, proxy), Address(OWN, own)]
     assert address_at("http://localhost:8080/v1/", settings) == Address("http://localhost:8080", own)
     assert address_at("http://localhost:4000", settings) == Address("http://localhost:4000", proxy)

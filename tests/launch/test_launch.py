@@ -109,7 +109,7 @@ def test_the_key_is_the_proxys_and_a_placeholder_without_one(home, server):
 
 
 def test_a_server_that_asks_for_a_key_is_told_it(home, tiny_model):
-    with serving(tiny_model("qwen3"), keys=("sk-own", "sk-other")) as server:
+    with serving(tiny_model("qwen3"), access_keys=("sk-own", "sk-other")) as server:
         own = home.environment(
             "claude", MLX_API_KEY="sk-own,sk-third", MLX_PORT=str(server.port), PROXY="false"
         )

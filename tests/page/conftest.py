@@ -104,7 +104,7 @@ def _phases(server: Server) -> set[str]:
 def hostile(chain_model: ChainModel) -> Generator[Server]:
     """A server with a key whose model, clients and paths write markup."""
     reply = ["<think>", f"{HURT}.", "</think>", SCRIPT, HURT, " is", " text."]
-    with serving(chain_model({"\n": reply}), keys=(KEY,)) as server:
+    with serving(chain_model({"\n": reply}), access_keys=(KEY,)) as server:
         talk(server, f"{HURT} {SCRIPT} " * 3, f"{SCRIPT} {HURT} " * 3, NAME, KEY)
         refused(server, "/<img/src=x/onerror=hurt()>", KEY)
         yield server

@@ -6,8 +6,9 @@ from start_llm.core.canonical import CanonicalKey, reasoning_digest
 from start_llm.core.chat import ChatRequest, Message
 from start_llm.core.family import ReasoningMarks
 from start_llm.core.prompt import Prompt
+from start_llm.core.prompt_policy import PromptPolicy
 from start_llm.prompt.inline_reasoning import split_inline_reasoning, with_reasoning
-from start_llm.prompt.prepare import Preparer, PromptPolicy
+from start_llm.prompt.prepare import Preparer
 from tests.prompt.fakes import call, family_of, prepared, reply, result, shown, text_of, user
 from tests.templates.traits import trait_tokenizer
 

@@ -16,8 +16,9 @@ from start_llm.core.canonical import OmittedText
 from start_llm.core.chat import ChatRequest, Json, Message, ToolCall
 from start_llm.core.errors import InvalidRequest
 from start_llm.core.prompt import Prompt
+from start_llm.core.prompt_policy import PromptPolicy
 from start_llm.prompt import remembered
-from start_llm.prompt.prepare import Preparer, PromptPolicy
+from start_llm.prompt.prepare import Preparer
 from tests.prompt.fakes import call, fresh_preparer, function, reply, result, system, user
 
 TOOLS = (function("write", path={"type": "string"}),)

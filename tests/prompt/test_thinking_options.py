@@ -5,7 +5,8 @@ import pytest
 from start_llm.core.chat import ChatRequest, Thinking
 from start_llm.core.family import Family
 from start_llm.core.prompt import Prompt
-from start_llm.prompt.prepare import Preparer, PromptPolicy
+from start_llm.core.prompt_policy import PromptPolicy
+from start_llm.prompt.prepare import Preparer
 from tests.prompt.fakes import FakeTokenizer, prepared, shown, system, user
 
 ADDED = ("<user>", "<system>", "<assistant>", "<end>", "</think>")

@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
+from start_llm.config.prompt_variables import ImageSettings
 from start_llm.core.chat import ChatRequest
 from start_llm.core.errors import InvalidImage, InvalidRequest
 from start_llm.core.images import image_words
-from start_llm.images.checking import ImageChecker, ImageLimits
+from start_llm.images.checking import ImageChecker
 from start_llm.images.door import ImageDoor
 from start_llm.protocols.anthropic import messages as anthropic_messages
 from start_llm.protocols.anthropic.error_bodies import anthropic_refusal
@@ -31,8 +32,8 @@ BIG = data_url(empty_png(10_000, 10_000))
 Content = list[Any]
 
 
-def context(*, sees: bool = True, **limits: int) -> RequestContext:
-    door = ImageDoor(ImageChecker(ImageLimits(**limits))) if sees else None
+def context(*, sees: bool = True, **limits: Any) -> RequestContext:
+    door = ImageDoor(ImageChecker(ImageSettings(**limits))) if sees else None
     return RequestContext(ModelFacts("m", 1000, lambda _: b"", door), b"tenant", SEAL)
 
 

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from start_llm.config.settings import Settings
 from start_llm.protocols import seal as seal_module
 from start_llm.protocols.seal import KEY_BYTES, Seal, Sealed
 from start_llm.protocols.seal_key import kept_key
 from start_llm.wiring.from_settings import make_seal
+from tests.flat_settings import settings_of
 
 SEAL = Seal(bytes(range(KEY_BYTES)))
 NAME = "aB3x" * 6
@@ -145,7 +145,7 @@ def test_something_else_in_its_place_is_neither_read_nor_replaced(put, tmp_path:
 
 def test_what_was_sealed_before_a_restart_is_opened_after_it(tmp_path: Path):
     said: list[str] = []
-    settings = Settings(state_root=str(tmp_path / "state"))
+    settings = settings_of(state_root=str(tmp_path / "state"))
     sealed = make_seal(settings, said.append).seal(REASONING, NAME, b"me")
     assert make_seal(settings, said.append).open(sealed, b"me") == Sealed(REASONING, NAME)
     assert said == []
@@ -154,7 +154,7 @@ def test_what_was_sealed_before_a_restart_is_opened_after_it(tmp_path: Path):
 def test_without_a_place_for_the_key_there_is_one_for_this_process(tmp_path: Path):
     said: list[str] = []
     (tmp_path / "state").touch()
-    settings = Settings(state_root=str(tmp_path / "state"))
+    settings = settings_of(state_root=str(tmp_path / "state"))
     first, second = make_seal(settings, said.append), make_seal(settings, said.append)
     sealed = first.seal(REASONING, NAME, b"me")
     assert first.open(sealed, b"me") == Sealed(REASONING, NAME)

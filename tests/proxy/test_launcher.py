@@ -26,19 +26,23 @@ from start_llm.proxy.launcher import Proxy, answers_end_to_end
 from start_llm.proxy.ports import Process, ProcessRecord
 from start_llm.proxy.proxy_log import ProcessOutput, ProxyLog
 from start_llm.proxy.refusals import ProxyRefusal, tell_server
+from tests.flat_settings import settings_of
 from tests.proxy.conftest import Proxied, free_port, until
 
 CHAT = "/v1/chat/completions"
 CONFIG = ProxyConfig(
-    port=4999,
+    settings=settings_of(proxy_port=4999, proxy_model_id="m"),
     backend="http://127.0.0.1:1",
-    model="m",
+    first_model="m",
     window=4096,
     sees=False,
-    keys=(),
     secret=BackendSecret("backend"),
-    python=sys.executable,
 )
+
+
+def config_of(python: str | Path) -> ProxyConfig:
+    """That of a proxy with another interpreter."""
+    return replace(CONFIG, settings=settings_of(proxy_port=free_port(), proxy_python=str(python)))
 
 
 @pytest.mark.thorough
@@ -57,16 +61,7 @@ def test_a_killed_proxy_comes_back_and_the_server_never_noticed(proxied: Proxied
 @pytest.mark.thorough
 def test_a_proxy_that_cannot_start_is_reported_and_tried_again(tmp_path: Path):
     said: list[str] = []
-    broken = ProxyConfig(
-        port=free_port(),
-        backend="http://127.0.0.1:1",
-        model="m",
-        window=4096,
-        sees=False,
-        keys=(),
-        secret=BackendSecret("backend"),
-        python="/bin/false",
-    )
+    broken = config_of("/bin/false")
     proxy = Proxy(broken, say=said.append, patience_s=1, logs=tmp_path)
     proxy.start()
     until(lambda: sum("Starting it again" in line for line in said) >= 2, within_s=10)
@@ -77,16 +72,7 @@ def test_a_proxy_that_cannot_start_is_reported_and_tried_again(tmp_path: Path):
 
 def test_an_interpreter_that_does_not_exist_is_reported(tmp_path: Path):
     said: list[str] = []
-    missing = ProxyConfig(
-        port=free_port(),
-        backend="http://127.0.0.1:1",
-        model="m",
-        window=4096,
-        sees=False,
-        keys=(),
-        secret=BackendSecret("backend"),
-        python="/no/such/python",
-    )
+    missing = config_of("/no/such/python")
     proxy = Proxy(missing, say=said.append, patience_s=1, logs=tmp_path)
     proxy.start()
     until(lambda: any("/no/such/python" in line for line in said), within_s=10)
@@ -104,9 +90,7 @@ def test_a_proxy_that_cannot_be_written_down_serves_all_the_same(
     sleeper.write_text("#!/bin/sh\nexec sleep 60\n")
     sleeper.chmod(0o700)
     said: list[str] = []
-    proxy = Proxy(
-        replace(CONFIG, port=free_port(), python=str(sleeper)), say=said.append, patience_s=60, logs=tmp_path
-    )
+    proxy = Proxy(config_of(sleeper), say=said.append, patience_s=60, logs=tmp_path)
     proxy.start()
     until(lambda: any("written down" in log.read_text() for log in tmp_path.rglob("*.log")), within_s=10)
     child = proxy.pid
@@ -146,11 +130,11 @@ def answering(status: int) -> Generator[int]:
 def test_the_servers_refusal_of_a_chat_shows_that_requests_reach_it(status: int, is_answer: bool):
     """A model without a chat template refuses them all."""
     with answering(status) as port:
-        assert answers_end_to_end(replace(CONFIG, port=port)) == is_answer
+        assert answers_end_to_end(replace(CONFIG, settings=settings_of(proxy_port=port))) == is_answer
 
 
 def test_nobody_is_no_answer():
-    assert not answers_end_to_end(replace(CONFIG, port=free_port()))
+    assert not answers_end_to_end(replace(CONFIG, settings=settings_of(proxy_port=free_port())))
 
 
 @pytest.mark.thorough
@@ -251,7 +235,7 @@ def standing_in(folder: Path, signal: int) -> Generator[tuple[Proxy, list[str]]]
     program = folder / "proxy"
     program.write_text(f"#!{sys.executable}\n{HANGING.replace('{signal}', str(signal))}")
     program.chmod(0o700)
-    config = replace(CONFIG, port=free_port(), python=str(program))
+    config = config_of(program)
     proxy = Proxy(config, say=said.append, patience_s=60, logs=folder / "logs", probe_s=0.5)
     proxy.start()
     try:

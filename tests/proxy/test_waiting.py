@@ -96,7 +96,7 @@ def test_with_strict_names_this_port_says_which_models_there_are(
 ):
     host = proxied.server.app._host
     assert host
-    monkeypatch.setattr(host, "_limits", replace(host._limits, is_strict=True))
+    monkeypatch.setattr(host, "_settings", replace(host._settings, strict_names=True))
     answer = proxied.ask(path, ASKED[path] | {"model": "gpt-5-of-nobody"})
     own = proxied.server.get("/v1/models")["data"][0]["id"]
     assert answer.status == 404

@@ -75,7 +75,7 @@ def test_a_conversation_about_an_image_is_healthy(family: str, script: Script, t
 
 @pytest.mark.thorough
 def test_clients_that_change_their_spelling_cost_what_the_rules_save(script: Script, serve: Serve):
-    server = serve("qwen3", "calls", canonicalizes=False)
+    server = serve("qwen3", "calls", with_rules=False)
     done = script("probe_session", "--base-url", server.url, "--only", "drift", *LENGTH)
     assert done.returncode == 1
     assert re.search(r"falls short: drift, turn 2: [\d.]+% of ", done.stdout)

@@ -4,7 +4,6 @@ at a time, since it takes seconds to start."""
 from __future__ import annotations
 
 import asyncio
-import sys
 import threading
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -18,6 +17,7 @@ from openai import AsyncOpenAI, OpenAI
 
 from start_llm.proxy.config import ProxyConfig
 from start_llm.proxy.launcher import Proxy
+from tests.flat_settings import settings_of
 from tests.proxy.conftest import (
     DIRECT,
     KEY,
@@ -61,14 +61,12 @@ class Endpoints:
         self.tunnel, self.port = Tunnel(0), free_port()
         self.said, self.partners = list[str](), set[str]()
         config = ProxyConfig(
-            port=self.port,
+            settings=settings_of(proxy_port=self.port, proxy_keys=(KEY,), proxy_model_id=MODEL),
             backend=self.tunnel.url,
-            model=MODEL,
+            first_model=MODEL,
             window=WINDOW,
             sees=True,
-            keys=(KEY,),
             secret=SECRET,
-            python=sys.executable,
         )
         self.proxy = Proxy(config, say=self.said.append, patience_s=120, logs=logs)
         self._is_closed = threading.Event()

@@ -12,7 +12,9 @@ from typing import Any
 
 from start_llm.access.backend_secret import BackendSecret
 from start_llm.cache.kinds import label_of
+from start_llm.config.server_variables import HttpSettings
 from start_llm.config.settings import Settings
+from start_llm.core.limits import TimeLimits
 from start_llm.engine.admission import Admission
 from start_llm.engine.engine import Engine
 from start_llm.engine.resources import EngineResources
@@ -29,9 +31,9 @@ from start_llm.protocols.responses.response_store import ResponseStore
 from start_llm.protocols.seal import KEY_BYTES, Seal
 from start_llm.server.handler import Handler
 from start_llm.server.library_pages import LibraryPages
-from start_llm.server.listener import Listener, ServerContext, ServerLimits
+from start_llm.server.listener import Listener, ServerContext
 from start_llm.server.served_models import ListedModel, ServedModel
-from start_llm.server.status import HealthLimits, ModelCard, Status
+from start_llm.server.status import ModelCard, Status
 from start_llm.serving.service import Service
 from start_llm.storage.database import DatabaseMetrics
 from start_llm.telemetry.account import Reports
@@ -39,6 +41,7 @@ from start_llm.telemetry.metrics import CacheMetrics, DiskMetrics, EngineMetrics
 from start_llm.telemetry.terminal import Terminal
 from start_llm.wiring.from_settings import model_family, model_traits
 from tests.engine.harness import uncached_resources
+from tests.flat_settings import settings_of
 from tests.transcripts.fakes import transcripts
 
 
@@ -120,7 +123,7 @@ class BreakableServer:
 
 @contextmanager
 def breakable(folder: Path, *, secret: BackendSecret | None = None) -> Generator[BreakableServer]:
-    settings = Settings(model_path=str(folder))
+    settings = settings_of(model_path=str(folder))
     loaded: list[tuple[EngineStartup, BreakableNetwork]] = []
 
     def assemble() -> EngineResources:
@@ -148,10 +151,10 @@ def breakable(folder: Path, *, secret: BackendSecret | None = None) -> Generator
         )
 
     metrics = EngineMetrics()
-    engine = Engine(assemble, metrics, max_waiting=settings.max_waiting)
+    engine = Engine(assemble, metrics, max_waiting=settings.engine.max_waiting)
     engine.start()
     ready, network = loaded[0]
-    listener = Listener("127.0.0.1", 0, Handler, ServerLimits())
+    listener = Listener("127.0.0.1", 0, Handler, HttpSettings())
     context = _context(settings, engine, metrics, ready)
     listener.open(replace(context, tenants=Tenants(secret)))
     try:
@@ -202,7 +205,7 @@ def _context(
         transcripts=known.metrics,
         responses=ResponseStore(),
         kv=KVAtRest(mode="f32", layers={"f32": 1}, attention={"global": 1}),
-        limits=HealthLimits(chunk_s=0.2, stall_s=60),
+        limits=TimeLimits(chunk_s=0.2, stall_s=60),
         engine_is_alive=engine.is_alive,
     )
     adapters = ModelAdapters(engine, ready.adapters, {})

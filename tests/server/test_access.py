@@ -17,13 +17,14 @@ import pytest
 
 from start_llm.access.access_policy import AccessPolicy
 from start_llm.app import App
-from start_llm.config.settings import Settings
+from start_llm.config.server_variables import HttpSettings
 from start_llm.core.errors import Forbidden, SettingsError
 from start_llm.server.handler import Handler
-from start_llm.server.listener import Listener, ServerContext, ServerLimits
+from start_llm.server.listener import Listener, ServerContext
 from start_llm.telemetry.terminal import Terminal
 from start_llm.wiring.from_settings import access_policy
 from tests.conftest import TinyModel
+from tests.flat_settings import settings_of
 from tests.server.breakable import OneModel
 from tests.server.client import CHAT, Client, Reply, ask, message
 from tests.server.paths import GET_PATHS, NAMED_ROUTES, POST_PATHS, with_name
@@ -67,7 +68,7 @@ def own_address() -> str:
 @pytest.fixture(scope="module")
 def guarded(scripted_model: Path) -> Iterator[Server]:
     """Listens everywhere, so it asks for a key."""
-    with serving(scripted_model, mlx_host="0.0.0.0", keys=(KEY, "another")) as server:
+    with serving(scripted_model, server_host="0.0.0.0", access_keys=(KEY, "another")) as server:
         yield server
 
 
@@ -97,7 +98,7 @@ def test_a_preflight_is_refused_and_allows_nothing(scripted: Server, path: str):
 
 @pytest.fixture(scope="module")
 def with_pages(tiny_model: TinyModel) -> Generator[Server]:
-    with serving(tiny_model("qwen3"), origins=("http://localhost:3000",), keys=(KEY,)) as server:
+    with serving(tiny_model("qwen3"), origins=("http://localhost:3000",), access_keys=(KEY,)) as server:
         yield server
 
 
@@ -168,7 +169,7 @@ def test_a_host_that_is_there_twice_is_400(scripted: Server):
 
 
 def test_the_name_that_the_server_listens_as_is_its_own():
-    settings = Settings(mlx_host="MyBox.local", keys=(KEY,))
+    settings = settings_of(server_host="MyBox.local", access_keys=(KEY,))
     own, other = (
         [("Host", f"{name}:8080"), ("Authorization", f"Bearer {KEY}")] for name in ("mybox.local", "evil")
     )
@@ -183,7 +184,7 @@ def test_the_name_that_the_server_listens_as_is_its_own():
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.5", "example.com"])
 def test_off_loopback_nothing_starts_without_a_key(host: str):
     with pytest.raises(SettingsError, match=re.escape(f"MLX_HOST={host!r} is not loopback")) as refused:
-        App(Settings(mlx_host=host, mlx_port=0, proxy=False), Terminal())
+        App(settings_of(server_host=host, server_port=0, proxy_is_on=False), Terminal())
     assert "MLX_API_KEY" in str(refused.value)
 
 
@@ -393,7 +394,7 @@ def test_a_body_beyond_the_limit_is_413_before_it_is_read(scripted_model: Path):
 @pytest.fixture(scope="module")
 def listener_alone() -> Iterator[Listener]:
     """A listener with nothing behind it: whatever gets through fails."""
-    listener = Listener("127.0.0.1", 0, Handler, ServerLimits(max_body_bytes=1000))
+    listener = Listener("127.0.0.1", 0, Handler, HttpSettings(max_body_bytes=1000))
     nothing: Any = None
     listener.open(
         ServerContext(
@@ -431,7 +432,7 @@ def test_every_body_has_to_be_json_of_bounded_size(listener_alone: Listener, pat
 
 @pytest.mark.parametrize("path", POST_PATHS)
 def test_nothing_is_begun_while_the_server_stops(path: str):
-    listener = Listener("127.0.0.1", 0, Handler, ServerLimits())
+    listener = Listener("127.0.0.1", 0, Handler, HttpSettings())
     nothing: Any = None
     context = ServerContext(models=OneModel(nothing), library=nothing, seal=nothing)
     listener.open(context)

@@ -106,7 +106,7 @@ def test_the_page_has_the_access_policy(scripted: Server, headers: dict[str, str
 
 @pytest.fixture(scope="module")
 def two_keys(scripted_model: Path) -> Iterator[Server]:
-    with serving(scripted_model, keys=(KEY, OTHER)) as server:
+    with serving(scripted_model, access_keys=(KEY, OTHER)) as server:
         talk(server.port, SECRET, "of-the-first", KEY)
         talk(server.port, ANOTHER, "of-the-first", KEY)
         talk(server.port, "something quite different", "of-the-second", OTHER)

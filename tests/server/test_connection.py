@@ -17,10 +17,11 @@ import pytest
 
 from start_llm.access import loopback
 from start_llm.access.loopback import IPV4_LOOPBACK, IPV6_LOOPBACK, bound_socket, loopback_addresses
+from start_llm.config.server_variables import HttpSettings
 from start_llm.core.errors import PortError
 from start_llm.proxy.ports import is_free
 from start_llm.server.handler import Handler
-from start_llm.server.listener import Listener, ServerLimits
+from start_llm.server.listener import Listener
 from tests.server.client import CHAT, TEXT, Client, CutOff, ask, engine_is_free, message, stats, wait_until
 from tests.serving import AS_JSON, Server, serving
 
@@ -327,9 +328,9 @@ def test_a_port_that_another_server_has_at_the_other_address_is_refused():
         other.listen()
         port = other.getsockname()[1]
         with pytest.raises(PortError, match=f"MLX_PORT={port} cannot be listened on"):
-            Listener(IPV4_LOOPBACK, port, Handler, ServerLimits())
+            Listener(IPV4_LOOPBACK, port, Handler, HttpSettings())
         assert not is_free(port)
-    listener = Listener(IPV4_LOOPBACK, port, Handler, ServerLimits())
+    listener = Listener(IPV4_LOOPBACK, port, Handler, HttpSettings())
     assert not is_free(port)
     listener.stop_accepting()
     assert is_free(port)
@@ -343,7 +344,7 @@ def test_a_system_without_ipv6_has_one_address(monkeypatch: pytest.MonkeyPatch):
 
     monkeypatch.setattr(loopback, "bound_socket", without_ipv6)
     assert loopback_addresses() == (IPV4_LOOPBACK,)
-    listener = Listener(IPV4_LOOPBACK, 0, Handler, ServerLimits())
+    listener = Listener(IPV4_LOOPBACK, 0, Handler, HttpSettings())
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection((IPV6_LOOPBACK, listener.port), timeout=5)
     listener.stop_accepting()

@@ -169,7 +169,7 @@ def test_fifty_who_leave_in_a_row_leave_nothing_after(endless_model: Path):
 
     What the servers of other tests held in this process may go meanwhile.
     """
-    with serving(endless_model, batch=3, prompt_cache=False) as server:
+    with serving(endless_model, batch=3, cache_is_on=False) as server:
         resident = max(fifty_leave(server) for _ in range(2))
         before, active = held(), mx.get_active_memory()
         assert min(fifty_leave(server) for _ in range(2)) <= resident * 1.02

@@ -23,7 +23,7 @@ SEED = 9
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder = write_model(tmp_path_factory.mktemp("fuzz"), TRAIT, scripts=SCRIPTS, starts=STARTS)
-    with serving(folder, batch=4, cache_bytes=24 * 2**20) as server:
+    with serving(folder, batch=4, cache_max_bytes=24 * 2**20) as server:
         yield server
 
 

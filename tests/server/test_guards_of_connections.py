@@ -10,12 +10,13 @@ from typing import Any
 
 import pytest
 
+from start_llm.config.server_variables import HttpSettings
 from start_llm.core.errors import ClientGone, Overloaded
 from start_llm.engine.engine import Engine
 from start_llm.engine.resources import EngineResources
 from start_llm.server.connection import BoundedWriter, is_closed_by_peer
 from start_llm.server.handler import Handler
-from start_llm.server.listener import Connections, Listener, ServerContext, ServerLimits
+from start_llm.server.listener import Connections, Listener, ServerContext
 from start_llm.telemetry.metrics import EngineMetrics
 from tests.engine.harness import uncached_resources
 from tests.engine.test_guards import Counting
@@ -31,7 +32,7 @@ NOTHING: Any = None
 def opened(**limits: Any) -> Listener:
     """Every limit is long but those that are given."""
     usual: dict[str, Any] = {"idle_s": LONG_S, "header_s": LONG_S, "body_s": LONG_S, "write_s": LONG_S}
-    listener = Listener("127.0.0.1", 0, Handler, ServerLimits(**{**usual, **limits}))
+    listener = Listener("127.0.0.1", 0, Handler, HttpSettings(**{**usual, **limits}))
     listener.open(ServerContext(models=OneModel(NOTHING), library=NOTHING, seal=NOTHING))
     return listener
 

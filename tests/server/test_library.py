@@ -52,7 +52,7 @@ def server(endless_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Ite
     """Its library is a folder with one model, the loaded one, and whatever this user has."""
     place = tmp_path_factory.mktemp("models")
     (place / "loaded").symlink_to(endless_model)
-    with serving(place / "loaded", keys=KEYS, model_dir=str(place)) as running:
+    with serving(place / "loaded", access_keys=KEYS, model_dir=str(place)) as running:
         yield running
 
 

@@ -653,7 +653,7 @@ def test_what_follows_a_refused_body_is_not_taken_for_a_request(scripted: Server
 
 @pytest.fixture(scope="module")
 def impatient(scripted_model: Path) -> Iterator[Server]:
-    with serving(scripted_model, header_s=0.4, body_s=0.4, idle_s=0.7) as server:
+    with serving(scripted_model, header_s=0.4, body_s=0.4, http_idle_s=0.7) as server:
         yield server
 
 

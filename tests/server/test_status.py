@@ -136,7 +136,7 @@ def test_stats_counts_what_is_kept_and_used_again(endless_model: Path):
 
 
 def test_stats_without_a_cache_counts_none(endless_model: Path):
-    with serving(endless_model, prompt_cache=False) as server:
+    with serving(endless_model, cache_is_on=False) as server:
         for _ in range(2):
             server.post(TEXT, {"prompt": list(range(100)), "max_tokens": 2})
         cache = stats(server.port)["prompt_cache"]
@@ -184,7 +184,7 @@ def test_a_reply_echoes_the_name_that_was_asked_for(scripted: Server, scripted_m
 @pytest.fixture(scope="module")
 def small_queue(endless_model: Path) -> Iterator[Server]:
     """Nothing is kept, so a prompt that is being read is not stopped for shorter ones."""
-    with serving(endless_model, max_waiting=QUEUE, batch=1, prompt_cache=False) as server:
+    with serving(endless_model, max_waiting=QUEUE, batch=1, cache_is_on=False) as server:
         yield server
 
 

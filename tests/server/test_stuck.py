@@ -8,10 +8,11 @@ from typing import Any, cast
 
 import pytest
 
+from start_llm.core.limits import TimeLimits
 from start_llm.protocols.responses.response_store import ResponseStore
 from start_llm.server.model_pages import health
 from start_llm.server.served_models import ListedModel
-from start_llm.server.status import HealthLimits, ModelCard, Status
+from start_llm.server.status import ModelCard, Status
 from start_llm.storage.database import DatabaseMetrics
 from start_llm.telemetry.metrics import (
     CacheMetrics,
@@ -76,6 +77,6 @@ def a_status(engine: EngineMetrics) -> Status:
         transcripts=TranscriptMetrics(),
         responses=ResponseStore(),
         kv=KVAtRest(mode="f32", layers={"f32": 1}, attention={"global": 1}),
-        limits=HealthLimits(chunk_s=0.2, stall_s=60),
+        limits=TimeLimits(chunk_s=0.2, stall_s=60),
         engine_is_alive=lambda: True,
     )

@@ -53,7 +53,7 @@ def test_a_refused_request_is_one_line_with_status_and_reason(scripted_model: An
 
 
 def test_a_wrong_key_is_a_line_that_does_not_name_it(scripted_model: Any):
-    with serving(scripted_model, keys=("right",)) as server:
+    with serving(scripted_model, access_keys=("right",)) as server:
         assert ask(server.port, "POST", CHAT, HELLO, {"Authorization": "Bearer wrong"}).status == 401
         (line,) = lines(server, "refused")
     assert " 401 POST /v1/chat/completions  " in line

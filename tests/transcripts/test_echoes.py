@@ -16,8 +16,9 @@ import pytest
 from start_llm.core.canonical import Conversation
 from start_llm.core.chat import ChatRequest, Message
 from start_llm.core.events import CallArguments, CallStarted, Content, Finished, Output, Reasoning, Usage
+from start_llm.core.prompt_policy import PromptPolicy
 from start_llm.prompt.call_ids import in_native_form
-from start_llm.prompt.prepare import Preparer, PromptPolicy
+from start_llm.prompt.prepare import Preparer
 from start_llm.transcripts.turn import Turn
 from tests.prompt.fakes import NOON, family_of, text_of
 from tests.templates.traits import TRAITS, trait_tokenizer

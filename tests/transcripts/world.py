@@ -29,8 +29,8 @@ from start_llm.core.engine_request import EngineRequest
 from start_llm.core.events import Event, Finished, Restored, Usage
 from start_llm.core.events import Text as Written
 from start_llm.core.explanation import Explanation
-from start_llm.prompt.canonical_form import DriftPolicy
-from start_llm.prompt.prepare import Preparer, PromptPolicy
+from start_llm.core.prompt_policy import DriftPolicy, PromptPolicy
+from start_llm.prompt.prepare import Preparer
 from start_llm.serving.service import ModelTraits, Service
 from start_llm.telemetry.account import Reports
 from start_llm.telemetry.metrics import RequestMetrics

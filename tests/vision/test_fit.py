@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from start_llm.config.settings import Settings
 from start_llm.engine.work import measure_tower
 from start_llm.hosting.model_runtime import estimated_needs
 from start_llm.library.fit import arithmetic, report
 from start_llm.library.folders import shape_in
 from start_llm.models.machines import Machine
 from start_llm.wiring.memory_plan import image_memory
+from tests.flat_settings import settings_of
 from tests.serving import serving
 from tests.vision.seeing import FAMILIES, eyes, folder_of, model_of
 
@@ -26,7 +26,7 @@ ALWAYS_ALIKE = ("gemma3", "gemma4", "gemma4_blocks", "mistral3")
 @pytest.mark.sample(6)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_memory_for_images_is_what_a_server_sets_aside(family: str):
-    measured = image_memory(Settings(memory=BUDGET), 4096, measure_tower(eyes(model_of(family))))
+    measured = image_memory(settings_of(memory=BUDGET), 4096, measure_tower(eyes(model_of(family))))
     shape = shape_in(family, folder_of(family))
     assert shape.tower
     assert shape.image_bytes(BUDGET) == measured.kept_bytes == BUDGET // 50
