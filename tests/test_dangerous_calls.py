@@ -17,7 +17,7 @@ CALLS = frozenset(
 )
 BECOMES_A_CLIENT = ("launch/start.py", "os.execve")
 STARTS_ITSELF_AGAIN = ("core/openblas.py", "os.execve")
-READS_YAML = ("launch/yaml.py", "yaml")
+READS_YAML = ("launch/files.py", "yaml")
 OF_YAML = {"yaml.safe_load", "yaml.YAMLError"}
 """What makes nothing but texts, numbers, lists and objects of a document."""
 

@@ -8,8 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from start_llm.commands.server_status import NOT_RUNNING
-from start_llm.commands.service_managers import ServiceManager
-from start_llm.commands.units import ServiceCommand
+from start_llm.commands.service_managers import ServiceCommand, ServiceManager
 from start_llm.config.paths import IS_CHECKOUT, ROOT, from_root, program
 from start_llm.config.settings import Settings, all_rows
 from start_llm.core.errors import CommandError

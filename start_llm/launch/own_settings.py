@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from start_llm.core.errors import LaunchError
-from start_llm.launch.yaml import parse_yaml
+from start_llm.launch.files import parse_yaml
 
 _TOKENS = re.compile(
     r'(?P<double>"(?:\\.|[^"\\])*")'

@@ -60,10 +60,13 @@ def _application() -> ProxyAccessPolicy:
     from start_llm.proxy.cut_streams import CutStreams  # noqa: PLC0415
     from start_llm.proxy.direct import Direct  # noqa: PLC0415
     from start_llm.proxy.error_text import ErrorRewriter  # noqa: PLC0415
-    from start_llm.proxy.model_header import AnsweringModel, watch_replies  # noqa: PLC0415
+    from start_llm.proxy.model_header import (  # noqa: PLC0415
+        AnsweringModel,
+        RetryAfter,
+        watch_replies,
+    )
     from start_llm.proxy.own_bodies import OwnBodies  # noqa: PLC0415
-    from start_llm.proxy.refusals_log import shorten_refusals  # noqa: PLC0415
-    from start_llm.proxy.retry_after import RetryAfter  # noqa: PLC0415
+    from start_llm.proxy.refusals import shorten_refusals  # noqa: PLC0415
     from start_llm.proxy.to_status_page import ToStatusPage  # noqa: PLC0415
 
     # LiteLLM can look up any variable of its environment.

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import socket
 import threading
 import time
 from collections.abc import Mapping
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler
-from typing import cast
+from typing import Protocol, cast
 
 from start_llm.access.access_policy import body_length, demand_json, is_chunked
 from start_llm.access.content_coding import content_coding, decoded
@@ -19,16 +20,78 @@ from start_llm.core.allocator import give_back_free_memory
 from start_llm.core.answering_model import ANSWERING_MODEL, in_a_header
 from start_llm.core.chat import Json
 from start_llm.core.client_presence import LOOK_S, held_in_turn
-from start_llm.core.errors import ClientGone, InvalidRequest, LengthRequired, RequestTimeout
+from start_llm.core.errors import ClientGone, InvalidRequest, LengthRequired, RequestTimeout, body_too_large
 from start_llm.core.unenforced import UNENFORCED
 from start_llm.protocols.base import new_id
 from start_llm.protocols.fields import Fields, parse_body
 from start_llm.protocols.routes import READING
-from start_llm.server.chunked_body import read_chunked
 from start_llm.server.connection import BoundedWriter, DeadlineReader, drain, is_closed_by_peer
 from start_llm.server.dialects import OPENAI
 from start_llm.server.listener import Listener
 from start_llm.server.sse import EventStream
+
+_SIZE = re.compile(rb"([0-9a-fA-F]{1,15})[ \t]*(?:;[^\r\n]*)?\r\n")
+_LONGEST_LINE = 4096
+_MOST_TRAILER_BYTES = 65536
+
+
+class Stream(Protocol):
+    """A buffered stream of bytes. Reading waits until there is what was asked for, or the stream ends."""
+
+    def read(self, size: int, /) -> bytes: ...
+
+    def readline(self, size: int, /) -> bytes: ...
+
+
+def read_chunked(stream: Stream, max_bytes: int) -> bytes:
+    """Read the chunks and what follows them. After an error the rest of the connection means nothing.
+
+    Raises:
+        BodyTooLarge: the chunks together are longer than the limit.
+        InvalidRequest: their framing is malformed.
+        ClientGone: the client closed the connection in the middle.
+    """
+    body = bytearray()
+    while size := _size(stream):
+        if len(body) + size > max_bytes:
+            raise body_too_large(max_bytes)
+        body += _exactly(stream, size)
+        if _exactly(stream, 2) != b"\r\n":
+            raise InvalidRequest("A chunk of the body is not as long as it says.")
+    _skip_trailers(stream)
+    return bytes(body)
+
+
+def _size(stream: Stream) -> int:
+    match = _SIZE.fullmatch(_line(stream))
+    if match is None:
+        raise InvalidRequest("A chunk of the body does not begin with its size.")
+    return int(match[1], 16)
+
+
+def _skip_trailers(stream: Stream) -> None:
+    left = _MOST_TRAILER_BYTES
+    while (line := _line(stream)) != b"\r\n":
+        left -= len(line)
+        if left < 0:
+            raise InvalidRequest("The fields behind the body are too long.")
+
+
+def _line(stream: Stream) -> bytes:
+    line = stream.readline(_LONGEST_LINE)
+    if not line or (not line.endswith(b"\n") and len(line) < _LONGEST_LINE):
+        raise ClientGone("the client hung up in the middle of its request")
+    if not line.endswith(b"\r\n"):
+        raise InvalidRequest("A line between the chunks of the body is too long, or has no end.")
+    return line
+
+
+def _exactly(stream: Stream, count: int) -> bytes:
+    data = stream.read(count)
+    if len(data) < count:
+        raise ClientGone("the client hung up in the middle of its request")
+    return data
+
 
 _LARGE_BODY = 4 * 2**20
 _LARGE_PARSING = threading.Lock()

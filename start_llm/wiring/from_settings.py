@@ -33,8 +33,7 @@ from start_llm.prompt.prepare import Preparer, PromptPolicy
 from start_llm.prompt.shorten import is_shortened
 from start_llm.prompt.template_audit.samples import rendered_samples
 from start_llm.protocols.responses.response_store import ResponseStore
-from start_llm.protocols.seal import KEY_BYTES, Seal
-from start_llm.protocols.seal_key import kept_key
+from start_llm.protocols.seal import KEY_BYTES, Seal, kept_key
 from start_llm.proxy.config import ProxyConfig
 from start_llm.server.listener import ServerLimits
 from start_llm.serving.service import MemoryWindow, ModelTraits

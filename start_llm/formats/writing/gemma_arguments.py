@@ -12,8 +12,7 @@ from start_llm.formats.reading.json_text import written
 from start_llm.formats.reading.schema import COMPOSING, enum_values, flatten_arguments, parts_of, resolve
 from start_llm.formats.writing.call_text import Arguments
 from start_llm.formats.writing.callable_tool import CallableTool
-from start_llm.formats.writing.lark import Lark
-from start_llm.formats.writing.members import separated
+from start_llm.formats.writing.lark import Lark, separated
 
 _COMMA = '","'
 _PLAIN_KEY = r"[^\s:,{}\[\]<>\"]{1,64}"

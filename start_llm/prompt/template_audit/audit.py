@@ -14,6 +14,7 @@ from start_llm.prompt.template_audit.call_probes import (
     beside_facts,
     call_facts,
     samples_for,
+    tool_facts,
     with_reasoning_facts,
 )
 from start_llm.prompt.template_audit.facts import Moving, TemplateFacts
@@ -22,7 +23,6 @@ from start_llm.prompt.template_audit.losses import losses
 from start_llm.prompt.template_audit.option_probes import OptionProbes
 from start_llm.prompt.template_audit.probe import NEXT, REPLY, SYSTEM, TOOL, USER, TemplateProbe
 from start_llm.prompt.template_audit.reasoning_probes import ReasoningFacts, options_described
-from start_llm.prompt.template_audit.tool_probes import tool_facts
 
 
 def audit(tokenizer: TemplateTokenizer, family: Family, placeholder: str | None = None) -> TemplateFacts:

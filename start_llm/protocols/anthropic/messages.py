@@ -21,8 +21,7 @@ from start_llm.protocols.anthropic.content_blocks import (
     whole_blocks,
 )
 from start_llm.protocols.anthropic.error_bodies import anthropic_error, refuse_image
-from start_llm.protocols.anthropic.messages_constraints import read_form
-from start_llm.protocols.anthropic.messages_input import read_conversation, read_tools
+from start_llm.protocols.anthropic.messages_input import read_conversation, read_form, read_tools
 from start_llm.protocols.anthropic.server_tools import (
     VENDOR,
     demanded_tool,
@@ -38,12 +37,11 @@ from start_llm.protocols.base import (
     new_id,
 )
 from start_llm.protocols.content import begins_reply
-from start_llm.protocols.effort import read_thinking
+from start_llm.protocols.effort import read_template_options, read_thinking
 from start_llm.protocols.fields import Fields
 from start_llm.protocols.generation_fields import NO_LIMIT, TOKEN_COUNT, read_generation
 from start_llm.protocols.image_parts import ImageParser
 from start_llm.protocols.sessions import conversation_id, lineage, session_id
-from start_llm.protocols.template_options import read_template_options
 from start_llm.protocols.tool_types import unavailable_text
 
 _COUNT_OR_NONE = Range(NO_LIMIT, TOKEN_COUNT.high)

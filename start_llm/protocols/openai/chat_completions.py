@@ -28,10 +28,10 @@ from start_llm.protocols.base import (
     openai_error,
 )
 from start_llm.protocols.custom_tools import CustomInput, custom_input
-from start_llm.protocols.effort import read_thinking
+from start_llm.protocols.effort import read_template_options, read_thinking
 from start_llm.protocols.fields import Fields
 from start_llm.protocols.image_parts import ImageParser
-from start_llm.protocols.logprobs import chat_logprobs
+from start_llm.protocols.logprobs import chat_logprobs, closing_frames, usage_json
 from start_llm.protocols.openai.chat_input import (
     OWN_TYPES,
     continues_reply,
@@ -40,17 +40,20 @@ from start_llm.protocols.openai.chat_input import (
     read_tools,
     tool_names,
 )
-from start_llm.protocols.openai.constraints import read_answer, read_form
-from start_llm.protocols.openai.hosted_tools import answered_elsewhere, demanded_tool, tools_elsewhere
+from start_llm.protocols.openai.constraints import (
+    answered_elsewhere,
+    demanded_tool,
+    read_answer,
+    read_form,
+    tools_elsewhere,
+)
 from start_llm.protocols.openai.options import (
     UNSUPPORTED_FIELDS,
     read_options,
     read_stream,
     refuse_unsupported,
 )
-from start_llm.protocols.openai.usage import closing_frames, usage_json
 from start_llm.protocols.sessions import conversation_id, lineage, session_id
-from start_llm.protocols.template_options import read_template_options
 
 _TOP_LOGPROBS = Range(0, 20)
 

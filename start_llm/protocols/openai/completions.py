@@ -19,7 +19,7 @@ from start_llm.protocols.base import (
     openai_error,
 )
 from start_llm.protocols.fields import Fields
-from start_llm.protocols.logprobs import TextOffsets, text_logprobs
+from start_llm.protocols.logprobs import TextOffsets, closing_frames, text_logprobs, usage_json
 from start_llm.protocols.openai.options import (
     UNSUPPORTED_FIELDS,
     UnsupportedField,
@@ -30,7 +30,6 @@ from start_llm.protocols.openai.options import (
     refuse_unsupported,
     token_ids,
 )
-from start_llm.protocols.openai.usage import closing_frames, usage_json
 from start_llm.protocols.sessions import lineage, session_id
 
 _TOP_LOGPROBS = Range(0, 20)

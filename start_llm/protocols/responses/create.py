@@ -19,12 +19,17 @@ from start_llm.protocols.base import (
     new_id,
     openai_error,
 )
-from start_llm.protocols.effort import read_thinking
+from start_llm.protocols.effort import read_template_options, read_thinking
 from start_llm.protocols.fields import Fields
 from start_llm.protocols.generation_fields import read_limit
 from start_llm.protocols.image_parts import ImageParser
-from start_llm.protocols.openai.constraints import read_answer, read_form
-from start_llm.protocols.openai.hosted_tools import answered_elsewhere, demanded_tool, tools_elsewhere
+from start_llm.protocols.openai.constraints import (
+    answered_elsewhere,
+    demanded_tool,
+    read_answer,
+    read_form,
+    tools_elsewhere,
+)
 from start_llm.protocols.openai.options import (
     UNSUPPORTED_FIELDS,
     UnsupportedField,
@@ -37,7 +42,6 @@ from start_llm.protocols.responses.response_encoding import ResponseReply
 from start_llm.protocols.responses.response_store import StoredResponse
 from start_llm.protocols.responses.tools import Toolbox, read_toolbox, runs_elsewhere
 from start_llm.protocols.sessions import conversation_id, lineage, session_id
-from start_llm.protocols.template_options import read_template_options
 from start_llm.protocols.tool_types import responses_tool_type
 
 _TOP_LOGPROBS = Range(0, 20)
