@@ -136,10 +136,10 @@ def _takes_tools(probe: TemplateProbe, facts: TemplateFacts) -> bool:
 
 def _reasoning_facts(probe: TemplateProbe, facts: TemplateFacts) -> TemplateFacts:
     samples = samples_for(facts)
-    reasoning = ReasoningFacts(probe, samples.calling(), samples.result(), TOOL)
+    reasoning = ReasoningFacts(probe, samples.calling(), samples.result())
     facts = reasoning.facts(facts)
     added = TurnClosers.of(probe.tokenizer.added_tokens, frozenset()).added
-    return OptionProbes(probe, reasoning.talks(facts), SYSTEM, TOOL, added).facts(facts)
+    return OptionProbes(probe, reasoning.talks(facts), added).facts(facts)
 
 
 # ------------------------------------------------------------------------------------------------- boundaries
