@@ -15,7 +15,7 @@ CALLS = frozenset(
     subprocess.getstatusoutput asyncio.create_subprocess_shell torch.load numpy.load np.load tempfile.mktemp
     """.split()
 )
-BECOMES_A_CLIENT = ("launch/start.py", "os.execve")
+BECOMES_A_CLIENT = ("launch/setup.py", "os.execve")
 STARTS_ITSELF_AGAIN = ("core/openblas.py", "os.execve")
 READS_YAML = ("launch/files.py", "yaml")
 OF_YAML = {"yaml.safe_load", "yaml.YAMLError"}

@@ -17,8 +17,7 @@ from start_llm.launch.clients import CLIENTS
 from start_llm.launch.http_requests import Address, count_tokens
 from start_llm.launch.own_settings import OwnSettings
 from start_llm.launch.server_info import ServerInfo, find_running
-from start_llm.launch.setup import Setup, as_script, make_setup
-from start_llm.launch.start import become, program_of
+from start_llm.launch.setup import Setup, as_script, become, make_setup, program_of
 from start_llm.launch.suitability import is_installed, menu, unsuited, unsuited_clients
 
 OWN_OPTIONS = ("--base-url", "--model")

@@ -10,9 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from start_llm.commands.client_commands import add_client_commands, clients, config, launch
-from start_llm.commands.login_service import install_service, service_command, tell_service, uninstall_service
+from start_llm.commands.login_service import (
+    install_service,
+    manager_of,
+    service_command,
+    tell_service,
+    uninstall_service,
+)
 from start_llm.commands.server_status import tell_status
-from start_llm.commands.service_managers import manager_of
 from start_llm.commands.stop import stop
 from start_llm.commands.upgrade import Checkout, upgrade_lines
 from start_llm.config.env_file import read_env_file

@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import partial
 
 from start_llm.formats.model_format import ModelFormat, Notation
-from start_llm.formats.reading.almost_gemma import GemmaReader
+from start_llm.formats.reading.gemma import GemmaReader
 from start_llm.formats.reasoning_marks import unmistakable
 from start_llm.formats.writing.call_text import CallText
 from start_llm.formats.writing.gemma_arguments import GemmaArguments

@@ -8,7 +8,7 @@ import re
 import socket
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler
 from typing import Protocol, cast
@@ -22,13 +22,67 @@ from start_llm.core.chat import Json
 from start_llm.core.client_presence import LOOK_S, held_in_turn
 from start_llm.core.errors import ClientGone, InvalidRequest, LengthRequired, RequestTimeout, body_too_large
 from start_llm.core.unenforced import UNENFORCED
-from start_llm.protocols.base import new_id
+from start_llm.protocols.base import SSEFrame, json_text, new_id
 from start_llm.protocols.fields import Fields, parse_body
 from start_llm.protocols.routes import READING
 from start_llm.server.connection import BoundedWriter, DeadlineReader, drain, is_closed_by_peer
 from start_llm.server.dialects import OPENAI
 from start_llm.server.listener import Listener
-from start_llm.server.sse import EventStream
+
+_HEADERS = {
+    "Content-Type": "text/event-stream; charset=utf-8",
+    "Cache-Control": "no-cache",
+    "X-Accel-Buffering": "no",
+}
+
+
+def encode(frame: SSEFrame) -> bytes:
+    """Encode one event: its name if it has one, `data: ...` and a blank line."""
+    data = frame.data
+    text = data if isinstance(data, str) else json_text(data)
+    name = f"event: {frame.event}\n" if frame.event else ""
+    return f"{name}data: {text}\n\n".encode()
+
+
+class EventStream:
+    """Writes frames. A chunked stream without `end` shows the client that it was cut.
+
+    Args:
+        write: sends bytes to the client, or raises `ClientGone`.
+        chunked: frame the body in HTTP/1.1 chunks; otherwise closing the connection ends it.
+    """
+
+    def __init__(self, write: Callable[[bytes], object], *, chunked: bool) -> None:
+        self._write = write
+        self._chunked = chunked
+        self._last_write = time.monotonic()
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return _HEADERS | ({"Transfer-Encoding": "chunked"} if self._chunked else {"Connection": "close"})
+
+    @property
+    def silent_for_s(self) -> float:
+        return time.monotonic() - self._last_write
+
+    def send(self, frames: Iterable[SSEFrame]) -> None:
+        data = b"".join(encode(frame) for frame in frames)
+        if data:
+            self._send(data)
+
+    def _send(self, data: bytes) -> None:
+        self._write(b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else data)
+        self._last_write = time.monotonic()
+
+    def send_comment(self, text: str) -> None:
+        """Send a line that readers of events ignore, while there is nothing to send yet."""
+        self._send(f": {text}\n\n".encode())
+
+    def end(self) -> None:
+        """Mark the stream as complete."""
+        if self._chunked:
+            self._write(b"0\r\n\r\n")
+
 
 _SIZE = re.compile(rb"([0-9a-fA-F]{1,15})[ \t]*(?:;[^\r\n]*)?\r\n")
 _LONGEST_LINE = 4096

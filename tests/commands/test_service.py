@@ -13,14 +13,16 @@ from pathlib import Path
 
 import pytest
 
-from start_llm.commands.login_service import install_service, tell_service, uninstall_service
-from start_llm.commands.service_managers import (
+from start_llm.commands.login_service import (
     Launchd,
     ServiceCommand,
     Systemd,
+    install_service,
     launchd_plist,
     manager_of,
     systemd_unit,
+    tell_service,
+    uninstall_service,
 )
 from start_llm.config.settings import Settings
 from start_llm.core.errors import CommandError
