@@ -105,3 +105,13 @@ QWEN_READ_ONLY = (
         for tag in _IN_OTHER_TAGS
     ),
 )
+
+ERNIE = ModelFormat(
+    name="ernie",
+    marks=("<response>\n", r"<response>\n"),
+    types=("ernie",),
+    reasoning=THINK,
+    around_answer=(("<response>\n", "\n</response>"), ("<response>", "</response>")),
+    notations=tuple(one for one in QWEN.notations if one.name == "hermes"),
+)
+"""ERNIE 4.5: calls as in Hermes, and `<response>` around the answer of a thinking model."""
