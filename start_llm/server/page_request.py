@@ -33,5 +33,15 @@ class Document:
     headers: Mapping[str, str]
 
 
+def members(record: object, names: str) -> dict[str, Json]:
+    """Return attributes of a record as members of an object.
+
+    Args:
+        names: of the members, between blanks; `bytes=nbytes` is the attribute `nbytes` under another name.
+    """
+    pairs = (name.partition("=") for name in names.split())
+    return {member: getattr(record, attribute or member) for member, _, attribute in pairs}
+
+
 type Page = tuple[int, Mapping[str, Json]]
 """A status code and a JSON body."""
