@@ -68,16 +68,6 @@ class ModelFacts:
     images: ImageDoor | None = None
 
 
-class KeptResponses(Protocol):
-    """The stored responses that one tenant may read."""
-
-    @property
-    def tenant(self) -> bytes: ...
-
-    @property
-    def responses(self) -> ResponseStore: ...
-
-
 @dataclass(frozen=True, slots=True)
 class TenantResponses:
     """The stored responses, and whose request it is."""
@@ -102,6 +92,10 @@ class RequestContext:
     seal: Seal
     responses: ResponseStore = field(default_factory=ResponseStore)
     notices: Notices = field(default_factory=Notices)
+
+
+type KeptResponses = TenantResponses | RequestContext
+"""The stored responses that one tenant may read."""
 
 
 class Reply(Protocol):

@@ -14,8 +14,7 @@ from start_llm.protocols.fields import Fields
 from start_llm.protocols.image_parts import ImageParser, question_among
 from start_llm.protocols.openai.chat_input import ToolSchemas, tool_names
 from start_llm.protocols.seal import Sealed
-from start_llm.protocols.tool_types import anthropic_tool_type, is_vendor_block
-from start_llm.protocols.vendor_outputs import vendor_text
+from start_llm.protocols.tool_types import anthropic_tool_type, is_vendor_block, vendor_text
 
 type Opener = Callable[[str], Sealed | None]
 """Returns the contents of our signature; None if we did not create it."""

@@ -30,6 +30,12 @@ from start_llm.protocols.base import (
 from start_llm.protocols.custom_tools import CustomInput, custom_input
 from start_llm.protocols.effort import read_template_options, read_thinking
 from start_llm.protocols.fields import Fields
+from start_llm.protocols.generation_fields import (
+    UNSUPPORTED_FIELDS,
+    read_options,
+    read_stream,
+    refuse_unsupported,
+)
 from start_llm.protocols.image_parts import ImageParser
 from start_llm.protocols.logprobs import chat_logprobs, closing_frames, usage_json
 from start_llm.protocols.openai.chat_input import (
@@ -46,12 +52,6 @@ from start_llm.protocols.openai.constraints import (
     read_answer,
     read_form,
     tools_elsewhere,
-)
-from start_llm.protocols.openai.options import (
-    UNSUPPORTED_FIELDS,
-    read_options,
-    read_stream,
-    refuse_unsupported,
 )
 from start_llm.protocols.sessions import conversation_id, lineage, session_id
 

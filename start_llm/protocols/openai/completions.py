@@ -19,8 +19,7 @@ from start_llm.protocols.base import (
     openai_error,
 )
 from start_llm.protocols.fields import Fields
-from start_llm.protocols.logprobs import TextOffsets, closing_frames, text_logprobs, usage_json
-from start_llm.protocols.openai.options import (
+from start_llm.protocols.generation_fields import (
     UNSUPPORTED_FIELDS,
     UnsupportedField,
     is_false,
@@ -30,6 +29,7 @@ from start_llm.protocols.openai.options import (
     refuse_unsupported,
     token_ids,
 )
+from start_llm.protocols.logprobs import TextOffsets, closing_frames, text_logprobs, usage_json
 from start_llm.protocols.sessions import lineage, session_id
 
 _TOP_LOGPROBS = Range(0, 20)
