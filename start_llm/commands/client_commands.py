@@ -1,7 +1,5 @@
 """The commands about coding clients: `launch`, `config`, `clients`."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import sys

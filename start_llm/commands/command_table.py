@@ -1,7 +1,5 @@
 """The table of these commands: their arguments, and what they do."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import sys

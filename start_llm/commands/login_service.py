@@ -1,7 +1,5 @@
 """`start_llm service`: run the server whenever its user is logged in, by systemd or launchd."""
 
-from __future__ import annotations
-
 import os
 import plistlib
 import shutil

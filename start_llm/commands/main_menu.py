@@ -1,7 +1,5 @@
 """`start_llm` alone: what runs, and what to do next. Each choice runs the command of its name."""
 
-from __future__ import annotations
-
 import io
 import os
 import shlex

@@ -3,8 +3,6 @@
 A package is upgraded by the tool that installed it, from where it came.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shlex

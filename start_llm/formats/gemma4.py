@@ -7,8 +7,6 @@ Own parser: mlx_lm's parsers miss braces in texts that are cut, lose valid calls
 accept tools that were not offered, end a call at its first closing brace, and return only the first call.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 

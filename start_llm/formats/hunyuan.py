@@ -6,8 +6,6 @@ Most checkpoints of Hy3 and Hy4 have `:opensource` behind the name of every tag.
 Own parser, because mlx_lm has none.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 

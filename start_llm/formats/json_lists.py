@@ -3,8 +3,6 @@
 Own parsers, because mlx_lm has none.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 

@@ -4,8 +4,6 @@
 tools that were not offered.
 """
 
-from __future__ import annotations
-
 from functools import partial
 
 from start_llm.formats.json_lists import list_text

@@ -1,7 +1,5 @@
 """Defines the record that describes a model format. Each format module fills in one or more of them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

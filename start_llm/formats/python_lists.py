@@ -1,7 +1,5 @@
 """Formats whose calls are written as Python's: `NAME(key='text', number=1)`."""
 
-from __future__ import annotations
-
 from functools import partial
 
 from start_llm.formats.json_lists import listed

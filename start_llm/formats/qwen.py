@@ -10,8 +10,6 @@ list into the tag; Qwen2.5-Coder often repeats the tag of its prompt's tools, `<
 family also write `<function_call>`, `<function_calls>`, and `<function name="NAME">` around an object.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 

@@ -1,7 +1,5 @@
 """Lists the model formats and detects the format of a model. A new format is a file and a name here."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache

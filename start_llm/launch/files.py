@@ -4,8 +4,6 @@ The client writes into the same files: which folders it trusts, which notices it
 merged into the existing content, and a file that already has them is not written.
 """
 
-from __future__ import annotations
-
 import json
 import tempfile
 import tomllib

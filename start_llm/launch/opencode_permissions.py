@@ -5,8 +5,6 @@ all tools behind theirs would lift what they forbid. So each agent gets its rule
 with "ask" for each "allow" of a tool that acts.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Read what the user has set up for a client. Nothing here writes."""
 
-from __future__ import annotations
-
 import json
 import re
 import tomllib

@@ -1,7 +1,5 @@
 """Compute a client's setup (variables and files), print it as a script, or become the client with it."""
 
-from __future__ import annotations
-
 import json
 import os
 import shlex

@@ -1,7 +1,5 @@
 """List the clients, and say which suit a model: their prompt must be shown whole, and fit half the window."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable, Container, Iterator, Mapping
 from itertools import cycle, islice

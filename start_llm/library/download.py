@@ -1,7 +1,5 @@
 """Resolves a model (a folder, one of MODEL_DIR, a Hugging Face repository) to a folder on disk."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

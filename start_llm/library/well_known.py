@@ -4,8 +4,6 @@ They are what `python -m start_llm fit --table` judges, and what the first start
 are all weights, as mlx_lm's class for the config counts them (`tests/models/test_well_known.py`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any

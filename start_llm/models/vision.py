@@ -8,8 +8,6 @@ mlx_vlm's, on the same caches.
 Runs on the engine thread, which owns the arrays.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass

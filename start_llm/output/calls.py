@@ -1,7 +1,5 @@
 """Finds blocks of tool calls in the text of an answer. State machines without I/O."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import regex

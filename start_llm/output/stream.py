@@ -1,7 +1,5 @@
 """Turns the engine's text events into output events, assigns every token to one, and finds stop strings."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 

@@ -4,8 +4,6 @@ Each function takes the turns of a conversation and the request that they come f
 One that needs no more than the turns names the request `_request`.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Turns a request into the exact tokens that the model reads."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace

@@ -3,8 +3,6 @@
 Such words stand for the marks in clients' texts while a template renders; see `prompt.client_marks`.
 """
 
-from __future__ import annotations
-
 import re
 import secrets
 from bisect import bisect_right

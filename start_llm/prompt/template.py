@@ -1,7 +1,5 @@
 """Renders requests with the model's own chat template."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 

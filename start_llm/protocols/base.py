@@ -1,7 +1,5 @@
 """Defines the interface that every API protocol implements, and shared helpers."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Reads the generation fields that have (nearly) one name in every protocol, and those of OpenAI's."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import cast

@@ -3,8 +3,6 @@
 A text is tokenized as `/v1/completions` does it, and messages as `/v1/chat/completions` does.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 from start_llm.core.chat import Json

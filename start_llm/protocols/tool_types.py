@@ -5,8 +5,6 @@ with the request, and is offered to the model. A tool that the *vendor* runs on 
 offered; its outputs in a conversation are text for the model, since no template has a form for them.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field

@@ -4,8 +4,6 @@ The parent holds the write end of this process's standard input and never writes
 when the parent ends, even after `kill -9`, and then this process ends too.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import sys

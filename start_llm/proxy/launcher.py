@@ -1,7 +1,5 @@
 """Start the proxy's process, watch it, restart it with growing pauses, and stop it."""
 
-from __future__ import annotations
-
 import http.client
 import json
 import os

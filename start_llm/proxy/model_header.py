@@ -4,8 +4,6 @@ LiteLLM renames the server's headers, and drops those of a whole reply of `/v1/m
 where its HTTP client gets it, for the request of the proxy that this happens in.
 """
 
-from __future__ import annotations
-
 from contextvars import ContextVar
 from functools import wraps
 from typing import Any

@@ -5,8 +5,6 @@ And its JSON parser reads some bytes otherwise than the server's. So it gets no 
 parsed here, only fields that the server knows are kept, and the result is encoded anew.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Awaitable, Callable, Mapping

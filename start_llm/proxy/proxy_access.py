@@ -6,8 +6,6 @@ only `OPEN_ROUTES` can be reached, and every other path returns 404. LiteLLM als
 passes on most that begin with `x-`. So it gets only those that the server reads.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

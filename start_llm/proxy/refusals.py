@@ -1,7 +1,5 @@
 """Refuse requests in the proxy, and tell the server, by lines of the proxy's output, of it and of notices."""
 
-from __future__ import annotations
-
 import json
 import logging
 from collections.abc import Iterable, Mapping

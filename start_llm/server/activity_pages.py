@@ -1,7 +1,5 @@
 """Renders `/activity`: what the server does now and did lately, for the status page."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

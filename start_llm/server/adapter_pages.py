@@ -1,7 +1,5 @@
 """Renders the pages about adapters: lists, mounts and unmounts them."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from pathlib import Path

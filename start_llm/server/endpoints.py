@@ -1,7 +1,5 @@
 """Names who answers each endpoint of `protocols/routes`."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Reads requests from one connection and writes replies to it, whatever they say."""
 
-from __future__ import annotations
-
 import io
 import json
 import re

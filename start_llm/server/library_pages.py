@@ -1,7 +1,5 @@
 """Renders what the library of models tells: `/library`, `/fit`, `/downloads`."""
 
-from __future__ import annotations
-
 from dataclasses import asdict, dataclass
 
 from start_llm.core.chat import Json

@@ -1,7 +1,5 @@
 """Renders the pages about models: `/`, `/health`, `/stats`, `/v1/models`, and load and unload."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime
 
 from start_llm.core.chat import Json

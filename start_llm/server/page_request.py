@@ -1,7 +1,5 @@
 """What pages are made of: the request for one, and the answer."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 

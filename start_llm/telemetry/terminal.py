@@ -1,7 +1,5 @@
 """Print lines on the terminal: what the server says, and one for each request."""
 
-from __future__ import annotations
-
 import io
 import sys
 import threading

@@ -4,8 +4,6 @@ The computed tokens keep the old value. A *note* after the last message that ask
 one. If tokens hold several values of a field, the last one counts.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass

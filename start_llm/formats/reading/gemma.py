@@ -3,8 +3,6 @@
 What is almost in this notation is read too, where it can mean only one thing.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
 from typing import NamedTuple

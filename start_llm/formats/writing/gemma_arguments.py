@@ -1,7 +1,5 @@
 """Writes arguments in Gemma's notation, and their grammar."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 

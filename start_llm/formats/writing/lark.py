@@ -1,7 +1,5 @@
 """Builds grammars in llguidance's language: Lark's with embedded JSON schemas."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass

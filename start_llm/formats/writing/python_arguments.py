@@ -1,7 +1,5 @@
 """Writes arguments as Python keywords and literals, and their grammar."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 

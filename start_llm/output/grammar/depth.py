@@ -4,8 +4,6 @@ llguidance follows references by recursion on the thread's stack. A chain of two
 through an array, is 120 KB of JSON and crashes the process (lesson 43).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from jsonschema import Draft4Validator, Draft7Validator, Draft202012Validator

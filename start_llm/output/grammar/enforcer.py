@@ -3,8 +3,6 @@
 Without the library we would need a grammar parser over bytes and a walk over the whole vocabulary per token.
 """
 
-from __future__ import annotations
-
 import json
 import threading
 from collections.abc import Callable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Finds out, once at load, what a chat template does, by rendering a synthetic conversation in many ways."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Finds out how a chat template shows tools and calls, and the text and reasoning beside them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product, takewhile

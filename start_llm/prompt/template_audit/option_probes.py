@@ -4,8 +4,6 @@ A conversation that asks with another value of such an option goes on from its r
 option is part of the conversation's root: with another value it is another conversation.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """Finds out how a chat template shows reasoning, and which options control it."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 

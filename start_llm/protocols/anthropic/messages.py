@@ -3,8 +3,6 @@
 A demand for a tool that Anthropic runs is answered as unavailable: the model would invent its results.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial

@@ -3,8 +3,6 @@
 Unknown parts are not refused, because clients react to a refusal by changing their prompt.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 

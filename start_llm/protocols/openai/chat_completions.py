@@ -1,7 +1,5 @@
 """Implements POST /v1/chat/completions."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field

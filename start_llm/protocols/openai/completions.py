@@ -1,7 +1,5 @@
 """Implements POST /v1/completions: text or token ids in, text out."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field

@@ -4,8 +4,6 @@ Requests that demand a tool of OpenAI's servers are told that it is unavailable:
 results.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 

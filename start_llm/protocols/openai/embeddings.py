@@ -1,7 +1,5 @@
 """Implements the request and the reply of POST /v1/embeddings."""
 
-from __future__ import annotations
-
 import base64
 import math
 import struct

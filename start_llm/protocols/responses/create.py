@@ -1,7 +1,5 @@
 """Implements POST /v1/responses, and the endpoints of one response."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Collection, Mapping, Sequence

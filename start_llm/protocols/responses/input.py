@@ -4,8 +4,6 @@ A reply consists of several items: reasoning, text, calls. They become one messa
 received it. Two texts with nothing between them are two replies, and two messages, as in a chat.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
