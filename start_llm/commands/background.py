@@ -1,7 +1,5 @@
 """Start a server that outlives the command that starts it."""
 
-from __future__ import annotations
-
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence

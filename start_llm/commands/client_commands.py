@@ -1,7 +1,5 @@
 """The commands about coding clients: `launch`, `config`, `clients`."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import sys
@@ -13,14 +11,12 @@ from typing import Any
 from start_llm.config.paths import from_root
 from start_llm.config.settings import Settings
 from start_llm.core.errors import LaunchError
-from start_llm.launch.client_menu import is_installed, menu
 from start_llm.launch.clients import CLIENTS
 from start_llm.launch.http_requests import Address, count_tokens
 from start_llm.launch.own_settings import OwnSettings
 from start_llm.launch.server_info import ServerInfo, find_running
-from start_llm.launch.setup import Setup, as_script, make_setup
-from start_llm.launch.start import become, program_of
-from start_llm.launch.suitability import unsuited, unsuited_clients
+from start_llm.launch.setup import Setup, as_script, become, make_setup, program_of
+from start_llm.launch.suitability import is_installed, menu, unsuited, unsuited_clients
 
 OWN_OPTIONS = ("--base-url", "--model")
 """Options that `launch` takes for its own behind the client's name too, where users write them."""

@@ -1,7 +1,5 @@
 """The table of these commands: their arguments, and what they do."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import sys
@@ -10,12 +8,16 @@ from pathlib import Path
 from typing import Any
 
 from start_llm.commands.client_commands import add_client_commands, clients, config, launch
-from start_llm.commands.login_service import install_service, service_command, tell_service, uninstall_service
-from start_llm.commands.package_source import upgrade_lines
+from start_llm.commands.login_service import (
+    install_service,
+    manager_of,
+    service_command,
+    tell_service,
+    uninstall_service,
+)
 from start_llm.commands.server_status import tell_status
-from start_llm.commands.service_managers import manager_of
 from start_llm.commands.stop import stop
-from start_llm.commands.upgrade import Checkout
+from start_llm.commands.upgrade import Checkout, upgrade_lines
 from start_llm.config.env_file import read_env_file
 from start_llm.config.flags import add_flags, variables_of, words_of
 from start_llm.config.paths import ENV_FILE, IS_CHECKOUT, ROOT

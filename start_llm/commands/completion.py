@@ -1,8 +1,6 @@
 """`start_llm completion`: has shtab write what makes a shell complete commands, options and values."""
 # pyright: reportPrivateUsage=false
 
-from __future__ import annotations
-
 import argparse
 import re
 

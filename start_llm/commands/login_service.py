@@ -1,20 +1,267 @@
-"""`start_llm service`: run the server whenever its user is logged in."""
-
-from __future__ import annotations
+"""`start_llm service`: run the server whenever its user is logged in, by systemd or launchd."""
 
 import os
+import plistlib
+import shutil
+import subprocess
 import sys
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from start_llm.commands.server_status import NOT_RUNNING
-from start_llm.commands.service_managers import ServiceManager
-from start_llm.commands.units import ServiceCommand
 from start_llm.config.paths import IS_CHECKOUT, ROOT, from_root, program
 from start_llm.config.settings import Settings, all_rows
 from start_llm.core.errors import CommandError
 from start_llm.launch.server_info import servers_of
 from start_llm.storage.private_files import private_folder
+
+LABEL = "local.start_llm"
+_BETWEEN_STARTS_S = 10
+_AGAIN = "END_WHEN_STUCK"
+"""The setting with which a server ends that cannot go on; the manager then starts it again."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServiceCommand:
+    """How a service runs the server.
+
+    Attributes:
+        words: the program and its arguments.
+        folder: where it runs.
+        log: the file for what it prints, where the system keeps no log of its own.
+        stop_s: seconds that it may take to end.
+    """
+
+    words: Sequence[str]
+    folder: Path
+    log: Path
+    stop_s: float
+
+
+def systemd_unit(command: ServiceCommand) -> str:
+    """Return the unit file.
+
+    A bad setting (status 2) is not tried again, and a server that was told to end at once (130, 143) has not
+    failed. systemd expands variables in arguments, but not in the program's path.
+    """
+    program, *arguments = command.words
+    return f"""\
+[Unit]
+Description=start_llm, a local LLM server for coding agents
+
+[Service]
+ExecStart={" ".join([_quoted(program), *(_quoted(word.replace("$", "$$")) for word in arguments)])}
+WorkingDirectory={_escaped(str(command.folder))}
+Environment={_AGAIN}=true
+Restart=on-failure
+RestartSec={_BETWEEN_STARTS_S}
+RestartPreventExitStatus=2
+SuccessExitStatus=130 143
+TimeoutStopSec={command.stop_s:g}
+
+[Install]
+WantedBy=default.target
+"""
+
+
+def _quoted(word: str) -> str:
+    text = word.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{_escaped(text)}"'
+
+
+def _escaped(text: str) -> str:
+    return text.replace("%", "%%")
+
+
+def launchd_plist(command: ServiceCommand) -> bytes:
+    """Return the property list of an agent."""
+    return plistlib.dumps(
+        {
+            "Label": LABEL,
+            "ProgramArguments": list(command.words),
+            "WorkingDirectory": str(command.folder),
+            "EnvironmentVariables": {_AGAIN: "true"},
+            "RunAtLoad": True,
+            "KeepAlive": {"SuccessfulExit": False},
+            "ThrottleInterval": _BETWEEN_STARTS_S,
+            "ExitTimeOut": round(command.stop_s),
+            "ProcessType": "Interactive",
+            "StandardOutPath": str(command.log),
+            "StandardErrorPath": str(command.log),
+        }
+    )
+
+
+_UNIT = "start_llm.service"
+_PATIENCE_S = 60
+_POLL_S = 0.2
+_SHOWN = " `start_llm service install --print` shows the file that it would get."
+
+
+class ServiceManager(Protocol):
+    """Runs the service of a user.
+
+    Attributes:
+        path: the file that describes the service.
+    """
+
+    path: Path
+
+    def describe(self, command: ServiceCommand) -> bytes:
+        """Return the content of the file."""
+        ...
+
+    def hints(self, command: ServiceCommand) -> Mapping[str, str]:
+        """Return commands for the user, by their purpose."""
+        ...
+
+    def check(self) -> None:
+        """Check that services can be installed.
+
+        Raises:
+            CommandError: they cannot.
+        """
+        ...
+
+    def start(self) -> None:
+        """Read the file, start the service, and start it at every login from now on.
+
+        Raises:
+            CommandError: it cannot be started.
+        """
+        ...
+
+    def stop(self) -> None:
+        """Stop the service, and start it no more."""
+        ...
+
+    def forget(self) -> None:
+        """Tell the manager that the file is gone."""
+        ...
+
+    def state(self) -> str:
+        """Return what the manager says of the service; `active` if it runs."""
+        ...
+
+
+class Systemd:
+    """The systemd of a Linux user."""
+
+    def __init__(self, home: Path, environment: Mapping[str, str]) -> None:
+        config = environment.get("XDG_CONFIG_HOME") or home / ".config"
+        self.path = Path(config) / "systemd" / "user" / _UNIT
+
+    def describe(self, command: ServiceCommand) -> bytes:
+        return systemd_unit(command).encode()
+
+    def hints(self, command: ServiceCommand) -> Mapping[str, str]:  # noqa: ARG002 - launchd needs it
+        return {
+            "logs": "journalctl --user --unit start_llm --follow",
+            "also without a login": "loginctl enable-linger",
+        }
+
+    def check(self) -> None:
+        _require("systemctl", "systemd")
+        told = _ask("systemctl", "--user", "show-environment")
+        if told.returncode != 0:
+            raise CommandError(f"systemd runs no services for this user: {told.stderr.strip()}.{_SHOWN}")
+
+    def start(self) -> None:
+        for words in (("daemon-reload",), ("enable", _UNIT), ("restart", _UNIT)):
+            _demand("systemctl", "--user", *words)
+
+    def stop(self) -> None:
+        _ask("systemctl", "--user", "disable", "--now", _UNIT)
+
+    def forget(self) -> None:
+        _ask("systemctl", "--user", "daemon-reload")
+
+    def state(self) -> str:
+        return _ask("systemctl", "--user", "is-active", _UNIT).stdout.strip() or "inactive"
+
+
+class Launchd:
+    """The launchd of a user of macOS."""
+
+    def __init__(self, home: Path) -> None:
+        self.path = home / "Library" / "LaunchAgents" / f"{LABEL}.plist"
+        self._domain = f"gui/{os.getuid()}"
+
+    def describe(self, command: ServiceCommand) -> bytes:
+        return launchd_plist(command)
+
+    def hints(self, command: ServiceCommand) -> Mapping[str, str]:
+        return {"logs": f"tail -F '{command.log}'"}
+
+    def check(self) -> None:
+        _require("launchctl", "launchd")
+
+    def start(self) -> None:
+        self.stop()
+        _demand("launchctl", "enable", self._name)
+        _demand("launchctl", "bootstrap", self._domain, str(self.path))
+
+    def stop(self) -> None:
+        """Stop the agent, and wait until it has ended: launchd starts none beside one that is ending."""
+        _ask("launchctl", "bootout", self._name)
+        deadline = time.monotonic() + _PATIENCE_S
+        while self._shown().returncode == 0 and time.monotonic() < deadline:
+            time.sleep(_POLL_S)
+
+    def forget(self) -> None:
+        """launchd does not remember files."""
+
+    def state(self) -> str:
+        told = self._shown()
+        return "active" if told.returncode == 0 and "state = running" in told.stdout else "inactive"
+
+    def _shown(self) -> subprocess.CompletedProcess[str]:
+        return _ask("launchctl", "print", self._name)
+
+    @property
+    def _name(self) -> str:
+        return f"{self._domain}/{LABEL}"
+
+
+def manager_of(system: str, home: Path, environment: Mapping[str, str]) -> ServiceManager:
+    """Return the manager of a system.
+
+    Raises:
+        CommandError: services are not known there.
+    """
+    if system == "darwin":
+        return Launchd(home)
+    if system == "linux":
+        return Systemd(home, environment)
+    raise CommandError(f"There are no services on {system}: they need systemd (Linux) or launchd (macOS).")
+
+
+def _require(program: str, manager: str) -> None:
+    if shutil.which(program) is None:
+        raise CommandError(f"{program} is not on PATH: there is no {manager} to run a service.{_SHOWN}")
+
+
+def _demand(*command: str) -> None:
+    """Run a command.
+
+    Raises:
+        CommandError: it failed; says what it printed.
+    """
+    done = _ask(*command)
+    if done.returncode != 0:
+        said = (done.stderr or done.stdout).strip() or f"status {done.returncode}"
+        raise CommandError(f"`{' '.join(command)}` failed: {said}")
+
+
+def _ask(*command: str) -> subprocess.CompletedProcess[str]:
+    try:
+        return subprocess.run(command, check=False, capture_output=True, text=True, timeout=_PATIENCE_S)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return subprocess.CompletedProcess(command, returncode=126, stdout="", stderr=str(error))
+
 
 _END_S = 20.0
 

@@ -1,7 +1,5 @@
 """`start_llm` alone: what runs, and what to do next. Each choice runs the command of its name."""
 
-from __future__ import annotations
-
 import io
 import os
 import shlex
@@ -21,10 +19,10 @@ from start_llm.config.paths import program
 from start_llm.config.settings import Settings
 from start_llm.core.columns import columns
 from start_llm.core.errors import LaunchError, StartupError
-from start_llm.launch.client_menu import is_installed
 from start_llm.launch.clients import CLIENTS
 from start_llm.launch.http_requests import NO_KEY, ask
 from start_llm.launch.server_info import ServerInfo, find_running, own_url, servers_of
+from start_llm.launch.suitability import is_installed
 
 _LOAD_S = 3600.0
 _MODEL_COMMANDS = ("search", "pull", "fit", "rm")

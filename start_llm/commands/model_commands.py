@@ -1,7 +1,5 @@
 """The commands about models: `models`, `search`, `pull`, `fit`, `rm`."""
 
-from __future__ import annotations
-
 import argparse
 import shutil
 import sys

@@ -1,7 +1,5 @@
 """A parser of command lines that says which command or option was probably meant."""
 
-from __future__ import annotations
-
 import argparse
 import difflib
 import re

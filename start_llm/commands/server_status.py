@@ -1,7 +1,5 @@
 """`start_llm status`: which servers run, and what they do."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """`start_llm stop`: end the running server as Ctrl-C would, and wait until it has ended."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

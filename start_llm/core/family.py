@@ -38,8 +38,8 @@ class ReasoningMarks:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Family:
-    """The format of the text that a model reads and writes.
+class FormatTraits:
+    """What a family of models and the format of its text have in common.
 
     Attributes:
         name: as in `MODEL_FAMILY`.
@@ -50,13 +50,9 @@ class Family:
         around_answer: text that a model writes before and after an answer, for each kind of template. Without
             `answer_marks` ordinary text may contain it, and it counts only at the start and the end.
         reply_end: the answer mark that every reply ends with, also one that consists of calls.
-        formats: names of tool call formats (`formats.registry`), the most likely first; the others follow.
         around_text: text that a model writes before and after a text that precedes its calls.
-        calls_begin_answers: calls without a marker are recognised only at the start of an answer.
         call_ids: form of the call ids that the chat template gets: `call0`, nine characters,
             `functions.NAME:0`.
-        marks: texts that the format itself writes; those that are tokens of their own are control tokens.
-        write_calls: writes calls for templates that show none; None: in the form of Hermes.
     """
 
     name: str
@@ -66,9 +62,22 @@ class Family:
     answer_marks: tuple[str, ...] = ()
     around_answer: tuple[tuple[str, str], ...] = ()
     reply_end: str = ""
-    formats: tuple[str, ...] = ()
     around_text: tuple[str, str] = ("", "")
-    calls_begin_answers: bool = False
     call_ids: CallIds = "ordinal"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Family(FormatTraits):
+    """The format of the text that a model reads and writes.
+
+    Attributes:
+        formats: names of tool call formats (`formats.registry`), the most likely first; the others follow.
+        calls_begin_answers: calls without a marker are recognised only at the start of an answer.
+        marks: texts that the format itself writes; those that are tokens of their own are control tokens.
+        write_calls: writes calls for templates that show none; None: in the form of Hermes.
+    """
+
+    formats: tuple[str, ...] = ()
+    calls_begin_answers: bool = False
     marks: tuple[str, ...] = ()
     write_calls: WriteCalls | None = None

@@ -3,8 +3,6 @@
 Own parser, because mlx_lm has none.
 """
 
-from __future__ import annotations
-
 from functools import partial
 
 from start_llm.formats.model_format import ModelFormat, Notation

@@ -7,8 +7,6 @@ the parameters, and V4 often forgets the wrapper.
 Own parser, because mlx_lm has none.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 

@@ -3,8 +3,6 @@
 Own parser: mlx_lm's parser reads only finished blocks and ends a value at the first `</arg_value>`.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 

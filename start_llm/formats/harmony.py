@@ -1,7 +1,5 @@
 """gpt-oss: messages with headers, including reasoning and calls. `output.channels` parses them."""
 
-from __future__ import annotations
-
 from start_llm.core.family import ReasoningMarks
 from start_llm.formats.model_format import ModelFormat
 

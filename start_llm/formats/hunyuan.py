@@ -6,22 +6,18 @@ Most checkpoints of Hy3 and Hy4 have `:opensource` behind the name of every tag.
 Own parser, because mlx_lm has none.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 
 from start_llm.formats.glm import tags_of_keys_and_values
+from start_llm.formats.json_lists import listed
 from start_llm.formats.model_format import ModelFormat, Notation
-from start_llm.formats.reading.json_calls import ObjectReader
-from start_llm.formats.reading.lists import json_list
 from start_llm.formats.reading.tagged import TaggedReader, Tags
 from start_llm.formats.reasoning_marks import THINK, unmistakable
 from start_llm.formats.writing.arguments import TaggedArguments
 from start_llm.formats.writing.call_text import CallText
 
 _REASONING_WITH_SUFFIX = unmistakable("<think:opensource>", "</think:opensource>")
-_OPENER, _END = "<tool_calls>", "</tool_calls>"
 _SUFFIX = ":opensource"
 _NAME = r"[^\s<>{][^\s<>]{0,255}"
 _AROUND_ANSWER = (("<answer>\n", "\n</answer>"), ("<answer>", "</answer>"))
@@ -74,19 +70,7 @@ HUNYUAN = ModelFormat(
     around_answer=_AROUND_ANSWER,
     notations=(
         _tagged("hy3", ""),
-        Notation(
-            name="hunyuan",
-            openers=(_OPENER,),
-            reader=partial(ObjectReader, json_list(_END)),
-            text=CallText(
-                mark=_OPENER,
-                before=f"{_OPENER}[",
-                head='{"name": "NAME", "arguments": ',
-                tail="}",
-                between=", ",
-                after=f"]{_END}",
-            ),
-        ),
+        listed("hunyuan", "<tool_calls>", "</tool_calls>"),
     ),
 )
 HUNYUAN_WITH_SUFFIX = ModelFormat(

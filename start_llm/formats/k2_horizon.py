@@ -12,8 +12,6 @@ A template option makes the calls JSON objects. Reasoning of lower efforts has m
 read: `<ifm|think_fast>`, `<ifm|think_faster>`. Own parser, because mlx_lm has none.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 

@@ -4,8 +4,6 @@ Own parser: mlx_lm's parser ends a call at the first end token, even inside a te
 literals.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 

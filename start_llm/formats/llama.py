@@ -5,8 +5,6 @@ Tools that it knows from its training it calls in Python: `<|python_tag|>NAME.ca
 Own parser, because mlx_lm has none.
 """
 
-from __future__ import annotations
-
 from functools import partial
 
 from start_llm.formats.model_format import ModelFormat, Notation

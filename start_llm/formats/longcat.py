@@ -8,8 +8,6 @@
 Own parser: mlx_lm's parser reads only finished blocks and ends a value at the first `</longcat_arg_value>`.
 """
 
-from __future__ import annotations
-
 from functools import partial
 
 from start_llm.formats.glm import tags_of_keys_and_values

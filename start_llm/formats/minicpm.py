@@ -4,8 +4,6 @@ Own parser: mlx_lm's parser reads only finished blocks, ends a value at the firs
 values.
 """
 
-from __future__ import annotations
-
 from functools import partial
 
 from start_llm.formats.model_format import ModelFormat, Notation

@@ -4,8 +4,6 @@ Own parser: mlx_lm's parser reads only finished blocks, ends a value at the firs
 values.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 

@@ -6,8 +6,6 @@ element per member.
 Own parser, because mlx_lm has none.
 """
 
-from __future__ import annotations
-
 from functools import partial
 
 import regex

@@ -4,10 +4,9 @@
 tools that were not offered.
 """
 
-from __future__ import annotations
-
 from functools import partial
 
+from start_llm.formats.json_lists import list_text
 from start_llm.formats.model_format import ModelFormat, Notation
 from start_llm.formats.reading.json_calls import ObjectReader, Objects
 from start_llm.formats.reading.lists import list_end
@@ -42,14 +41,7 @@ MISTRAL = ModelFormat(
             name="mistral_list",
             openers=(_OPENER,),
             reader=partial(ObjectReader, _LIST),
-            text=CallText(
-                mark=_OPENER,
-                before="[TOOL_CALLS][",
-                head='{"name": "NAME", "arguments": ',
-                tail="}",
-                between=", ",
-                after="]",
-            ),
+            text=list_text(_OPENER),
         ),
     ),
 )

@@ -1,13 +1,11 @@
 """Defines the record that describes a model format. Each format module fills in one or more of them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import regex
 
-from start_llm.core.family import CallIds, Family, ReasoningMarks
+from start_llm.core.family import Family, FormatTraits
 from start_llm.formats.reading.parts import CallReader
 from start_llm.formats.reading.schema import Tools
 from start_llm.formats.writing.call_text import CallText
@@ -44,48 +42,29 @@ class Notation:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ModelFormat:
+class ModelFormat(FormatTraits):
     """The text format of a model, and the evidence by which it is detected from the model's files.
 
+    Its `reasoning` are the usual marks, tried before `REASONING_MARKS`; None: only those are tried.
+
     Attributes:
-        name: as in `MODEL_FAMILY`.
         marks: the format fits if the chat template, its rendered text or the added tokens contain one.
         types: prefixes of `model_type` in config.json, used if no marks are found.
         notations: of calls, the likeliest first.
-        reasoning: the usual marks, tried before `REASONING_MARKS`; None: only those are tried.
-        channels, orphan_close, answer_marks, around_answer, reply_end, around_text, call_ids: see
-            `core.family.Family`.
     """
 
-    name: str
     marks: tuple[str, ...] = ()
     types: tuple[str, ...] = ()
     notations: tuple[Notation, ...] = ()
-    reasoning: ReasoningMarks | None = None
-    channels: bool = False
-    orphan_close: bool = False
-    answer_marks: tuple[str, ...] = ()
-    around_answer: tuple[tuple[str, str], ...] = ()
-    reply_end: str = ""
-    around_text: tuple[str, str] = ("", "")
-    call_ids: CallIds = "ordinal"
 
     @property
     def family(self) -> Family:
         """The family of this format, with the usual marks of reasoning."""
         return Family(
-            name=self.name,
-            reasoning=self.reasoning,
-            channels=self.channels,
-            orphan_close=self.orphan_close,
-            answer_marks=self.answer_marks,
-            around_answer=self.around_answer,
-            reply_end=self.reply_end,
-            around_text=self.around_text,
+            **{one.name: getattr(self, one.name) for one in fields(FormatTraits)},
             formats=tuple(one.name for one in self.notations),
             calls_begin_answers=any(
                 one.bare and one.text and not one.text.mark for one in self.notations[:1]
             ),
-            call_ids=self.call_ids,
             marks=(*self.marks, *(opener for one in self.notations for opener in one.openers)),
         )

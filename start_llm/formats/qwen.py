@@ -10,8 +10,6 @@ list into the tag; Qwen2.5-Coder often repeats the tag of its prompt's tools, `<
 family also write `<function_call>`, `<function_calls>`, and `<function name="NAME">` around an object.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 
@@ -105,3 +103,13 @@ QWEN_READ_ONLY = (
         for tag in _IN_OTHER_TAGS
     ),
 )
+
+ERNIE = ModelFormat(
+    name="ernie",
+    marks=("<response>\n", r"<response>\n"),
+    types=("ernie",),
+    reasoning=THINK,
+    around_answer=(("<response>\n", "\n</response>"), ("<response>", "</response>")),
+    notations=tuple(one for one in QWEN.notations if one.name == "hermes"),
+)
+"""ERNIE 4.5: calls as in Hermes, and `<response>` around the answer of a thinking model."""

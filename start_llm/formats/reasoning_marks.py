@@ -1,7 +1,5 @@
 """Marks around reasoning that several formats share, or none has. A format's own marks stand in its file."""
 
-from __future__ import annotations
-
 from start_llm.core.family import ReasoningMarks
 
 

@@ -1,7 +1,5 @@
 """Lists the model formats and detects the format of a model. A new format is a file and a name here."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
@@ -9,41 +7,40 @@ from functools import cache
 from start_llm.core.chat import Json
 from start_llm.core.family import Family, ReasoningMarks
 from start_llm.formats.apertus import APERTUS
-from start_llm.formats.apriel import APRIEL
-from start_llm.formats.cohere import COHERE
 from start_llm.formats.deepseek import DEEPSEEK
 from start_llm.formats.dsml import DSML, DSML_READ_ONLY
-from start_llm.formats.ernie import ERNIE
-from start_llm.formats.function_gemma import FUNCTION_GEMMA
-from start_llm.formats.gemma4 import GEMMA4
-from start_llm.formats.gigachat import GIGACHAT
+from start_llm.formats.gemma4 import FUNCTION_GEMMA, GEMMA4
 from start_llm.formats.glm import GLM
-from start_llm.formats.granite import GRANITE, PHI4
 from start_llm.formats.harmony import HARMONY
 from start_llm.formats.hunyuan import HUNYUAN, HUNYUAN_WITH_SUFFIX
-from start_llm.formats.internlm import INTERNLM
+from start_llm.formats.json_lists import (
+    APRIEL,
+    COHERE,
+    GIGACHAT,
+    GRANITE,
+    INTERNLM,
+    MINIMAX_M1,
+    NEMOTRON,
+    PHI4,
+    XLAM,
+)
 from start_llm.formats.k2_horizon import K2_HORIZON
 from start_llm.formats.kimi import KIMI
 from start_llm.formats.kimi_k3 import KIMI_K3
-from start_llm.formats.lfm2 import LFM2
 from start_llm.formats.llama import LLAMA, LLAMA_READ_ONLY
 from start_llm.formats.longcat import LONGCAT
 from start_llm.formats.minicpm import MINICPM
 from start_llm.formats.minimax import MINIMAX, MINIMAX_READ_ONLY
-from start_llm.formats.minimax_m1 import MINIMAX_M1
 from start_llm.formats.minimax_m3 import MINIMAX_M3
 from start_llm.formats.mistral import MISTRAL
 from start_llm.formats.model_format import ModelFormat, Notation
-from start_llm.formats.nemotron import NEMOTRON
-from start_llm.formats.olmo3 import OLMO3
-from start_llm.formats.pythonic import PYTHONIC
-from start_llm.formats.qwen import QWEN, QWEN_READ_ONLY
+from start_llm.formats.python_lists import LFM2, OLMO3, PYTHONIC
+from start_llm.formats.qwen import ERNIE, QWEN, QWEN_READ_ONLY
 from start_llm.formats.reasoning_marks import OTHER_MARKS, THINK
 from start_llm.formats.seed import SEED
 from start_llm.formats.solar_open import SOLAR_OPEN
 from start_llm.formats.step3 import STEP3
 from start_llm.formats.writing.call_text import CallText
-from start_llm.formats.xlam import XLAM
 
 GENERIC = ModelFormat(name="generic", reasoning=THINK)
 MODEL_FORMATS: tuple[ModelFormat, ...] = (

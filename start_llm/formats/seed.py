@@ -4,8 +4,6 @@ Own parser, because mlx_lm has none. Models write a value directly after its tag
 write it on lines of its own, so that a text may begin with a newline.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 

@@ -4,8 +4,6 @@ Reasoning, an answer and calls are messages: `<|think|>…<|end|><|begin|>assist
 because mlx_lm has none.
 """
 
-from __future__ import annotations
-
 from functools import partial
 
 from start_llm.formats.model_format import ModelFormat, Notation

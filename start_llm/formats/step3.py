@@ -4,8 +4,6 @@ Each call stands between `<｜tool_call_begin｜>function<｜tool_sep｜>` and `
 writes as Qwen does. Own parser, because mlx_lm has none.
 """
 
-from __future__ import annotations
-
 from functools import partial
 
 from start_llm.formats.model_format import ModelFormat, Notation

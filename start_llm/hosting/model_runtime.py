@@ -53,8 +53,7 @@ from start_llm.telemetry.account import Reports
 from start_llm.telemetry.activity import Activity
 from start_llm.telemetry.metrics import CacheMetrics, EngineMetrics, KVAtRest, ModelMetrics, RequestMetrics
 from start_llm.telemetry.prometheus import ServerMetrics
-from start_llm.telemetry.slow_steps import announced_if_slow
-from start_llm.telemetry.terminal import Terminal
+from start_llm.telemetry.terminal import Terminal, announced_if_slow
 from start_llm.telemetry.trace import Trace
 from start_llm.wiring.from_settings import (
     image_door,

@@ -14,9 +14,8 @@ from start_llm.core.chat import ChatRequest, Json, Message
 from start_llm.core.errors import RequestError
 from start_llm.core.family import Family
 from start_llm.engine.self_test import BatchVerdict
-from start_llm.launch.client_menu import suggested
 from start_llm.launch.clients import CLIENTS
-from start_llm.launch.suitability import unsuited_clients
+from start_llm.launch.suitability import suggested, unsuited_clients
 from start_llm.models.device import this_device
 from start_llm.models.footprint import Footprint
 from start_llm.models.loader import LoadedModel

@@ -1,7 +1,5 @@
 """What the launcher knows of a coding client, and the names that all clients share."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path

@@ -4,8 +4,6 @@ The meaning of each name comes from the client's documentation and from tests wi
 limits are raised, because clients otherwise give up after 300 s without an event.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from pathlib import Path

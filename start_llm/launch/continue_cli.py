@@ -1,7 +1,5 @@
 """Continue's command line: its variables, its configuration, and what makes it ask."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from start_llm.core.chat import Json

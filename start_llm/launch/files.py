@@ -4,8 +4,6 @@ The client writes into the same files: which folders it trusts, which notices it
 merged into the existing content, and a file that already has them is not written.
 """
 
-from __future__ import annotations
-
 import json
 import tempfile
 import tomllib
@@ -14,8 +12,22 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from start_llm.core.errors import LaunchError
-from start_llm.launch.yaml import parse_yaml
 from start_llm.storage.private_files import private_folder
+
+
+def parse_yaml(text: str) -> Any:
+    """Return what a text says; None if it is empty.
+
+    Raises:
+        ValueError: it is no YAML.
+    """
+    import yaml  # noqa: PLC0415 - takes time that only users with such files need to spend
+
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ValueError(f"no YAML: {error}".partition("\n")[0]) from None
+
 
 type Content = Mapping[str, Any] | str
 """Values, or the text of a program."""

@@ -1,7 +1,5 @@
 """Ask a running server over HTTP."""
 
-from __future__ import annotations
-
 import http.client
 import json
 import urllib.error

@@ -5,8 +5,6 @@ all tools behind theirs would lift what they forbid. So each agent gets its rule
 with "ask" for each "allow" of a tool that acts.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -14,10 +12,9 @@ from typing import Any
 
 from start_llm.core.chat import Json
 from start_llm.core.errors import LaunchError
-from start_llm.launch.files import deep_merge
+from start_llm.launch.files import deep_merge, parse_yaml
 from start_llm.launch.own_settings import OwnSettings
 from start_llm.launch.permissions import Permissions
-from start_llm.launch.yaml import parse_yaml
 
 type Rules = dict[str, dict[str, Json]]
 """Tool to pattern to "allow", "ask" or "deny". The last one that matches decides."""

@@ -1,7 +1,5 @@
 """Read what the user has set up for a client. Nothing here writes."""
 
-from __future__ import annotations
-
 import json
 import re
 import tomllib
@@ -11,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from start_llm.core.errors import LaunchError
-from start_llm.launch.yaml import parse_yaml
+from start_llm.launch.files import parse_yaml
 
 _TOKENS = re.compile(
     r'(?P<double>"(?:\\.|[^"\\])*")'

@@ -4,8 +4,6 @@ Every function takes the user's own settings and the client's private folder. Wh
 question is not taken over; what the user forbids, or wants to be asked about, is.
 """
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence

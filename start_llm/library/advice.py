@@ -1,7 +1,5 @@
 """Says before the first download on a Mac what the default model needs, what there is, and what else fits."""
 
-from __future__ import annotations
-
 from start_llm.core.model_listing import FitReport
 from start_llm.library.download import on_disk
 from start_llm.library.fit import AGENT_CONTEXT, report

@@ -1,11 +1,10 @@
-"""Resolves the name of a model (a folder or a Hugging Face repository) to a folder on disk."""
-
-from __future__ import annotations
+"""Resolves a model (a folder, one of MODEL_DIR, a Hugging Face repository) to a folder on disk."""
 
 import sys
 from pathlib import Path
 
 from start_llm.core.errors import HubError, ModelError
+from start_llm.library.folders import models_in
 from start_llm.library.hub import REPOSITORY, Hub
 from start_llm.library.progress import Progress, ProgressLine
 from start_llm.models.weight_files import missing_files
@@ -67,3 +66,21 @@ def as_path(name: str) -> Path:
     except RuntimeError:
         # `~name` without such a user: treat it as the literal name of a folder.
         return Path(name)
+
+
+def chosen_model(folder: Path, name: str | None) -> str:
+    """Return the path of the model called `name` in a folder; if there is no name, of the first model in it.
+
+    A name that no model in the folder has is returned as it is: it may be a path, or a repository.
+
+    Raises:
+        ModelError: there is no name, and the folder holds no model.
+    """
+    found = models_in(folder)
+    if name is not None:
+        return str(found.get(name, name))
+    if not found:
+        raise ModelError(
+            f"MODEL_DIR={str(folder)!r} holds no model: no folder NAME or OWNER/NAME in it has a config.json."
+        )
+    return str(found[min(found)])

@@ -1,7 +1,5 @@
 """Downloads models in the background: one after the other, on one thread, with pause and resume."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """Twenty well-known models on eight machines, as `docs/fit.md` shows them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 
 from start_llm.core.columns import columns

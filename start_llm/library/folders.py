@@ -4,8 +4,6 @@ Places: the folder of this repository, MODEL_DIR, the hub's cache (HF_HUB_CACHE,
 folders. A folder with a config.json is a model; GGUF files have none.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -10,8 +10,6 @@ size and digest are checked at the end. The finished layout is that of huggingfa
     models--owner--name/refs/main                      the commit, written last
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -1,7 +1,5 @@
 """Fetches a file of the hub into a partial file that a later attempt, or another process, goes on with."""
 
-from __future__ import annotations
-
 import fcntl
 import hashlib
 import os

@@ -1,7 +1,5 @@
 """Counts what a download has received, and shows it on a terminal."""
 
-from __future__ import annotations
-
 import time
 from collections import deque
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The library as the server's endpoints use it: models on disk, their fit, and downloads."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ They are what `python -m start_llm fit --table` judges, and what the first start
 are all weights, as mlx_lm's class for the config counts them (`tests/models/test_well_known.py`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -41,35 +39,13 @@ _MXFP4: dict[str, Any] = {
 }
 
 
-def _dense(  # noqa: PLR0913 (a row of a table)
-    model_type: str,
-    *,
-    layers: int,
-    hidden: int,
-    wide: int,
-    heads: tuple[int, int, int],
-    vocab: int,
-    window: int,
-    tied: bool = False,
-    **more: Any,
-) -> dict[str, Any]:
-    """Return the config of a plain transformer.
-
-    Args:
-        wide: of the feed-forward part.
-        heads: of queries; of keys and values; numbers in each.
-    """
+def _family(model_type: str, vocab: int, window: int, **more: Any) -> dict[str, Any]:
+    """Return the keys that the plain transformers of a family share."""
     return {
         "model_type": model_type,
-        "num_hidden_layers": layers,
-        "hidden_size": hidden,
-        "intermediate_size": wide,
-        "num_attention_heads": heads[0],
-        "num_key_value_heads": heads[1],
-        "head_dim": heads[2],
         "vocab_size": vocab,
         "max_position_embeddings": window,
-        "tie_word_embeddings": tied,
+        "tie_word_embeddings": False,
         "rms_norm_eps": 1e-6,
         "rope_theta": 1e6,
         **_FOUR_BITS,
@@ -77,7 +53,7 @@ def _dense(  # noqa: PLR0913 (a row of a table)
     }
 
 
-def _experts(each: int, active: int, wide: int, **more: Any) -> dict[str, Any]:
+def _experts(each: int, active: int, wide: int) -> dict[str, Any]:
     """Return the keys of routed experts: how many, how many a token reads, and their width."""
     return {
         "num_experts": each,
@@ -86,311 +62,180 @@ def _experts(each: int, active: int, wide: int, **more: Any) -> dict[str, Any]:
         "decoder_sparse_step": 1,
         "mlp_only_layers": [],
         "norm_topk_prob": True,
-        **more,
     }
 
 
-_DELTA: dict[str, Any] = {
-    "linear_num_value_heads": 32,
-    "linear_num_key_heads": 16,
-    "linear_key_head_dim": 128,
-    "linear_value_head_dim": 128,
-    "linear_conv_kernel_dim": 4,
-    "full_attention_interval": 4,
-    "partial_rotary_factor": 0.25,
-}
+_TIED: dict[str, Any] = {"tie_word_embeddings": True}
 _LATENT: dict[str, Any] = {"kv_lora_rank": 512, "qk_rope_head_dim": 64, "attention_bias": False}
-_DEEPSEEK: dict[str, Any] = _LATENT | {
-    "q_lora_rank": 1536,
-    "qk_nope_head_dim": 128,
-    "v_head_dim": 128,
-    "num_experts_per_tok": 8,
-    "moe_intermediate_size": 2048,
+_ROUTED_GLM: dict[str, Any] = {
     "n_shared_experts": 1,
-    "moe_layer_freq": 1,
-    "routed_scaling_factor": 2.5,
-    "topk_method": "noaux_tc",
-    "scoring_func": "sigmoid",
-    "norm_topk_prob": True,
-    "num_nextn_predict_layers": 0,
+    "routed_scaling_factor": 1.0,
+    "n_group": 1,
+    "topk_group": 1,
 }
-_GLM: dict[str, Any] = {"n_shared_experts": 1, "routed_scaling_factor": 1.0, "n_group": 1, "topk_group": 1}
-_OSS: dict[str, Any] = {"num_experts_per_tok": 4, "sliding_window": 128, "attention_bias": True, **_MXFP4}
-_GEMMA: dict[str, Any] = {"sliding_window": 1024, "sliding_window_pattern": 6, "query_pre_attn_scalar": 256}
+
+_LLAMA = _family("llama", 128_256, 131_072)
+_MISTRAL = _family("mistral", 131_072, 131_072)
+_QWEN3 = _family("qwen3", 151_936, 40_960)
+_QWEN3_MOE = _family("qwen3_moe", 151_936, 40_960, **_experts(128, 8, 768))
+_QWEN3_NEXT = _family(
+    "qwen3_next",
+    151_936,
+    262_144,
+    **_experts(512, 10, 512),
+    shared_expert_intermediate_size=512,
+    linear_num_value_heads=32,
+    linear_num_key_heads=16,
+    linear_key_head_dim=128,
+    linear_value_head_dim=128,
+    linear_conv_kernel_dim=4,
+    full_attention_interval=4,
+    partial_rotary_factor=0.25,
+)
+_GEMMA = _family(
+    "gemma3_text",
+    262_208,
+    131_072,
+    **_TIED,
+    sliding_window=1024,
+    sliding_window_pattern=6,
+    query_pre_attn_scalar=256,
+)
+_OSS = _family(
+    "gpt_oss", 201_088, 131_072, num_experts_per_tok=4, sliding_window=128, attention_bias=True, **_MXFP4
+)
+_GLM_FLASH = _family(
+    "glm4_moe_lite",
+    154_880,
+    202_752,
+    n_routed_experts=64,
+    num_experts_per_tok=4,
+    moe_intermediate_size=1536,
+    first_k_dense_replace=1,
+    q_lora_rank=768,
+    qk_nope_head_dim=192,
+    v_head_dim=256,
+    **_LATENT,
+    **_ROUTED_GLM,
+)
+_GLM_AIR = _family(
+    "glm4_moe",
+    151_552,
+    131_072,
+    n_routed_experts=128,
+    num_experts_per_tok=8,
+    moe_intermediate_size=1408,
+    first_k_dense_replace=1,
+    attention_bias=True,
+    use_qk_norm=False,
+    norm_topk_prob=True,
+    rope_scaling=None,
+    scoring_func="sigmoid",
+    topk_method="noaux_tc",
+    partial_rotary_factor=0.5,
+    **_ROUTED_GLM,
+)
+_DEEPSEEK = _family(
+    "deepseek_v3",
+    129_280,
+    163_840,
+    n_routed_experts=256,
+    n_group=8,
+    topk_group=4,
+    first_k_dense_replace=3,
+    q_lora_rank=1536,
+    qk_nope_head_dim=128,
+    v_head_dim=128,
+    num_experts_per_tok=8,
+    moe_intermediate_size=2048,
+    n_shared_experts=1,
+    moe_layer_freq=1,
+    routed_scaling_factor=2.5,
+    topk_method="noaux_tc",
+    scoring_func="sigmoid",
+    norm_topk_prob=True,
+    num_nextn_predict_layers=0,
+    **_LATENT,
+)
+_KIMI: dict[str, Any] = _DEEPSEEK | {
+    "model_type": "kimi_k2",
+    "vocab_size": 163_840,
+    "max_position_embeddings": 131_072,
+    "n_routed_experts": 384,
+    "n_group": 1,
+    "topk_group": 1,
+    "first_k_dense_replace": 1,
+}
+
+
+def _model(
+    repository: str,
+    billions: float,
+    family: Mapping[str, Any],
+    sizes: tuple[int, int, int],
+    heads: tuple[int, int, int],
+    **more: Any,
+) -> WellKnown:
+    """Return a model of a family.
+
+    Args:
+        sizes: layers; numbers of a token's state; width of the feed-forward part.
+        heads: of queries; of keys and values; numbers in each.
+        more: keys in which it differs from its family.
+    """
+    layers, hidden, wide = sizes
+    queries, keys_and_values, head = heads
+    own = {"num_hidden_layers": layers, "hidden_size": hidden, "intermediate_size": wide, "head_dim": head}
+    own |= {"num_attention_heads": queries, "num_key_value_heads": keys_and_values}
+    return WellKnown(repository, billions, {**family, **own, **more})
+
+
+def _oss(repository: str, billions: float, layers: int, experts: int) -> WellKnown:
+    kinds = ["sliding_attention", "full_attention"] * (layers // 2)
+    sizes, heads = (layers, 2880, 2880), (64, 8, 64)
+    return _model(repository, billions, _OSS, sizes, heads, num_local_experts=experts, layer_types=kinds)
+
 
 WELL_KNOWN: tuple[WellKnown, ...] = (
-    WellKnown(
-        "mlx-community/Llama-3.2-3B-Instruct-4bit",
-        3.213,
-        _dense(
-            "llama",
-            layers=28,
-            hidden=3072,
-            wide=8192,
-            heads=(24, 8, 128),
-            vocab=128_256,
-            window=131_072,
-            tied=True,
-        ),
+    _model(
+        "mlx-community/Llama-3.2-3B-Instruct-4bit", 3.213, _LLAMA, (28, 3072, 8192), (24, 8, 128), **_TIED
     ),
-    WellKnown(
-        "mlx-community/Qwen3-4B-4bit",
-        4.022,
-        _dense(
-            "qwen3",
-            layers=36,
-            hidden=2560,
-            wide=9728,
-            heads=(32, 8, 128),
-            vocab=151_936,
-            window=40_960,
-            tied=True,
-        ),
-    ),
-    WellKnown(
-        "mlx-community/Meta-Llama-3.1-8B-Instruct-4bit",
-        8.030,
-        _dense(
-            "llama", layers=32, hidden=4096, wide=14_336, heads=(32, 8, 128), vocab=128_256, window=131_072
-        ),
-    ),
-    WellKnown(
-        "mlx-community/Qwen3-8B-4bit",
-        8.191,
-        _dense(
-            "qwen3", layers=36, hidden=4096, wide=12_288, heads=(32, 8, 128), vocab=151_936, window=40_960
-        ),
-    ),
-    WellKnown(
-        "mlx-community/gemma-3-12b-it-4bit",
-        11.766,
-        _dense(
-            "gemma3_text",
-            layers=48,
-            hidden=3840,
-            wide=15_360,
-            heads=(16, 8, 256),
-            vocab=262_208,
-            window=131_072,
-            tied=True,
-            **_GEMMA,
-        ),
-    ),
-    WellKnown(
-        "mlx-community/Qwen3-14B-4bit",
-        14.768,
-        _dense(
-            "qwen3", layers=40, hidden=5120, wide=17_408, heads=(40, 8, 128), vocab=151_936, window=40_960
-        ),
-    ),
-    WellKnown(
-        "mlx-community/gpt-oss-20b-MXFP4-Q4",
-        20.915,
-        _dense(
-            "gpt_oss",
-            layers=24,
-            hidden=2880,
-            wide=2880,
-            heads=(64, 8, 64),
-            vocab=201_088,
-            window=131_072,
-            num_local_experts=32,
-            layer_types=["sliding_attention", "full_attention"] * 12,
-            **_OSS,
-        ),
-    ),
-    WellKnown(
-        "mlx-community/Devstral-Small-2507-4bit",
-        23.572,
-        _dense(
-            "mistral", layers=40, hidden=5120, wide=32_768, heads=(32, 8, 128), vocab=131_072, window=131_072
-        ),
-    ),
-    WellKnown(
-        "mlx-community/gemma-3-27b-it-4bit",
-        27.009,
-        _dense(
-            "gemma3_text",
-            layers=62,
-            hidden=5376,
-            wide=21_504,
-            heads=(32, 16, 128),
-            vocab=262_208,
-            window=131_072,
-            tied=True,
-            **_GEMMA,
-        ),
-    ),
-    WellKnown(
-        "mlx-community/Qwen3-30B-A3B-4bit",
-        30.532,
-        _dense(
-            "qwen3_moe",
-            layers=48,
-            hidden=2048,
-            wide=6144,
-            heads=(32, 4, 128),
-            vocab=151_936,
-            window=40_960,
-            **_experts(128, 8, 768),
-        ),
-    ),
-    WellKnown(
+    _model("mlx-community/Qwen3-4B-4bit", 4.022, _QWEN3, (36, 2560, 9728), (32, 8, 128), **_TIED),
+    _model("mlx-community/Meta-Llama-3.1-8B-Instruct-4bit", 8.030, _LLAMA, (32, 4096, 14_336), (32, 8, 128)),
+    _model("mlx-community/Qwen3-8B-4bit", 8.191, _QWEN3, (36, 4096, 12_288), (32, 8, 128)),
+    _model("mlx-community/gemma-3-12b-it-4bit", 11.766, _GEMMA, (48, 3840, 15_360), (16, 8, 256)),
+    _model("mlx-community/Qwen3-14B-4bit", 14.768, _QWEN3, (40, 5120, 17_408), (40, 8, 128)),
+    _oss("mlx-community/gpt-oss-20b-MXFP4-Q4", 20.915, layers=24, experts=32),
+    _model("mlx-community/Devstral-Small-2507-4bit", 23.572, _MISTRAL, (40, 5120, 32_768), (32, 8, 128)),
+    _model("mlx-community/gemma-3-27b-it-4bit", 27.009, _GEMMA, (62, 5376, 21_504), (32, 16, 128)),
+    _model("mlx-community/Qwen3-30B-A3B-4bit", 30.532, _QWEN3_MOE, (48, 2048, 6144), (32, 4, 128)),
+    _model(
         "mlx-community/Qwen3-Coder-30B-A3B-Instruct-4bit",
         30.532,
-        _dense(
-            "qwen3_moe",
-            layers=48,
-            hidden=2048,
-            wide=6144,
-            heads=(32, 4, 128),
-            vocab=151_936,
-            window=262_144,
-            **_experts(128, 8, 768),
-        ),
+        _QWEN3_MOE | {"max_position_embeddings": 262_144},
+        (48, 2048, 6144),
+        (32, 4, 128),
     ),
-    WellKnown(
-        "lmstudio-community/GLM-4.7-Flash-MLX-4bit",
-        29.943,
-        _dense(
-            "glm4_moe_lite",
-            layers=47,
-            hidden=2048,
-            wide=10_240,
-            heads=(20, 20, 256),
-            vocab=154_880,
-            window=202_752,
-            n_routed_experts=64,
-            num_experts_per_tok=4,
-            moe_intermediate_size=1536,
-            first_k_dense_replace=1,
-            q_lora_rank=768,
-            qk_nope_head_dim=192,
-            v_head_dim=256,
-            **_LATENT,
-            **_GLM,
-        ),
+    _model(
+        "lmstudio-community/GLM-4.7-Flash-MLX-4bit", 29.943, _GLM_FLASH, (47, 2048, 10_240), (20, 20, 256)
     ),
-    WellKnown(
-        "mlx-community/Qwen3-32B-4bit",
-        32.762,
-        _dense(
-            "qwen3", layers=64, hidden=5120, wide=25_600, heads=(64, 8, 128), vocab=151_936, window=40_960
-        ),
+    _model("mlx-community/Qwen3-32B-4bit", 32.762, _QWEN3, (64, 5120, 25_600), (64, 8, 128)),
+    _model("mlx-community/Llama-3.3-70B-Instruct-4bit", 70.554, _LLAMA, (80, 8192, 28_672), (64, 8, 128)),
+    _model(
+        "mlx-community/Qwen3-Next-80B-A3B-Instruct-4bit", 79.674, _QWEN3_NEXT, (48, 2048, 5120), (16, 2, 256)
     ),
-    WellKnown(
-        "mlx-community/Llama-3.3-70B-Instruct-4bit",
-        70.554,
-        _dense(
-            "llama", layers=80, hidden=8192, wide=28_672, heads=(64, 8, 128), vocab=128_256, window=131_072
-        ),
-    ),
-    WellKnown(
-        "mlx-community/Qwen3-Next-80B-A3B-Instruct-4bit",
-        79.674,
-        _dense(
-            "qwen3_next",
-            layers=48,
-            hidden=2048,
-            wide=5120,
-            heads=(16, 2, 256),
-            vocab=151_936,
-            window=262_144,
-            **_experts(512, 10, 512, shared_expert_intermediate_size=512),
-            **_DELTA,
-        ),
-    ),
-    WellKnown(
-        "mlx-community/GLM-4.5-Air-4bit",
-        106.852,
-        _dense(
-            "glm4_moe",
-            layers=46,
-            hidden=4096,
-            wide=10_944,
-            heads=(96, 8, 128),
-            vocab=151_552,
-            window=131_072,
-            n_routed_experts=128,
-            num_experts_per_tok=8,
-            moe_intermediate_size=1408,
-            first_k_dense_replace=1,
-            attention_bias=True,
-            use_qk_norm=False,
-            norm_topk_prob=True,
-            rope_scaling=None,
-            scoring_func="sigmoid",
-            topk_method="noaux_tc",
-            partial_rotary_factor=0.5,
-            **_GLM,
-        ),
-    ),
-    WellKnown(
-        "mlx-community/gpt-oss-120b-MXFP4-Q4",
-        116.829,
-        _dense(
-            "gpt_oss",
-            layers=36,
-            hidden=2880,
-            wide=2880,
-            heads=(64, 8, 64),
-            vocab=201_088,
-            window=131_072,
-            num_local_experts=128,
-            layer_types=["sliding_attention", "full_attention"] * 18,
-            **_OSS,
-        ),
-    ),
-    WellKnown(
+    _model("mlx-community/GLM-4.5-Air-4bit", 106.852, _GLM_AIR, (46, 4096, 10_944), (96, 8, 128)),
+    _oss("mlx-community/gpt-oss-120b-MXFP4-Q4", 116.829, layers=36, experts=128),
+    _model(
         "mlx-community/Qwen3-235B-A22B-4bit",
         235.094,
-        _dense(
-            "qwen3_moe",
-            layers=94,
-            hidden=4096,
-            wide=12_288,
-            heads=(64, 4, 128),
-            vocab=151_936,
-            window=40_960,
-            **_experts(128, 8, 1536),
-        ),
+        _QWEN3_MOE,
+        (94, 4096, 12_288),
+        (64, 4, 128),
+        moe_intermediate_size=1536,
     ),
-    WellKnown(
-        "mlx-community/DeepSeek-V3-0324-4bit",
-        671.026,
-        _dense(
-            "deepseek_v3",
-            layers=61,
-            hidden=7168,
-            wide=18_432,
-            heads=(128, 128, 128),
-            vocab=129_280,
-            window=163_840,
-            n_routed_experts=256,
-            n_group=8,
-            topk_group=4,
-            first_k_dense_replace=3,
-            **_DEEPSEEK,
-        ),
-    ),
-    WellKnown(
-        "mlx-community/Kimi-K2-Instruct-4bit",
-        1026.408,
-        _dense(
-            "kimi_k2",
-            layers=61,
-            hidden=7168,
-            wide=18_432,
-            heads=(64, 64, 128),
-            vocab=163_840,
-            window=131_072,
-            n_routed_experts=384,
-            n_group=1,
-            topk_group=1,
-            first_k_dense_replace=1,
-            **_DEEPSEEK,
-        ),
-    ),
+    _model("mlx-community/DeepSeek-V3-0324-4bit", 671.026, _DEEPSEEK, (61, 7168, 18_432), (128, 128, 128)),
+    _model("mlx-community/Kimi-K2-Instruct-4bit", 1026.408, _KIMI, (61, 7168, 18_432), (64, 64, 128)),
 )
 DEFAULT_APPLE_MODEL = "lmstudio-community/GLM-4.7-Flash-MLX-4bit"
 

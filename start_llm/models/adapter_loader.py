@@ -5,8 +5,6 @@ computes. Its wrappers and the layers of the base model are both kept, so anothe
 putting other modules into the network: nothing is loaded or computed for that.
 """
 
-from __future__ import annotations
-
 import copy
 import hashlib
 import json

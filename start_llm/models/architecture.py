@@ -1,7 +1,5 @@
 """Asks mlx_lm which architectures it has, and completes a config with the defaults of its class."""
 
-from __future__ import annotations
-
 import pkgutil
 import sys
 from collections.abc import Mapping

@@ -5,8 +5,6 @@ are slow and run again for every message. For plain data, methods of strings and
 beforehand, so they are skipped. Everything else is checked as before.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import cache
 from types import BuiltinMethodType

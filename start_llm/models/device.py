@@ -1,7 +1,5 @@
 """Reports the memory that models use: a GPU's own, memory shared with the host, or the host's."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass

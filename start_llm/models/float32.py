@@ -5,8 +5,6 @@ MLX's kernels for a CPU multiply float32 matrices with BLAS, and all others with
 prompt 60 times and 4 times as long (`benchmarks/cpu_weights.py`).
 """
 
-from __future__ import annotations
-
 import math
 import sys
 from collections import Counter

@@ -6,8 +6,6 @@ same time. Where attention is not fused there are scores of all pairs of patches
 with towers that were measured.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any

@@ -3,8 +3,6 @@
 Everything here may be called from any thread, and none of it touches MLX: HTTP threads decode.
 """
 
-from __future__ import annotations
-
 import hashlib
 import io
 import math

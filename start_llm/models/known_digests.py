@@ -6,8 +6,6 @@ weights all of these. So the files' inodes and times of change count too, which 
 blocks of their contents, because a file system that is read-only has all of that from whoever made it.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import zlib

@@ -4,8 +4,6 @@ mlx-optiq writes the file, and mlx-bun reads it: `[{"layer_idx": 5, "bits": 4, "
 layer that is not in it keeps its KV as it is.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from itertools import pairwise

@@ -6,8 +6,6 @@ window`, `chunked attention`), a latent of each token (`latent attention`), or a
 (`recurrent state`). Sizes are those of mlx_lm's classes, in their names for config keys.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """Tells from a config which of a model's layers see all tokens, a window of them, or keep a state."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 

@@ -1,7 +1,5 @@
 """Loads a model folder. Runs on the engine thread, which then owns the arrays."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -15,8 +15,6 @@ prompts that are read 3.3 to 4 times as fast as on M4, of which 3 are counted he
 107.5 of 128 GiB), so these rows are on the careful side. For this machine MLX is asked.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass

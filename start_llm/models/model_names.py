@@ -1,7 +1,5 @@
 """Tells the name of a model from its folder."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 

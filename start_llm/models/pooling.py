@@ -1,7 +1,5 @@
 """Read how a model folder makes one vector of a text, in the format of sentence-transformers."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass

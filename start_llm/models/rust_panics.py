@@ -4,8 +4,6 @@ Such a panic reaches Python as `pyo3_runtime.PanicException`, which nobody can i
 `Exception`: it would end the thread, and the client's connection with it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Generator
 from contextlib import contextmanager
 

@@ -6,8 +6,6 @@ prove that it does not fit into a context window. About tokenizers that drop som
 for any number of unknown characters, nothing is told.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Collection, Iterable, Mapping

@@ -5,8 +5,6 @@ this table, so none of them can disagree with `decode`. A token that is a part o
 its own; its bytes are in its spelling, and are taken if `decode` shows the same broken character for them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import batched

@@ -1,7 +1,5 @@
 """Makes the tokenizer of the loaded model usable from every thread."""
 
-from __future__ import annotations
-
 import json
 import threading
 from collections.abc import Callable, Mapping

@@ -5,8 +5,6 @@ process of its own first (`template_trial`), and the counts of config.json, each
 objects, are held against the headers of the weights.
 """
 
-from __future__ import annotations
-
 import hashlib
 import re
 import signal

@@ -8,8 +8,6 @@ mlx_vlm's, on the same caches.
 Runs on the engine thread, which owns the arrays.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,7 +18,6 @@ import mlx.core as mx
 from mlx.utils import tree_flatten, tree_unflatten
 
 from start_llm.core.chat import Json
-from start_llm.models.block_mask import BlockMaskCache
 from start_llm.models.float32 import convert
 from start_llm.models.image_processor import ImageProcessor, Inputs
 from start_llm.models.vision_families import VISION_FAMILIES, blank, load_image_processor
@@ -292,3 +289,29 @@ def _try(vision: Vision, model: Any, network: Any) -> None:
     done = vision.processor.preprocess(blank())
     if len(vision.look(done.inputs, done.network_ids)) != len(done.network_ids):
         raise Blind("its tower gives other tokens than its image processor announces")
+
+
+class BlockMaskCache:
+    """Stands in front of one of mlx_lm's caches for an image whose tokens see each other in both directions.
+
+    Gemma 4 reads its images so. mlx_vlm's network has such a mask for a whole prompt only, and is silently
+    causal behind a cached prefix. A network asks its caches for masks, so the cache gives the right one.
+    """
+
+    def __init__(self, cache: Any) -> None:
+        self._cache = cache
+
+    @property
+    def offset(self) -> int:
+        return int(self._cache.offset)
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+        return self._cache.update_and_fetch(keys, values)
+
+    def make_mask(self, tokens: int, **options: Any) -> mx.array | None:
+        """Return [tokens, tokens in sight]: causal for those before the chunk, and everything within it."""
+        if tokens == 1:
+            return self._cache.make_mask(tokens, **options)
+        mask = self._cache.make_mask(tokens, **options | {"return_array": True})
+        in_sight = mask.shape[-1]
+        return mask | (mx.arange(in_sight) >= in_sight - tokens)

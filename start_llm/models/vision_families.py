@@ -3,8 +3,6 @@
 A family is a row of `VISION_FAMILIES`. Its text network is mlx_lm's, its vision tower is mlx_vlm's.
 """
 
-from __future__ import annotations
-
 import json
 import warnings
 from collections.abc import Callable, Mapping

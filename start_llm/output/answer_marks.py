@@ -1,7 +1,5 @@
 """Removes the marks that a model writes around a constrained answer. A state machine without I/O."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 from start_llm.core.events import Content, Output

@@ -7,8 +7,6 @@
 Calls are parsed here because each call is a message. Own parser, because mlx_lm has none.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Literal
 

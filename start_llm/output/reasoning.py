@@ -6,8 +6,6 @@ It is reasoning as soon as no format parses it as a call of an offered tool, or 
 follows it. It is calls if the model ends its reply there. Text already sent as reasoning stays reasoning.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import regex

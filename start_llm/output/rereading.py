@@ -8,8 +8,6 @@ The text is counted in cells of fixed size. The piece that rules out a call lies
 that is read again does not depend on how the input was split.
 """
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 CELL = 1_024

@@ -1,7 +1,5 @@
 """Holds back trailing white space. A state machine without I/O."""
 
-from __future__ import annotations
-
 
 class TrailingSpace:
     """Holds back white space at the end of a text until it is known whether it belongs to the text.

@@ -4,8 +4,6 @@ How the text is cut into pieces affects only how early events come, never their 
 replies use the same machine.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Protocol
 

@@ -1,7 +1,5 @@
 """Structured output and tool choice: splitter, grammar guide and logit bias for a request."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Protocol

@@ -4,8 +4,6 @@ mcp:files/read                  mcp__files__read          where a call is `call:
 mcp:files/read, mcp/files:read  mcp__files__read_1b0c5f2e, mcp__files__read_e9a71c04
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace

@@ -3,8 +3,6 @@
 Everything that the client said is kept, and every message stays in its place.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

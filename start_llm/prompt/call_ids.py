@@ -16,25 +16,8 @@ def in_native_form(messages: Sequence[Message], style: CallIds) -> tuple[Message
     return tuple(Calls(style).in_native_form(messages))
 
 
-def with_native_ids(messages: Iterable[Message], style: CallIds) -> list[Message]:
-    """Number the calls through the conversation, and give each result the id of the call that it answers.
-
-    So the ids of a prefix never change. A result without a call before it gets no id.
-    """
-    return list(map(Calls(style).renamed, messages))
-
-
-def in_order_of_calls(messages: Sequence[Message]) -> list[Message]:
-    """Sort neighbouring results in the order of their calls: a template may show no other relation.
-
-    Args:
-        messages: with native ids. A run of results with an unknown call stays as it is.
-    """
-    calls = [call.id for message in messages for call in message.tool_calls]
-    return _in_order(messages, {call_id: place for place, call_id in enumerate(calls)})
-
-
 def _in_order(messages: Sequence[Message], places: Mapping[str, int]) -> list[Message]:
+    """Sort neighbouring results in the order of their calls: a template may show no other relation."""
     ordered: list[Message] = []
     for is_result, run in groupby(messages, key=lambda message: message.role == "tool"):
         neighbours = list(run)
@@ -74,7 +57,7 @@ class Calls:
         return _in_order(list(map(self.renamed, messages)), self._places)
 
     def renamed(self, message: Message) -> Message:
-        """Return the next message with native ids."""
+        """Return the next message with native ids. A result without a call before it gets no id."""
         if not concerns_calls(message):
             return message
         made = self.made(message.tool_calls)

@@ -5,8 +5,6 @@ of `RULES` is one such change, with the client that makes it. The result names a
 shown to a model. Only `for_the_model` also removes text from the prompt.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace

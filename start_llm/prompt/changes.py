@@ -4,10 +4,8 @@ Each function takes the turns of a conversation and the request that they come f
 One that needs no more than the turns names the request `_request`.
 """
 
-from __future__ import annotations
-
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby, zip_longest
 from typing import NamedTuple
@@ -39,11 +37,14 @@ def show_late_tools(turns: list[PromptTurn], request: ChatRequest) -> list[Promp
 
     def shown(message: Message) -> Message:
         lines = [schemas.get(name, name) for name in message.tool_references]
-        return replace(message, content="\n".join([message.content, *lines] if message.content else lines))
+        content = "\n".join([message.content, *lines] if message.content else lines)
+        return replace(message, content=content) if lines else message
 
-    return [
-        PromptTurn(shown(turn.message), turn.last) if turn.message.tool_references else turn for turn in turns
-    ]
+    return _each(turns, shown)
+
+
+def _each(turns: Sequence[PromptTurn], change: Callable[[Message], Message]) -> list[PromptTurn]:
+    return [PromptTurn(change(turn.message), turn.last) for turn in turns]
 
 
 def tool_name(tool: Mapping[str, Json]) -> str:
@@ -54,29 +55,23 @@ def tool_name(tool: Mapping[str, Json]) -> str:
 
 def tell_unknown_results(turns: list[PromptTurn], _request: ChatRequest) -> list[PromptTurn]:
     """Turn results of calls that are not in the conversation into user messages: templates refuse them."""
-    if not any(_is_unknown(turn.message) for turn in turns):
-        return turns
-    return [
-        PromptTurn(_told_result(turn.message, turn.message.name or "a tool"), turn.last)
-        if _is_unknown(turn.message)
-        else turn
-        for turn in turns
-    ]
+
+    def told(message: Message) -> Message:
+        is_unknown = message.role == "tool" and message.tool_call_id is None
+        return _told_result(message, message.name or "a tool") if is_unknown else message
+
+    return _each(turns, told)
 
 
 def name_results(turns: list[PromptTurn], _request: ChatRequest) -> list[PromptTurn]:
     """Give each result the name of the tool that it comes from."""
     names = {call.id: call.name for turn in turns for call in turn.message.tool_calls}
-    return [
-        PromptTurn(replace(turn.message, name=names[turn.message.tool_call_id or ""]), turn.last)
-        if turn.message.role == "tool"
-        else turn
-        for turn in turns
-    ]
 
+    def named(message: Message) -> Message:
+        is_result = message.role == "tool"
+        return replace(message, name=names[message.tool_call_id or ""]) if is_result else message
 
-def _is_unknown(result: Message) -> bool:
-    return result.role == "tool" and result.tool_call_id is None
+    return _each(turns, named)
 
 
 def _told_result(message: Message, name: str) -> Message:
@@ -124,7 +119,7 @@ def write_calls(
         calls = write([(call.name, call.arguments) for call in message.tool_calls])
         return replace(message, content=_joined(message.content, calls), tool_calls=())
 
-    return [PromptTurn(written(turn.message), turn.last) for turn in turns]
+    return _each(turns, written)
 
 
 def write_calls_without_tools(

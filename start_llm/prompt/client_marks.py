@@ -17,8 +17,7 @@ from typing import NamedTuple
 from start_llm.core.chat import Json, Message, ToolCall
 from start_llm.core.family import Family, ReasoningMarks
 from start_llm.prompt.inline_reasoning import split_inline_reasoning
-from start_llm.prompt.mark_words import mark_of, mark_words, word_of
-from start_llm.prompt.substitution import substitute
+from start_llm.prompt.substitution import mark_of, mark_words, substitute, word_of
 from start_llm.prompt.template import PromptTokenizer
 from start_llm.prompt.template_audit.samples import rendered_samples
 

@@ -1,7 +1,5 @@
 """Lists what clients change in a conversation when they send it again: one row for each thing."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from typing import Literal

@@ -4,8 +4,6 @@ A word means what the prompt then says. A word that the template does not know g
 prompt may name that default's level.
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping

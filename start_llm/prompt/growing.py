@@ -6,8 +6,6 @@ is the end of the whole text, the ends in it hold for the whole. If only a syste
 differs, everything after it has moved by the same number of characters.
 """
 
-from __future__ import annotations
-
 import threading
 from bisect import bisect_left
 from collections import OrderedDict

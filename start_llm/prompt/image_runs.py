@@ -3,8 +3,6 @@
 Templates and comparisons see the words of images (`core.images`). Only the finished text gets the rest.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 

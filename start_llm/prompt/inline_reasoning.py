@@ -1,7 +1,5 @@
 """Handles reasoning that a client sends back in a reply's text, or an answer that was taken for reasoning."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from start_llm.core.chat import Message

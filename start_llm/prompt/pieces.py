@@ -1,7 +1,5 @@
 """Tokenises a text in pieces and caches them, so that only the new part of a conversation is tokenised."""
 
-from __future__ import annotations
-
 import threading
 from array import array
 from collections import OrderedDict

@@ -1,7 +1,5 @@
 """Turns a request into the exact tokens that the model reads."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -44,12 +42,12 @@ from start_llm.prompt.client_marks import ClientMarks
 from start_llm.prompt.drift import is_transient
 from start_llm.prompt.image_runs import ImageEncoder, ImageExpander
 from start_llm.prompt.inline_reasoning import split_inline_reasoning, without_assumed_reasoning
-from start_llm.prompt.mark_words import with_marks
 from start_llm.prompt.pieces import Encoded, PieceEncoder
 from start_llm.prompt.remembered import ConversationScan, RememberedConversations
 from start_llm.prompt.render import RenderedText, Renderer
 from start_llm.prompt.scan import MessageScan, ScanRules
 from start_llm.prompt.shorten import with_short_contents
+from start_llm.prompt.substitution import with_marks
 from start_llm.prompt.template import PromptTokenizer
 from start_llm.prompt.template_audit.audit import audit
 from start_llm.prompt.template_audit.facts import BUDGET_OPTION, TemplateFacts

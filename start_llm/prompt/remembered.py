@@ -5,8 +5,6 @@ earlier message has its role. As long as those are the same, the scan stays vali
 changes: a system text with another date.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Renders a conversation to text and finds where its messages end."""
 
-from __future__ import annotations
-
 import json
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence

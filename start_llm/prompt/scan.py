@@ -1,7 +1,5 @@
 """Scans messages for comparison. A scan depends on earlier messages only through their calls and roles."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple

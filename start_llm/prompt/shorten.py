@@ -3,8 +3,6 @@
 The model no longer sees what it wrote, and may write it again from memory. So this is off by default.
 """
 
-from __future__ import annotations
-
 import hashlib
 from dataclasses import replace
 

@@ -4,8 +4,6 @@ A template that cuts an answer at a mark of reasoning does so even if the answer
 template that shows no text beside calls still shows the calls: the text is inserted where the model wrote it.
 """
 
-from __future__ import annotations
-
 import re
 import secrets
 from collections.abc import Callable, Mapping, Sequence

@@ -1,15 +1,13 @@
 """Renders requests with the model's own chat template."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from start_llm.core.chat import Json
 from start_llm.core.errors import ClientGone, InvalidRequest
 from start_llm.core.images import hide_images
-from start_llm.prompt.mark_words import with_marks
 from start_llm.prompt.stand_ins import NO_STAND_INS, StandIns
+from start_llm.prompt.substitution import with_marks
 
 type TemplateMessage = dict[str, Json]
 """A message as the template gets it."""

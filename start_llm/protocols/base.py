@@ -1,7 +1,5 @@
 """Defines the interface that every API protocol implements, and shared helpers."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -68,16 +66,6 @@ class ModelFacts:
     images: ImageDoor | None = None
 
 
-class KeptResponses(Protocol):
-    """The stored responses that one tenant may read."""
-
-    @property
-    def tenant(self) -> bytes: ...
-
-    @property
-    def responses(self) -> ResponseStore: ...
-
-
 @dataclass(frozen=True, slots=True)
 class TenantResponses:
     """The stored responses, and whose request it is."""
@@ -102,6 +90,10 @@ class RequestContext:
     seal: Seal
     responses: ResponseStore = field(default_factory=ResponseStore)
     notices: Notices = field(default_factory=Notices)
+
+
+type KeptResponses = TenantResponses | RequestContext
+"""The stored responses that one tenant may read."""
 
 
 class Reply(Protocol):

@@ -1,7 +1,5 @@
 """Reads text from the forms that clients send: strings, parts, arguments of calls."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 from start_llm.core.chat import Json, Message

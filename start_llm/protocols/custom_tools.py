@@ -3,8 +3,6 @@
 The model knows such a tool as a function with one argument.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Literal
 

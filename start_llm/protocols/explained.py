@@ -1,7 +1,5 @@
 """Builds the reply of POST /v1/cache/explain: the reasons that a prompt's cached prefix is short."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import asdict
 

@@ -5,8 +5,6 @@ later turn too. So whatever comes before the newest question is mended, and `Fie
 newest question is what follows the model's last message: it is left as it is, and may be refused.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 

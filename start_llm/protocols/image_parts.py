@@ -1,7 +1,5 @@
 """Reads the images of a request, from the forms in which the three protocols have them."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field

@@ -4,8 +4,6 @@ The proxy passes on these and no others. `tests/protocols/test_known_fields.py` 
 the parsers look at.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Encodes log-probabilities in the two formats of OpenAI's protocols."""
 
-from __future__ import annotations
-
 import codecs
 from collections.abc import Callable, Iterable
 

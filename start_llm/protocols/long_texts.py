@@ -4,8 +4,6 @@ Python's parser and encoder keep the interpreter for themselves until a text is 
 megabyte. So long texts are taken out, handled in steps, and put back.
 """
 
-from __future__ import annotations
-
 import re
 import secrets
 import string

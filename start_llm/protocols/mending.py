@@ -4,8 +4,6 @@ What can be told as text is not lost: a value that should be text becomes its JS
 cannot be read becomes text of its message. `null` means absent and stays.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping
 

@@ -1,7 +1,5 @@
 """Prints notices about requests in the terminal, each text once."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 

@@ -4,8 +4,6 @@ The tenant is a digest of the API key. All requests without a key share one. The
 signs the tenant and the program of each request that it forwards; nobody else is believed.
 """
 
-from __future__ import annotations
-
 import hmac
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 GET and HEAD never load or evict a model, ask anybody or write: a web page can send them without an Origin.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass

@@ -2,7 +2,7 @@
 
 Some clients send back only the `encrypted_content` or `signature` of reasoning, so it contains the whole
 reasoning and the name of its reply. The reasoning is packed and signed but not encrypted: a client that
-receives reasoning may read it.
+receives reasoning may read it. The key is kept in a file: clients also send reasoning back after a restart.
 
     base64url( version · MAC(version, tenant, packed) · packed )        packed: name · zero byte · reasoning
 """
@@ -13,8 +13,15 @@ import base64
 import binascii
 import hashlib
 import hmac
+import os
+import secrets
+import stat
 import zlib
+from contextlib import suppress
+from pathlib import Path
 from typing import NamedTuple
+
+from start_llm.storage.private_files import private_folder
 
 KEY_BYTES = 32
 MAX_BYTES = 64 * 2**20
@@ -89,3 +96,49 @@ def _unpacked(packed: bytes) -> Sealed | None:
         return Sealed(reasoning, name) if packer.eof else None
     except (zlib.error, UnicodeDecodeError):
         return None
+
+
+def kept_key(path: Path) -> bytes:
+    """Return the key in this file. Create the file if it is missing, complete and readable by its owner only.
+
+    Raises:
+        OSError: the file can be neither read nor written, or contains no key.
+    """
+    private_folder(path.parent)
+    with suppress(FileNotFoundError):
+        return _read(path)
+    # Another server may create one at the same moment. The first one counts.
+    with suppress(FileExistsError):
+        _write(path, secrets.token_bytes(KEY_BYTES))
+    return _read(path)
+
+
+def _read(path: Path) -> bytes:
+    # Do not follow links, and do not block on a pipe.
+    file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    try:
+        status = os.fstat(file)
+        if not stat.S_ISREG(status.st_mode) or status.st_size != KEY_BYTES:
+            raise OSError(f"{path} is no key; without it, a new one is made")
+        os.fchmod(file, 0o600)
+        return os.read(file, KEY_BYTES)
+    finally:
+        os.close(file)
+
+
+def _write(path: Path, key: bytes) -> None:
+    """Write the key. A link, unlike a rename, never replaces an existing file.
+
+    Raises:
+        FileExistsError: there is a key already.
+    """
+    draft = path.with_name(f"{path.name}.{secrets.token_hex(8)}")
+    try:
+        file = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(file, "wb") as writer:
+            writer.write(key)
+            writer.flush()
+            os.fsync(file)
+        os.link(draft, path)
+    finally:
+        draft.unlink(missing_ok=True)

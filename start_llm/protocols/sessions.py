@@ -4,8 +4,6 @@ Different ids give different names, however long they are. A word that clients s
 (`default`, `null`) groups requests, but says nothing about which conversation they belong to.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence

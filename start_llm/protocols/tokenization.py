@@ -3,16 +3,14 @@
 A text is tokenized as `/v1/completions` does it, and messages as `/v1/chat/completions` does.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 from start_llm.core.chat import Json
 from start_llm.protocols.base import ModelFacts, ParsedRequest, RequestContext
 from start_llm.protocols.fields import Fields
+from start_llm.protocols.generation_fields import UnsupportedField, refuse_unsupported, token_ids
 from start_llm.protocols.openai import chat_completions as chat
 from start_llm.protocols.openai import completions
-from start_llm.protocols.openai.options import UnsupportedField, refuse_unsupported, token_ids
 
 
 def _is_true(value: Json) -> bool:

@@ -1,7 +1,5 @@
 """Send requests from the proxy's process to the server directly, without LiteLLM."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Iterable

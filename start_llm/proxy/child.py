@@ -4,8 +4,6 @@ The parent holds the write end of this process's standard input and never writes
 when the parent ends, even after `kill -9`, and then this process ends too.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import sys
@@ -60,10 +58,13 @@ def _application() -> ProxyAccessPolicy:
     from start_llm.proxy.cut_streams import CutStreams  # noqa: PLC0415
     from start_llm.proxy.direct import Direct  # noqa: PLC0415
     from start_llm.proxy.error_text import ErrorRewriter  # noqa: PLC0415
-    from start_llm.proxy.model_header import AnsweringModel, watch_replies  # noqa: PLC0415
+    from start_llm.proxy.model_header import (  # noqa: PLC0415
+        AnsweringModel,
+        RetryAfter,
+        watch_replies,
+    )
     from start_llm.proxy.own_bodies import OwnBodies  # noqa: PLC0415
-    from start_llm.proxy.refusals_log import shorten_refusals  # noqa: PLC0415
-    from start_llm.proxy.retry_after import RetryAfter  # noqa: PLC0415
+    from start_llm.proxy.refusals import shorten_refusals  # noqa: PLC0415
     from start_llm.proxy.to_status_page import ToStatusPage  # noqa: PLC0415
 
     # LiteLLM can look up any variable of its environment.

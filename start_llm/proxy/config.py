@@ -3,8 +3,6 @@
 The file is JSON, which every YAML parser accepts.
 """
 
-from __future__ import annotations
-
 import json
 import secrets
 import sys

@@ -3,8 +3,6 @@
 `litellm_names` imports LiteLLM, which takes seconds.
 """
 
-from __future__ import annotations
-
 import inspect
 import re
 

@@ -3,8 +3,6 @@
 LiteLLM passes on what its HTTP library says: "Response payload is not completed: <TransferEncodingError>".
 """
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

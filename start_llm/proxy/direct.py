@@ -6,8 +6,6 @@ does not know the paths that clients use to see whether a server is there and ho
 sends a completion to each model.
 """
 
-from __future__ import annotations
-
 import base64
 import binascii
 import re

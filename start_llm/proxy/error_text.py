@@ -7,8 +7,6 @@ Code recognises "prompt is too long: A tokens > B maximum". So the same body is 
 get the server's own error.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace

@@ -5,8 +5,6 @@ tells a difference only when something is sent, and of a long prompt there is no
 of the proxy run on this machine, so it can be seen whether a process still has the other end.
 """
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Set up LiteLLM from inside its process: one user, one model, and three of its defaults changed."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import litellm

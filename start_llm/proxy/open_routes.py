@@ -1,7 +1,5 @@
 """The endpoints that are open on the proxy's port: some of the server's, and two of LiteLLM's own."""
 
-from __future__ import annotations
-
 from start_llm.protocols.routes import ROUTES, Route, RouteTable
 
 _NAME = r"(?!\.)[A-Za-z0-9_+=.-]{1,2000}"

@@ -5,8 +5,6 @@ And its JSON parser reads some bytes otherwise than the server's. So it gets no 
 parsed here, only fields that the server knows are kept, and the result is encoded anew.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Awaitable, Callable, Mapping
@@ -25,7 +23,7 @@ from start_llm.protocols.routes import Route
 from start_llm.proxy.control_fields import is_litellms_own
 from start_llm.proxy.error_text import Application, Receive, Send
 from start_llm.proxy.open_routes import OPEN_ROUTES
-from start_llm.proxy.refusing import refuse
+from start_llm.proxy.refusals import refuse
 
 _OF_THE_BYTES = (b"content-length", b"content-encoding")
 """Headers about the bytes of a body, which are other ones once it is written anew."""

@@ -6,8 +6,6 @@ only `OPEN_ROUTES` can be reached, and every other path returns 404. LiteLLM als
 passes on most that begin with `x-`. So it gets only those that the server reads.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -21,7 +19,7 @@ from start_llm.protocols.sessions import READ_HEADERS
 from start_llm.proxy.control_fields import is_litellms_own
 from start_llm.proxy.error_text import Application, Receive, Send
 from start_llm.proxy.open_routes import OPEN_ROUTES
-from start_llm.proxy.refusing import encoded, refuse, respond
+from start_llm.proxy.refusals import encoded, refuse, respond
 
 _PASSED = frozenset({"host", "accept", "content-type", "content-length", "content-encoding", *READ_HEADERS})
 """Headers that are passed on. Besides these, the proxy adds its own."""

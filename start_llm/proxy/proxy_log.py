@@ -1,7 +1,5 @@
 """Keep what the proxy prints in `proxy.log`, and pass on what it tells the server in this way."""
 
-from __future__ import annotations
-
 import errno
 import logging
 import logging.handlers

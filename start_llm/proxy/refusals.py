@@ -1,9 +1,13 @@
-"""Tell the server, by lines of the proxy's output, what the proxy has refused or left out itself."""
-
-from __future__ import annotations
+"""Refuse requests in the proxy, and tell the server, by lines of the proxy's output, of it and of notices."""
 
 import json
+import logging
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
+from typing import Any
+
+from start_llm.core.errors import RequestError
+from start_llm.proxy.error_text import Send, error_body
 
 _MARK = "start_llm refused "
 _NOTICE = "start_llm notice "
@@ -49,3 +53,45 @@ def refusal_in(line: str) -> ProxyRefusal | None:
         return ProxyRefusal(**json.loads(line.removeprefix(_MARK)))
     except (ValueError, TypeError):
         return None
+
+
+async def refuse(scope: Any, send: Send, error: RequestError) -> None:
+    """Send an error in the form of the protocol that the path belongs to."""
+    path = scope["path"].rstrip("/") or "/"
+    refusal = ProxyRefusal(method=scope["method"], path=path, status=error.status, reason=error.message)
+    print(refusal.as_line(), flush=True)
+    body = error_body(path, error.status, error.message, param=error.param, code=error.code)
+    headers = {"Content-Type": "application/json", "Content-Length": str(len(body)), **error.headers}
+    # The body may be unread. Without a close its bytes could be parsed as the next request.
+    headers["Connection"] = "close"
+    await respond(send, error.status, headers, body)
+
+
+async def respond(send: Send, status: int, headers: Mapping[str, str], body: bytes) -> None:
+    """Send a whole response."""
+    await send({"type": "http.response.start", "status": status, "headers": encoded(headers.items())})
+    await send({"type": "http.response.body", "body": body})
+
+
+def encoded(headers: Iterable[tuple[str, str]]) -> list[tuple[bytes, bytes]]:
+    """Return headers as ASGI has them."""
+    return [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in headers]
+
+
+_LOGGERS = ("LiteLLM", "LiteLLM Proxy", "LiteLLM Router")
+
+
+def shorten_refusals() -> None:
+    """Let LiteLLM log a line, not two tracebacks, for each request that a client was told is wrong."""
+    for name in _LOGGERS:
+        logging.getLogger(name).addFilter(_shortened)
+
+
+def _shortened(record: logging.LogRecord) -> bool:
+    error = record.exc_info[1] if record.exc_info else None
+    status = getattr(error, "status_code", None)
+    if isinstance(status, int) and 400 <= status < 500:
+        message = " ".join(str(error).split())
+        record.msg, record.args = "A request was refused with %d: %s", (status, message[:_LONGEST])
+        record.exc_info = record.exc_text = None
+    return True

@@ -1,7 +1,5 @@
 """Lead a browser that opens the proxy's address to the status page, which the server has."""
 
-from __future__ import annotations
-
 from typing import Any
 from urllib.parse import urlsplit
 

@@ -1,7 +1,5 @@
 """Renders `/activity`: what the server does now and did lately, for the status page."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,7 +8,7 @@ from itertools import takewhile
 
 from start_llm.core.chat import Json
 from start_llm.core.errors import NotFound
-from start_llm.server.page_request import Page, PageRequest
+from start_llm.server.page_request import Page, PageRequest, members
 from start_llm.server.served_models import ListedModel, ServedModels
 from start_llm.telemetry.activity import Activity, ConversationTurn, Refusal
 from start_llm.telemetry.metrics import DiskMetrics
@@ -151,9 +149,7 @@ def _running(one: RequestRecord, tenant: bytes, now: float) -> Json:
         "endpoint": one.facts.endpoint,
         "phase": one.phase,
         "prompt_tokens": one.facts.prompt_tokens,
-        "cached_tokens": one.cached,
-        "done_tokens": one.done,
-        "written_tokens": one.written,
+        **members(one, "cached_tokens=cached done_tokens=done written_tokens=written"),
         "tokens_per_second": _rounded(one.tokens_per_s),
         "seconds": round(max(now - one.began, 0.0), 1),
     }
@@ -166,9 +162,7 @@ def _finished(one: RequestRecord, tenant: bytes) -> Json:
         "ended_at": round(one.ended, 3),
         "ending": one.ending,
         "prompt_tokens": one.facts.prompt_tokens,
-        "cached_tokens": one.cached,
-        "computed_tokens": one.computed,
-        "written_tokens": one.written,
+        **members(one, "cached_tokens=cached computed_tokens=computed written_tokens=written"),
         "ttft_seconds": None if one.ttft_s is None else round(one.ttft_s, 3),
         "seconds": round(one.seconds, 3),
         "read_per_second": _rounded(one.read_per_s),
@@ -186,10 +180,7 @@ def _rounded(value: float | None) -> float | None:
 def _turn(turn: ConversationTurn) -> Json:
     return {
         "ended_at": round(turn.ended, 3),
-        "cached_tokens": turn.cached,
-        "new_tokens": turn.new,
-        "again_tokens": turn.again,
-        "reason": turn.reason,
+        **members(turn, "cached_tokens=cached new_tokens=new again_tokens=again reason"),
     }
 
 
@@ -233,24 +224,15 @@ def _memory(budget_bytes: int, parts: Mapping[str, int]) -> Json:
 
 def _ssd(disk: DiskMetrics) -> Json:
     return {
-        "state": disk.state,
-        "files": disk.files,
-        "bytes": disk.nbytes,
-        "max_bytes": disk.max_bytes,
-        "hits": disk.hits,
-        "restored_tokens": disk.restored_tokens,
+        **members(disk, "state files bytes=nbytes max_bytes hits restored_tokens"),
         "restored_seconds": round(disk.restored_s, 3),
-        "written_today_bytes": disk.written_today_bytes,
-        "queue": disk.queue,
-        "errors": disk.errors,
+        **members(disk, "written_today_bytes queue errors"),
     }
 
 
 def _model(one: ListedModel) -> Json:
     return {
-        "id": one.id,
-        "state": one.state,
-        "in_flight": one.in_flight,
+        **members(one, "id state in_flight"),
         "aliases": list(one.aliases),
         "context_window": one.card.context_window if one.card else None,
     }

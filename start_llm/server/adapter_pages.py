@@ -1,7 +1,5 @@
 """Renders the pages about adapters: lists, mounts and unmounts them."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +7,7 @@ from pathlib import Path
 from start_llm.core.adapters import MountedAdapter, adapter_names
 from start_llm.core.chat import Json
 from start_llm.core.errors import InvalidRequest
-from start_llm.server.page_request import Page, PageRequest
+from start_llm.server.page_request import Page, PageRequest, members
 from start_llm.server.served_models import ServedModels
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,63}")
@@ -85,11 +83,4 @@ class AdapterPages:
 
 
 def _entry(adapter: MountedAdapter) -> dict[str, Json]:
-    return {
-        "id": adapter.id,
-        "path": adapter.path,
-        "rank": adapter.rank,
-        "scale": adapter.scale,
-        "size_bytes": adapter.nbytes,
-        "mounted_layers": adapter.layers,
-    }
+    return members(adapter, "id path rank scale size_bytes=nbytes mounted_layers=layers")

@@ -1,7 +1,5 @@
 """The reply conventions of groups of paths."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 

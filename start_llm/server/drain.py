@@ -1,7 +1,5 @@
 """Lets running requests finish when the server stops, and refuses new ones."""
 
-from __future__ import annotations
-
 import math
 import threading
 import time

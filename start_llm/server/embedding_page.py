@@ -1,7 +1,5 @@
 """Answers POST /v1/embeddings."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 from start_llm.core.chat import Json

@@ -1,7 +1,5 @@
 """Names who answers each endpoint of `protocols/routes`."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -9,13 +7,13 @@ from start_llm.access.accept import prefers_html
 from start_llm.core.chat import GenerationRequest, Json
 from start_llm.protocols import tokenization
 from start_llm.protocols.anthropic import messages as anthropic_messages
-from start_llm.protocols.base import KeptResponses, Parser, TenantResponses
+from start_llm.protocols.base import Parser, TenantResponses
 from start_llm.protocols.explained import explanation_body
 from start_llm.protocols.fields import Fields
 from start_llm.protocols.openai import chat_completions as openai_chat
 from start_llm.protocols.openai import completions as openai_completions
 from start_llm.protocols.responses import create as openai_responses
-from start_llm.protocols.responses.listing import input_items
+from start_llm.protocols.responses.create import input_items
 from start_llm.server import model_pages
 from start_llm.server.activity_pages import ActivityPages
 from start_llm.server.adapter_pages import AdapterPages
@@ -80,7 +78,7 @@ def _status(answer: Callable[[ServedModels], Page]) -> PageEndpoint:
     return PageEndpoint(lambda context, _: answer(context.models))
 
 
-def _stored(answer: Callable[[KeptResponses, PageRequest], Mapping[str, Json]]) -> PageEndpoint:
+def _stored(answer: Callable[[TenantResponses, PageRequest], Mapping[str, Json]]) -> PageEndpoint:
     return PageEndpoint(
         lambda context, request: (200, answer(TenantResponses(request.tenant, context.responses), request))
     )

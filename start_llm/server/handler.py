@@ -1,7 +1,5 @@
 """Serves requests: finds the endpoint of each, lets it answer, and refuses what may not be answered."""
 
-from __future__ import annotations
-
 from collections.abc import Generator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace

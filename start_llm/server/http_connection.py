@@ -1,16 +1,15 @@
 """Reads requests from one connection and writes replies to it, whatever they say."""
 
-from __future__ import annotations
-
 import io
 import json
+import re
 import socket
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler
-from typing import cast
+from typing import Protocol, cast
 
 from start_llm.access.access_policy import body_length, demand_json, is_chunked
 from start_llm.access.content_coding import content_coding, decoded
@@ -19,16 +18,132 @@ from start_llm.core.allocator import give_back_free_memory
 from start_llm.core.answering_model import ANSWERING_MODEL, in_a_header
 from start_llm.core.chat import Json
 from start_llm.core.client_presence import LOOK_S, held_in_turn
-from start_llm.core.errors import ClientGone, InvalidRequest, LengthRequired, RequestTimeout
+from start_llm.core.errors import ClientGone, InvalidRequest, LengthRequired, RequestTimeout, body_too_large
 from start_llm.core.unenforced import UNENFORCED
-from start_llm.protocols.base import new_id
+from start_llm.protocols.base import SSEFrame, json_text, new_id
 from start_llm.protocols.fields import Fields, parse_body
 from start_llm.protocols.routes import READING
-from start_llm.server.chunked_body import read_chunked
 from start_llm.server.connection import BoundedWriter, DeadlineReader, drain, is_closed_by_peer
 from start_llm.server.dialects import OPENAI
 from start_llm.server.listener import Listener
-from start_llm.server.sse import EventStream
+
+_HEADERS = {
+    "Content-Type": "text/event-stream; charset=utf-8",
+    "Cache-Control": "no-cache",
+    "X-Accel-Buffering": "no",
+}
+
+
+def encode(frame: SSEFrame) -> bytes:
+    """Encode one event: its name if it has one, `data: ...` and a blank line."""
+    data = frame.data
+    text = data if isinstance(data, str) else json_text(data)
+    name = f"event: {frame.event}\n" if frame.event else ""
+    return f"{name}data: {text}\n\n".encode()
+
+
+class EventStream:
+    """Writes frames. A chunked stream without `end` shows the client that it was cut.
+
+    Args:
+        write: sends bytes to the client, or raises `ClientGone`.
+        chunked: frame the body in HTTP/1.1 chunks; otherwise closing the connection ends it.
+    """
+
+    def __init__(self, write: Callable[[bytes], object], *, chunked: bool) -> None:
+        self._write = write
+        self._chunked = chunked
+        self._last_write = time.monotonic()
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return _HEADERS | ({"Transfer-Encoding": "chunked"} if self._chunked else {"Connection": "close"})
+
+    @property
+    def silent_for_s(self) -> float:
+        return time.monotonic() - self._last_write
+
+    def send(self, frames: Iterable[SSEFrame]) -> None:
+        data = b"".join(encode(frame) for frame in frames)
+        if data:
+            self._send(data)
+
+    def _send(self, data: bytes) -> None:
+        self._write(b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else data)
+        self._last_write = time.monotonic()
+
+    def send_comment(self, text: str) -> None:
+        """Send a line that readers of events ignore, while there is nothing to send yet."""
+        self._send(f": {text}\n\n".encode())
+
+    def end(self) -> None:
+        """Mark the stream as complete."""
+        if self._chunked:
+            self._write(b"0\r\n\r\n")
+
+
+_SIZE = re.compile(rb"([0-9a-fA-F]{1,15})[ \t]*(?:;[^\r\n]*)?\r\n")
+_LONGEST_LINE = 4096
+_MOST_TRAILER_BYTES = 65536
+
+
+class Stream(Protocol):
+    """A buffered stream of bytes. Reading waits until there is what was asked for, or the stream ends."""
+
+    def read(self, size: int, /) -> bytes: ...
+
+    def readline(self, size: int, /) -> bytes: ...
+
+
+def read_chunked(stream: Stream, max_bytes: int) -> bytes:
+    """Read the chunks and what follows them. After an error the rest of the connection means nothing.
+
+    Raises:
+        BodyTooLarge: the chunks together are longer than the limit.
+        InvalidRequest: their framing is malformed.
+        ClientGone: the client closed the connection in the middle.
+    """
+    body = bytearray()
+    while size := _size(stream):
+        if len(body) + size > max_bytes:
+            raise body_too_large(max_bytes)
+        body += _exactly(stream, size)
+        if _exactly(stream, 2) != b"\r\n":
+            raise InvalidRequest("A chunk of the body is not as long as it says.")
+    _skip_trailers(stream)
+    return bytes(body)
+
+
+def _size(stream: Stream) -> int:
+    match = _SIZE.fullmatch(_line(stream))
+    if match is None:
+        raise InvalidRequest("A chunk of the body does not begin with its size.")
+    return int(match[1], 16)
+
+
+def _skip_trailers(stream: Stream) -> None:
+    left = _MOST_TRAILER_BYTES
+    while (line := _line(stream)) != b"\r\n":
+        left -= len(line)
+        if left < 0:
+            raise InvalidRequest("The fields behind the body are too long.")
+
+
+def _line(stream: Stream) -> bytes:
+    line = stream.readline(_LONGEST_LINE)
+    if not line or (not line.endswith(b"\n") and len(line) < _LONGEST_LINE):
+        raise ClientGone("the client hung up in the middle of its request")
+    if not line.endswith(b"\r\n"):
+        raise InvalidRequest("A line between the chunks of the body is too long, or has no end.")
+    return line
+
+
+def _exactly(stream: Stream, count: int) -> bytes:
+    data = stream.read(count)
+    if len(data) < count:
+        raise ClientGone("the client hung up in the middle of its request")
+    return data
+
 
 _LARGE_BODY = 4 * 2**20
 _LARGE_PARSING = threading.Lock()

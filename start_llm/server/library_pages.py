@@ -1,12 +1,9 @@
 """Renders what the library of models tells: `/library`, `/fit`, `/downloads`."""
 
-from __future__ import annotations
-
 from dataclasses import asdict, dataclass
 
 from start_llm.core.chat import Json
 from start_llm.core.model_listing import (
-    Assessment,
     Download,
     Fit,
     FitReport,
@@ -14,7 +11,7 @@ from start_llm.core.model_listing import (
     MachineFacts,
     ModelLibrary,
 )
-from start_llm.server.page_request import Page, PageRequest
+from start_llm.server.page_request import Page, PageRequest, members
 from start_llm.server.served_models import ServedModels
 from start_llm.telemetry.metrics import EngineMetrics
 
@@ -77,25 +74,9 @@ def _measured_tps(engine: EngineMetrics) -> float | None:
 
 def _entry(entry: LibraryEntry) -> dict[str, Json]:
     return {
-        "repo_id": entry.repo_id,
-        "model_type": entry.model_type,
-        "size_bytes": entry.size_bytes,
-        "quant_bits": entry.quant_bits,
-        "vision": entry.vision,
-        "supported": entry.supported,
-        "serving": entry.serving,
-        "assessment": _assessment(entry.assessment) if entry.assessment else None,
-        "complete": entry.complete,
-        "place": entry.place,
-        "path": entry.path,
-    }
-
-
-def _assessment(found: Assessment) -> dict[str, Json]:
-    return {
-        "fits": found.fits,
-        "max_safe_context": found.max_safe_context,
-        "predicted_decode_tps": found.predicted_decode_tps,
+        **members(entry, "repo_id model_type size_bytes quant_bits vision supported serving"),
+        "assessment": asdict(entry.assessment) if entry.assessment else None,
+        **members(entry, "complete place path"),
     }
 
 
@@ -110,29 +91,19 @@ def _fit(found: Fit, context: int, measured_tps: float | None, measured_at: int)
     report = found.report
     return {
         "model": found.model,
-        "machine": {
-            "chip": found.machine.chip,
-            "ram_bytes": found.machine.ram_bytes,
-            "bandwidth_gbs": found.machine.bandwidth_gbs,
-        },
+        "machine": members(found.machine, "chip ram_bytes bandwidth_gbs"),
         "context_tokens": context,
         "typical_context_tokens": min(report.typical_context_tokens, context),
         "typical_decode_tps": report.decode_tps,
         "typical_prefill_tps": report.prefill_tps,
         "measured_decode_tps": measured_tps,
         "measured_at": measured_at if measured_tps is not None else None,
-        "report": {
-            "fits": report.fits,
-            "weights_bytes": report.weights_bytes,
-            "kv_bytes": report.kv_bytes,
-            "transient_bytes": report.transient_bytes,
-            "image_bytes": report.image_bytes,
-            "total_bytes": report.total_bytes,
-            "usable_bytes": report.usable_bytes,
-            "max_safe_context": report.context_tokens,
-            "predicted_decode_tps": report.decode_tps,
-            "predicted_prefill_tps": report.prefill_tps,
-        },
+        "report": members(
+            report,
+            "fits weights_bytes kv_bytes transient_bytes image_bytes total_bytes usable_bytes "
+            "max_safe_context=context_tokens predicted_decode_tps=decode_tps "
+            "predicted_prefill_tps=prefill_tps",
+        ),
         "verdict": report.verdict,
         "arithmetic": list(found.arithmetic),
         "sku_matrix_ctx": found.sku_context,
@@ -141,10 +112,4 @@ def _fit(found: Fit, context: int, measured_tps: float | None, measured_at: int)
 
 
 def _sku(machine: MachineFacts, report: FitReport) -> dict[str, Json]:
-    return {
-        "sku": machine.name,
-        "ram_gb": machine.ram_gb,
-        "fits": report.fits,
-        "max_context": report.context_tokens,
-        "decode_tps": report.decode_tps,
-    }
+    return members(machine, "sku=name ram_gb") | members(report, "fits max_context=context_tokens decode_tps")

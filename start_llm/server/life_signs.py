@@ -1,7 +1,5 @@
 """Repeats an action while another thread waits for something that takes long."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Generator
 from contextlib import contextmanager

@@ -1,12 +1,10 @@
 """Renders the pages about models: `/`, `/health`, `/stats`, `/v1/models`, and load and unload."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime
 
 from start_llm.core.chat import Json
 from start_llm.core.errors import NotFound
-from start_llm.server.page_request import Page, PageRequest
+from start_llm.server.page_request import Page, PageRequest, members
 from start_llm.server.served_models import ListedModel, ServedModels
 
 
@@ -18,11 +16,7 @@ def health(models: ServedModels) -> Page:
     """Return the health of the model in use, or that another one is loaded, which is well for a while."""
     loading = _loading(models)
     if reason := models.stuck_reason():
-        return 503, {
-            "status": "stuck",
-            "reason": reason,
-            "model": loading or models.status.card.id,
-        }
+        return 503, {"status": "stuck", "reason": reason, "model": loading or models.status.card.id}
     if loading:
         return 200, {"status": "loading", "model": loading, "loading": loading}
     return models.status.health()
@@ -36,10 +30,8 @@ def stats(models: ServedModels) -> Page:
     status, body = models.status.stats()
     model = models.peek(None)
     mounted = model.adapters.listed() if model else ()
-    adapters: list[Json] = [{"id": one.id, "bytes": one.nbytes} for one in mounted]
-    told: list[Json] = [
-        {"id": one.id, "state": one.state, "in_flight": one.in_flight} for one in models.listed()
-    ]
+    adapters: list[Json] = [members(one, "id bytes=nbytes") for one in mounted]
+    told: list[Json] = [members(one, "id state in_flight") for one in models.listed()]
     in_all: dict[str, Json] = {"bytes": sum(one.nbytes for one in mounted), "mounted": adapters}
     return status, {**body, "adapters": in_all, "models": told}
 
@@ -109,11 +101,9 @@ def _entry(model: ListedModel, started_at: int) -> dict[str, Json]:
         **({"aliases": list(model.aliases)} if model.aliases else {}),
     }
     if card := model.card:
-        told |= {
-            "context_window": card.context_window,
-            "max_input_tokens": card.context_window,  # the name that LiteLLM has for it
-            "max_output_tokens": card.context_window,
-            "vision": card.sees,
-            "reasoning": card.reasons,
-        }
+        told |= members(
+            card,
+            "context_window max_input_tokens=context_window "  # the latter is LiteLLM's name for it
+            "max_output_tokens=context_window vision=sees reasoning=reasons",
+        )
     return told

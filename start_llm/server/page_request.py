@@ -1,7 +1,5 @@
 """What pages are made of: the request for one, and the answer."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -31,6 +29,16 @@ class Document:
 
     body: bytes
     headers: Mapping[str, str]
+
+
+def members(record: object, names: str) -> dict[str, Json]:
+    """Return attributes of a record as members of an object.
+
+    Args:
+        names: of the members, between blanks; `bytes=nbytes` is the attribute `nbytes` under another name.
+    """
+    pairs = (name.partition("=") for name in names.split())
+    return {member: getattr(record, attribute or member) for member, _, attribute in pairs}
 
 
 type Page = tuple[int, Mapping[str, Json]]

@@ -1,7 +1,5 @@
 """The models that requests can name."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass

@@ -10,6 +10,7 @@ from start_llm.core.chat import Json
 from start_llm.core.limits import TimeLimits
 from start_llm.protocols.responses.response_store import ResponseStore
 from start_llm.server.drain import RequestDrain
+from start_llm.server.page_request import members
 from start_llm.storage.database import DatabaseMetrics
 from start_llm.telemetry.metrics import (
     CacheMetrics,
@@ -117,12 +118,10 @@ class Status:
                 "layers": dict(self.kv.layers),
                 "attention": dict(self.kv.attention),
             },
-            "admission": {
-                "max_safe_context": self.card.context_window,
-                "memory_budget_bytes": self.card.budget_bytes,
-                "usable_bytes": self.card.usable_bytes,
-                "weights_bytes": self.card.weights_bytes,
-            },
+            "admission": members(
+                self.card,
+                "max_safe_context=context_window memory_budget_bytes=budget_bytes usable_bytes weights_bytes",
+            ),
             "batch": {
                 "configured": self.batch,
                 "batched": not self.unbatched_reason,
@@ -145,28 +144,18 @@ class Status:
         reasons = ("new", "evicted", "no_state", "drift", "off")
         misses: dict[str, Json] = {reason: cache.misses[reason] for reason in reasons}
         return {
-            "entries": cache.pages,
-            "bytes": cache.stored_bytes,
-            "max_bytes": cache.budget_bytes,
-            "bytes_by_kind": {
-                "pages": cache.page_bytes,
-                "sequence_caches": cache.seq_cache_bytes,
-                "checkpoints": cache.checkpoint_bytes,
-                "live": cache.live_bytes,
-            },
-            "arrays": cache.arrays,
-            "checkpoints": cache.checkpoints,
-            "sequence_caches": cache.seq_caches,
-            "lookups": cache.lookups,
-            "hits": cache.hits,
+            **members(cache, "entries=pages bytes=stored_bytes max_bytes=budget_bytes"),
+            "bytes_by_kind": members(
+                cache,
+                "pages=page_bytes sequence_caches=seq_cache_bytes checkpoints=checkpoint_bytes "
+                "live=live_bytes",
+            ),
+            **members(cache, "arrays checkpoints sequence_caches=seq_caches lookups hits"),
             "misses": cache.lookups - cache.hits,
             "misses_by_reason": misses,
-            "computed_tokens": computed,
-            "reused_tokens": cache.reused_tokens,
-            "unavoidable_tokens": unavoidable,
+            **members(cache, "computed_tokens reused_tokens unavoidable_tokens"),
             "efficiency": round(unavoidable / computed, 4) if unavoidable else None,
-            "reused_in_place": cache.reused_in_place,
-            "evictions": cache.evictions,
+            **members(cache, "reused_in_place evictions"),
             **cache.correctness,
         }
 
@@ -174,51 +163,25 @@ class Status:
         """Return counters of the disk tier."""
         disk = self.disk
         return {
-            "state": disk.state,
-            "files": disk.files,
-            "bytes": disk.nbytes,
-            "max_bytes": disk.max_bytes,
-            "hits": disk.hits,
-            "restored_tokens": disk.restored_tokens,
-            "restored_bytes": disk.restored_bytes,
+            **members(disk, "state files bytes=nbytes max_bytes hits restored_tokens restored_bytes"),
             "restored_seconds": round(disk.restored_s, 3),
-            "late": disk.late,
-            "computed_instead": disk.computed_instead,
+            **members(disk, "late computed_instead"),
             "rejected_files": {reason: disk.rejected[reason] for reason in sorted(disk.rejected)},
-            "queue": disk.queue,
-            "written_files": disk.written_files,
-            "written_bytes": disk.written_bytes,
-            "written_today_bytes": disk.written_today_bytes,
-            "evictions": disk.evictions,
-            "lost": disk.lost,
-            "errors": disk.errors,
-            "conversations": {
-                "kept": self.database.is_on,
-                "bytes": self.database.nbytes,
-                "loaded_rows": self.database.loaded,
-                "rejected_rows": self.database.rejected,
-                "written_rows": self.database.written,
-                "resets": self.database.resets,
-                "errors": self.database.failures,
-            },
+            **members(disk, "queue written_files written_bytes written_today_bytes evictions lost errors"),
+            "conversations": members(
+                self.database,
+                "kept=is_on bytes=nbytes loaded_rows=loaded rejected_rows=rejected written_rows=written "
+                "resets errors=failures",
+            ),
         }
 
     def _transcripts(self) -> dict[str, Json]:
         """Return counters of the session turn store."""
         told = self.transcripts
         return {
-            "nodes": told.nodes,
-            "variants": told.variants,
-            "bytes": told.nbytes,
-            "forgotten": told.forgotten,
-            "bound": told.bound,
-            "bound_tokens": told.bound_tokens,
-            "fresh": told.fresh,
-            "kept_tokens": told.kept_tokens,
+            **members(told, "nodes variants bytes=nbytes forgotten bound bound_tokens fresh kept_tokens"),
             "refused": {reason: told.refused[reason] for reason in ("too_long", "costly")},
-            "notes": told.notes,
-            "note_tokens": told.note_tokens,
-            "restored_reasoning": told.restored_reasoning,
+            **members(told, "notes note_tokens restored_reasoning"),
         }
 
     def _requests(self) -> dict[str, Json]:
@@ -226,10 +189,7 @@ class Status:
         return {
             "in_flight": counts.in_flight,
             "endings": dict(counts.endings),
-            "repetitions": counts.repetitions,
-            "prompt_tokens": counts.prompt_tokens,
-            "cached_tokens": counts.cached_tokens,
-            "completion_tokens": counts.completion_tokens,
+            **members(counts, "repetitions prompt_tokens cached_tokens completion_tokens"),
         }
 
     def _engine(self) -> dict[str, Json]:
@@ -237,10 +197,7 @@ class Status:
         return {
             "waiting": self.engine.waiting,
             "prefill": {"done": prefill[0], "total": prefill[1]} if prefill else None,
-            "prefilled_tokens": self.engine.prefilled_tokens,
-            "generated_tokens": self.engine.generated_tokens,
-            "failures": self.engine.failures,
-            "preemptions": self.engine.preemptions,
+            **members(self.engine, "prefilled_tokens generated_tokens failures preemptions"),
             "decode_stall": self._decode_stall(),
         }
 

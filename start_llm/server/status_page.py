@@ -1,7 +1,5 @@
 """The status page: one HTML document with its style and script, and the headers that lock it down."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 from collections.abc import Mapping

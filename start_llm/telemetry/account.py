@@ -1,7 +1,5 @@
 """Report what happens to a request to the counters, the terminal and the trace."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 

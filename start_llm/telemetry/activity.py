@@ -5,8 +5,6 @@ clients send. They hold neither prompts nor replies; where tokens had to be read
 changed a message, they hold a few words on both sides of the first difference.
 """
 
-from __future__ import annotations
-
 import secrets
 import threading
 import time

@@ -1,7 +1,5 @@
 """Renders, with rich, what running requests do and how full the memory is."""
 
-from __future__ import annotations
-
 import io
 import os
 from collections.abc import Callable, Sequence

@@ -4,8 +4,6 @@ A field has one thread that writes it, or is written by methods that hold a lock
 (`tests/http/test_writers.py` finds out).
 """
 
-from __future__ import annotations
-
 import threading
 import time
 from collections import Counter

@@ -21,23 +21,7 @@ from start_llm.telemetry.request_record import RequestRecord
 PREFIX = "start_llm_"
 _SECONDS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
 _TOKEN_SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20)
-_TOKENS = (
-    1,
-    10,
-    100,
-    200,
-    500,
-    1000,
-    2000,
-    5000,
-    10_000,
-    20_000,
-    50_000,
-    100_000,
-    200_000,
-    500_000,
-    1_000_000,
-)
+_TOKENS = (1, 10, *(digit * power for power in (100, 1000, 10_000, 100_000) for digit in (1, 2, 5)), 10**6)
 
 type Number = int | float
 

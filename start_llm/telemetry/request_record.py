@@ -1,7 +1,5 @@
 """The one record of a request. Counters, terminal, trace and status page show views of it."""
 
-from __future__ import annotations
-
 import time
 from dataclasses import dataclass, field
 from typing import Literal

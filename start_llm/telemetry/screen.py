@@ -4,8 +4,6 @@ Whoever puts a line never waits. What a terminal that is not read would hold up 
 The cursor stays visible, so that a process that is killed leaves nothing behind but the last view.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import queue

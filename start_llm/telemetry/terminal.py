@@ -1,12 +1,11 @@
 """Print lines on the terminal: what the server says, and one for each request."""
 
-from __future__ import annotations
-
 import io
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, TextIO
 
 from start_llm.core.events import Restored
@@ -232,3 +231,23 @@ def _token_name(token: int) -> str:
 
 def _clock() -> str:
     return time.strftime("%H:%M:%S")
+
+
+MOMENT_S = 3.0
+
+
+@contextmanager
+def announced_if_slow(say: Callable[[str], None], step: str) -> Generator[None]:
+    """Say what the block does if it takes longer than a moment.
+
+    Args:
+        say: called on a thread of its own.
+        step: a sentence.
+    """
+    timer = threading.Timer(MOMENT_S, say, [step])
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()

@@ -4,8 +4,6 @@ ROOT/2026-07-31/cache-session-0123456789abcdef.log      the newest lines
 ROOT/2026-07-31/cache-session-0123456789abcdef.log.1    those before them
 """
 
-from __future__ import annotations
-
 import fcntl
 import os
 import re

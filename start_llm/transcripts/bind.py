@@ -10,8 +10,6 @@ that ends it in the template. Its *boundary* lies before the closer, because the
 without one: the next rendering writes it.
 """
 
-from __future__ import annotations
-
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field

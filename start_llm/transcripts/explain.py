@@ -1,7 +1,5 @@
 """Compares a request with the last computed one of its conversation. Pure functions."""
 
-from __future__ import annotations
-
 from array import array
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence

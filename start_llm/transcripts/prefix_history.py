@@ -1,7 +1,5 @@
 """Remembers which prefixes were ever computed, to tell which tokens of a prompt had to be computed."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Sequence
 

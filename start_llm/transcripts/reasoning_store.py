@@ -5,8 +5,6 @@ is returned to a conversation that is equal to the original up to the reply, byt
 that it received the reply. The text of the reply is not enough: many different replies say "Done."
 """
 
-from __future__ import annotations
-
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence

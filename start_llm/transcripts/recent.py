@@ -1,7 +1,5 @@
 """Remembers the last computed request of each conversation, to explain how the next one differs."""
 
-from __future__ import annotations
-
 import threading
 from array import array
 from collections.abc import Sequence

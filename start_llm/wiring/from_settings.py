@@ -29,8 +29,7 @@ from start_llm.prompt.prepare import Preparer
 from start_llm.prompt.shorten import is_shortened
 from start_llm.prompt.template_audit.samples import rendered_samples
 from start_llm.protocols.responses.response_store import ResponseStore
-from start_llm.protocols.seal import KEY_BYTES, Seal
-from start_llm.protocols.seal_key import kept_key
+from start_llm.protocols.seal import KEY_BYTES, Seal, kept_key
 from start_llm.serving.service import MemoryWindow, ModelTraits
 from start_llm.storage.database import DatabaseTable
 from start_llm.telemetry.metrics import CacheMetrics, TranscriptMetrics

@@ -10,11 +10,10 @@ from pathlib import Path
 from start_llm.config.paths import DEMO_MODEL, from_root
 from start_llm.config.settings import Settings
 from start_llm.core.errors import SettingsError
-from start_llm.library.download import resolve
+from start_llm.library.download import chosen_model, resolve
 from start_llm.library.downloads import Downloads
 from start_llm.library.folders import Library, Place, models_in, places
 from start_llm.library.hub import Hub
-from start_llm.library.model_dir import chosen_model
 from start_llm.library.shelf import Shelf
 from start_llm.library.well_known import DEFAULT_APPLE_MODEL
 from start_llm.models.model_names import name_of

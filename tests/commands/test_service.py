@@ -13,9 +13,17 @@ from pathlib import Path
 
 import pytest
 
-from start_llm.commands.login_service import install_service, tell_service, uninstall_service
-from start_llm.commands.service_managers import Launchd, Systemd, manager_of
-from start_llm.commands.units import ServiceCommand, launchd_plist, systemd_unit
+from start_llm.commands.login_service import (
+    Launchd,
+    ServiceCommand,
+    Systemd,
+    install_service,
+    launchd_plist,
+    manager_of,
+    systemd_unit,
+    tell_service,
+    uninstall_service,
+)
 from start_llm.config.settings import Settings
 from start_llm.core.errors import CommandError
 from start_llm.storage.running_servers import RunningServer, ServerFile

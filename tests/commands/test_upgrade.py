@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from start_llm import __version__
-from start_llm.commands.package_source import lines_for
+from start_llm.commands.upgrade import lines_for
 from start_llm.storage.running_servers import RunningServer, ServerFile
 from tests.commands.conftest import ROOT, Shell
 

@@ -23,7 +23,7 @@ from start_llm.core.events import (
     Usage,
 )
 from start_llm.protocols.base import Reply, SSEFrame
-from start_llm.server.sse import encode
+from start_llm.server.http_connection import encode
 from tests.protocols.helpers import scored
 
 FAILURE = "The engine is gone."

@@ -19,7 +19,7 @@ from scripts import tiny_models
 from start_llm.app import App
 from start_llm.config.settings import Settings
 from start_llm.hosting import model_runtime
-from start_llm.telemetry import slow_steps
+from start_llm.telemetry import terminal
 from start_llm.telemetry.terminal import Terminal
 from tests.engine.harness import Wrapped
 from tests.flat_settings import settings_of
@@ -209,7 +209,7 @@ def test_a_server_says_that_it_starts_and_what_it_does_while_it_measures(
         return real(slow[0], *rest, **how)
 
     monkeypatch.setattr(model_runtime, step, measure)
-    monkeypatch.setattr(slow_steps, "MOMENT_S", 0.05)
+    monkeypatch.setattr(terminal, "MOMENT_S", 0.05)
     output, state = io.StringIO(), {"state_root": str(tmp_path), "drain_s": 0.5}
     settings: Any = {"server_port": 0, "proxy_is_on": False, "traces": False, **state}
     app = App(settings_of(model_path=str(folder / FIRST), **settings), Terminal(output))

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import servers
-from start_llm.commands.units import ServiceCommand, launchd_plist, systemd_unit
+from start_llm.commands.login_service import ServiceCommand, launchd_plist, systemd_unit
 from tests.conftest import TinyModel
 
 pytestmark = pytest.mark.thorough

@@ -11,13 +11,12 @@ import pytest
 from start_llm.config.settings import Settings
 from start_llm.launch.client import Client
 from start_llm.launch.clients import CLIENTS
-from start_llm.launch.files import text_of
+from start_llm.launch.files import parse_yaml, text_of
 from start_llm.launch.http_requests import Address
 from start_llm.launch.own_settings import OwnSettings
 from start_llm.launch.permissions import Permissions
 from start_llm.launch.server_info import NO_KEY, ServerInfo, address_at, addresses, reply_limit
 from start_llm.launch.setup import make_setup
-from start_llm.launch.yaml import parse_yaml
 from tests.flat_settings import settings_of
 
 FOLDER = Path("/private/folder")

@@ -6,8 +6,8 @@ import pytest
 
 from start_llm import cli
 from start_llm.hosting.startup_summary import paste_lines
-from start_llm.launch.client_menu import menu, suggested
 from start_llm.launch.clients import CLIENTS
+from start_llm.launch.suitability import menu, suggested
 
 
 @pytest.fixture

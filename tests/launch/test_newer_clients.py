@@ -6,8 +6,7 @@ import json
 
 import pytest
 
-from start_llm.launch.files import write_all
-from start_llm.launch.yaml import parse_yaml
+from start_llm.launch.files import parse_yaml, write_all
 from tests.launch.user import FOLDER, User
 
 

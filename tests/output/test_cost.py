@@ -14,7 +14,7 @@ import pytest
 from benchmarks import output as benchmark
 from start_llm.core.family import Family
 from start_llm.formats.registry import family_by_name
-from start_llm.output.quotes import QuoteWatch
+from start_llm.output.calls import QuoteWatch
 from start_llm.output.splitter import make_splitter
 from tests.output.corpus.case import TOOLS
 from tests.output.corpus.writers import HARMONY, WRITERS

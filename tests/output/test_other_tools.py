@@ -6,7 +6,7 @@ import pytest
 
 from start_llm.core.events import Finished, Text, Usage
 from start_llm.formats.reading.schema import Tools
-from start_llm.output.quotes import QuoteWatch
+from start_llm.output.calls import QuoteWatch
 from start_llm.output.splitter import make_splitter
 from start_llm.output.stream import OutputStream
 from tests.output.corpus.case import TOOLS, Case, Outcome, outcome_of, split, tool

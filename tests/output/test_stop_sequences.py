@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from start_llm.output.stop_sequences import StopMatch, StopSequenceMatcher
+from start_llm.output.stream import StopMatch, StopSequenceMatcher
 
 # Few letters, so that stops overlap each other and themselves.
 texts = st.text("ab–", max_size=40)

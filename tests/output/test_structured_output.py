@@ -16,9 +16,8 @@ from start_llm.core.unenforced import KEYWORDS, unenforced_keywords
 from start_llm.formats import registry
 from start_llm.formats.registry import FAMILIES, NOTATIONS
 from start_llm.formats.writing.lark import Grammar
-from start_llm.output.grammar.depth import is_too_deep
+from start_llm.output.grammar.depth import is_too_deep, schema_error
 from start_llm.output.grammar.enforcer import Enforcer
-from start_llm.output.grammar.validity import schema_error
 from start_llm.output.stream import OutputStream
 from start_llm.output.structured_output import StructuredOutput
 from tests.http.forms import ALWAYS_THINKING, OTHER, PATH, THINKING, TOOLS, Call

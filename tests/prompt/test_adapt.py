@@ -11,7 +11,7 @@ from start_llm.core.chat import ChatRequest, Message
 from start_llm.formats import registry
 from start_llm.prompt import changes
 from start_llm.prompt.adapt import ADAPTATIONS, Adapted, adapt
-from start_llm.prompt.call_ids import in_native_form, with_native_ids
+from start_llm.prompt.call_ids import Calls, in_native_form
 from start_llm.prompt.changes import PromptTurn
 from start_llm.prompt.template_audit.facts import TemplateFacts
 from tests.prompt.fakes import (
@@ -101,7 +101,7 @@ def test_every_row_with_words_is_for_some_templates_only():
 @pytest.mark.parametrize("row", ADAPTATIONS, ids=lambda row: row.change.__name__)
 def test_a_change_leaves_what_it_was_given_as_it_was(row):
     request = ChatRequest(messages=SPEECH, tools=(WRITE,), late_tools=(LATE,))
-    turns = turns_of(*with_native_ids(SPEECH, "ordinal"))
+    turns = turns_of(*map(Calls("ordinal").renamed, SPEECH))
     given_to_it = list(turns)
     changed = row.change(turns, request)
     assert turns == given_to_it
@@ -526,7 +526,7 @@ def test_a_reference_leaves_the_prefix_as_it_was():
 def ids_of(*messages: Message, style: str = "ordinal") -> list[str | None]:
     """Ids of calls and of what the results answer."""
     ids: list[str | None] = []
-    for message in with_native_ids(messages, style):  # pyright: ignore[reportArgumentType]
+    for message in map(Calls(style).renamed, messages):  # pyright: ignore[reportArgumentType]
         ids += [one.id for one in message.tool_calls]
         ids += [message.tool_call_id] if message.role == "tool" else []
     return ids
@@ -598,7 +598,7 @@ def test_a_result_of_an_unknown_call_has_no_id():
 
 def test_only_results_answer_calls():
     strange = replace(user("x"), tool_call_id="a")
-    assert with_native_ids((reply("", call("a")), strange), "ordinal")[1].tool_call_id is None
+    assert list(map(Calls("ordinal").renamed, (reply("", call("a")), strange)))[1].tool_call_id is None
 
 
 @pytest.mark.parametrize("trait", TRAITS)

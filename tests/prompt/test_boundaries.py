@@ -15,7 +15,7 @@ from start_llm.core.chat import ChatRequest, Json, Message, Thinking
 from start_llm.core.family import Family
 from start_llm.core.prompt import Prompt
 from start_llm.formats.reasoning_marks import THINK
-from start_llm.prompt.call_ids import in_order_of_calls, with_native_ids
+from start_llm.prompt.call_ids import in_native_form
 from start_llm.prompt.client_marks import Broken
 from start_llm.prompt.prepare import Preparer
 from start_llm.prompt.render import RenderedText
@@ -206,10 +206,8 @@ def conversations(draw: st.DrawFn) -> tuple[Message, ...]:
 
 
 def _in_order(talk: Sequence[Message]) -> list[Message]:
-    named = [
-        replace(message, name=str(index)) for index, message in enumerate(with_native_ids(talk, "ordinal"))
-    ]
-    return [talk[int(message.name or "")] for message in in_order_of_calls(named)]
+    named = [replace(message, name=str(index)) for index, message in enumerate(talk)]
+    return [talk[int(message.name or "")] for message in in_native_form(named, "ordinal")]
 
 
 def _message(draw: st.DrawFn, role: Any) -> Message:

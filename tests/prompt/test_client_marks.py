@@ -9,8 +9,8 @@ from start_llm.core.chat import ChatRequest, Json, Message
 from start_llm.core.errors import InvalidRequest
 from start_llm.core.family import Family, ReasoningMarks
 from start_llm.prompt.client_marks import ClientMarks, control_marks, tokens_of_client_text
-from start_llm.prompt.mark_words import with_marks
 from start_llm.prompt.prepare import Preparer
+from start_llm.prompt.substitution import with_marks
 from tests.prompt.fakes import (
     FakeTokenizer,
     call,

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from start_llm.core.errors import InvalidRequest
-from start_llm.protocols.fields import MOST_VALUES, parse_body
-from start_llm.protocols.json_values import has_more_values
+from start_llm.protocols.fields import MOST_VALUES, has_more_values, parse_body
 
 HARD_TEXTS = [",[{" * 50, '"' * 30, "\\" * 31, '\\"' * 20 + ",", "", "a", "\u6f22,\U0001f41f"]
 

@@ -8,8 +8,7 @@ from start_llm.core.errors import InvalidRequest, NotFound
 from start_llm.core.events import Content, Finished
 from start_llm.protocols.base import RequestContext
 from start_llm.protocols.fields import Fields
-from start_llm.protocols.responses.create import parse
-from start_llm.protocols.responses.listing import input_items
+from start_llm.protocols.responses.create import input_items, parse
 from start_llm.protocols.responses.response_store import ResponseStore
 from tests.protocols.helpers import CONTEXT, USAGE, body
 

@@ -12,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from start_llm.protocols import seal as seal_module
-from start_llm.protocols.seal import KEY_BYTES, Seal, Sealed
-from start_llm.protocols.seal_key import kept_key
+from start_llm.protocols.seal import KEY_BYTES, Seal, Sealed, kept_key
 from start_llm.wiring.from_settings import make_seal
 from tests.flat_settings import settings_of
 

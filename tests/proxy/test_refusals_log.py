@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from start_llm.proxy.refusals_log import shorten_refusals
+from start_llm.proxy.refusals import shorten_refusals
 
 
 class Refused(Exception):

@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from start_llm.core.canonical import Field
-from start_llm.transcripts.drift_notes import Change
-from start_llm.transcripts.text_diff import changed_lines
+from start_llm.transcripts.drift_notes import Change, changed_lines
 from tests.slices import examples
 from tests.transcripts.notes import changed
 

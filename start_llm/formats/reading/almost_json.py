@@ -1,7 +1,5 @@
 """Reads text that is almost JSON, where it can mean only one thing."""
 
-from __future__ import annotations
-
 import regex
 
 from start_llm.core.chat import Json

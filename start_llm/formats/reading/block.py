@@ -1,7 +1,5 @@
 """Base class of call parsers: steps over a buffer, calls that may still be text, the end of a block."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache

@@ -1,7 +1,5 @@
 """Provides a cursor over a complete text."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import regex

@@ -4,8 +4,6 @@ A call is emitted when its object is complete. Only then is it known to be valid
 back into the text, which is impossible once the call has been emitted.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace

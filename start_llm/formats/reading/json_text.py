@@ -1,7 +1,5 @@
 """Parses the JSON that models write, and writes JSON that clients can parse."""
 
-from __future__ import annotations
-
 import json
 import math
 from typing import cast

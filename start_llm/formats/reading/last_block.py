@@ -1,7 +1,5 @@
 """Parses calls that only the end of the reply tells from text."""
 
-from __future__ import annotations
-
 from start_llm.formats.reading.parts import CallReader, ParsedText, Part, State
 
 

@@ -1,7 +1,5 @@
 """Patterns for lists of calls, in JSON or another notation, between marks that models may forget."""
 
-from __future__ import annotations
-
 import regex
 
 from start_llm.formats.reading.json_calls import Objects

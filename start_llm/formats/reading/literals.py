@@ -1,7 +1,5 @@
 """Parses arrays and objects in Python's notation: `{'a': [True, None]}`."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping
 
 import regex

@@ -1,7 +1,5 @@
 """Defines the parts of a call that parsers return, and the parser interface."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal, Protocol
 

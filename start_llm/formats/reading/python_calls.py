@@ -4,8 +4,6 @@ Nothing is evaluated. Text with stars, other calls, names or string prefixes is 
 names are those of the tool's schema, in its order.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 import regex

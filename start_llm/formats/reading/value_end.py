@@ -1,7 +1,5 @@
 """Finds where a value between tags ends, also where the model forgot the end tag."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

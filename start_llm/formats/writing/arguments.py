@@ -1,7 +1,5 @@
 """Writes arguments, and their grammar, in formats that put each argument between tags."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial

@@ -1,7 +1,5 @@
 """Writes tool calls as text, and grammars of that text. The parsers accept everything written here."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol

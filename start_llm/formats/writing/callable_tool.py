@@ -1,7 +1,5 @@
 """Defines a callable tool, as the grammar writers need it."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 

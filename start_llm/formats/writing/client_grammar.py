@@ -9,8 +9,6 @@ too late to end one. Therefore all rules become terminals, which makes the whole
 that is escaped nor the first one of the mark.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial

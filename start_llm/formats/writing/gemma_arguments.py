@@ -1,7 +1,5 @@
 """Writes arguments in Gemma's notation, and their grammar."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
@@ -12,8 +10,7 @@ from start_llm.formats.reading.json_text import written
 from start_llm.formats.reading.schema import COMPOSING, enum_values, flatten_arguments, parts_of, resolve
 from start_llm.formats.writing.call_text import Arguments
 from start_llm.formats.writing.callable_tool import CallableTool
-from start_llm.formats.writing.lark import Lark
-from start_llm.formats.writing.members import separated
+from start_llm.formats.writing.lark import Lark, separated
 
 _COMMA = '","'
 _PLAIN_KEY = r"[^\s:,{}\[\]<>\"]{1,64}"

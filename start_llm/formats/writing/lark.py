@@ -1,9 +1,7 @@
 """Builds grammars in llguidance's language: Lark's with embedded JSON schemas."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import regex
@@ -156,3 +154,22 @@ class Lark:
     def grammar(self, start: str) -> Grammar:
         text = "\n".join([_NO_FORCING, f"start: {start}", *self._rules])
         return Grammar(text, tuple(self._schemas), tuple(self._texts))
+
+
+def separated(lark: Lark, members: Mapping[str, str], required: Collection[Json], comma: str) -> str:
+    """Return a grammar for comma-separated members. Each possible first member is one alternative.
+
+    Args:
+        members: the expression of each member, by name.
+        comma: an expression.
+    """
+    ways: list[str] = []
+    after, is_open = "", True
+    for name, member in reversed(list(members.items())):
+        if name in required:
+            ways, is_open = [], False
+        ways.append(f"{member} {after}".strip())
+        next_one = f"({comma} {member}){'' if name in required else '?'}"
+        after = lark.rule(f"{next_one} {after}".strip())
+    first = lark.either(*reversed(ways))
+    return f"({first})?" if is_open else first

@@ -1,7 +1,5 @@
 """Writes arguments as nested elements, and their grammar."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 

@@ -1,7 +1,5 @@
 """Writes arguments as Python keywords and literals, and their grammar."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
@@ -14,8 +12,7 @@ from start_llm.formats.reading.schema import Tools, enum_values, flatten_argumen
 from start_llm.formats.writing.arguments import with_definitions
 from start_llm.formats.writing.call_text import Arguments
 from start_llm.formats.writing.callable_tool import CallableTool
-from start_llm.formats.writing.lark import Lark
-from start_llm.formats.writing.members import separated
+from start_llm.formats.writing.lark import Lark, separated
 
 _COMMA = '", "'
 _MAX_UNNAMED = 8

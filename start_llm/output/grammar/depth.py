@@ -1,12 +1,13 @@
-"""Measures how deeply a JSON schema nests, following its references.
+"""Checks that a JSON schema is valid, and measures how deeply it nests, following its references.
 
 llguidance follows references by recursion on the thread's stack. A chain of two thousand references, each
 through an array, is 120 KB of JSON and crashes the process (lesson 43).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
+
+from jsonschema import Draft4Validator, Draft7Validator, Draft202012Validator
+from jsonschema.exceptions import best_match
 
 from start_llm.core.chat import Json
 from start_llm.formats.reading.schema import resolve
@@ -66,3 +67,29 @@ def _parts(schema: Json) -> Iterator[Json]:
             yield value
         elif isinstance(value, list):
             yield from (item for item in value if isinstance(item, dict))
+
+
+_DIALECTS = (Draft7Validator, Draft202012Validator, Draft4Validator)
+_LONGEST_REASON = 200
+
+
+def schema_error(schema: Json) -> str | None:
+    """Return the error of a schema that is invalid in every dialect that clients use, or None.
+
+    llguidance panics on some invalid schemas and puts a stack trace into its error. For that it reads the
+    debug symbols of the whole process and keeps 50 MB of memory (lesson 47).
+    None also means that the schema is nested too deeply for this check.
+    """
+    judges = [dialect(dialect.META_SCHEMA) for dialect in _DIALECTS]
+    try:
+        if any(judge.is_valid(schema) for judge in judges):
+            return None
+        error = best_match(judges[0].iter_errors(schema))
+    except RecursionError:
+        # A hundred nested schemas exceed this validator's recursion. llguidance reports its own limit.
+        return None
+    if error is None:
+        return None
+    reason = error.message
+    shown = reason if len(reason) <= _LONGEST_REASON else f"{reason[:_LONGEST_REASON]} ..."
+    return f"{error.json_path}: {shown}"

@@ -3,8 +3,6 @@
 Without the library we would need a grammar parser over bytes and a walk over the whole vocabulary per token.
 """
 
-from __future__ import annotations
-
 import json
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -20,8 +18,7 @@ from start_llm.core.client_presence import check_client, held_in_turn
 from start_llm.core.errors import ConstraintViolated, InvalidRequest
 from start_llm.formats.writing.client_grammar import levels, refused, standalone
 from start_llm.formats.writing.lark import Grammar, SchemaOrigin
-from start_llm.output.grammar.depth import MAX_LEVELS, is_too_deep
-from start_llm.output.grammar.validity import schema_error
+from start_llm.output.grammar.depth import MAX_LEVELS, is_too_deep, schema_error
 
 _MAX_CHARACTERS = 2**20
 _MAX_DEFINITION = 2**16

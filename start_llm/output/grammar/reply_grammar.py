@@ -1,7 +1,5 @@
 """Builds the grammar of a whole reply: optional reasoning, then the output that the request requires."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

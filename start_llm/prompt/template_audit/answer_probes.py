@@ -1,7 +1,5 @@
 """Finds out which messages a chat template cuts or refuses: replies that quote marks, and empty messages."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 

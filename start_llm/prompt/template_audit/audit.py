@@ -1,7 +1,5 @@
 """Finds out, once at load, what a chat template does, by rendering a synthetic conversation in many ways."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
@@ -14,6 +12,7 @@ from start_llm.prompt.template_audit.call_probes import (
     beside_facts,
     call_facts,
     samples_for,
+    tool_facts,
     with_reasoning_facts,
 )
 from start_llm.prompt.template_audit.facts import Moving, TemplateFacts
@@ -22,7 +21,6 @@ from start_llm.prompt.template_audit.losses import losses
 from start_llm.prompt.template_audit.option_probes import OptionProbes
 from start_llm.prompt.template_audit.probe import NEXT, REPLY, SYSTEM, TOOL, USER, TemplateProbe
 from start_llm.prompt.template_audit.reasoning_probes import ReasoningFacts, options_described
-from start_llm.prompt.template_audit.tool_probes import tool_facts
 
 
 def audit(tokenizer: TemplateTokenizer, family: Family, placeholder: str | None = None) -> TemplateFacts:
@@ -136,10 +134,10 @@ def _takes_tools(probe: TemplateProbe, facts: TemplateFacts) -> bool:
 
 def _reasoning_facts(probe: TemplateProbe, facts: TemplateFacts) -> TemplateFacts:
     samples = samples_for(facts)
-    reasoning = ReasoningFacts(probe, samples.calling(), samples.result(), TOOL)
+    reasoning = ReasoningFacts(probe, samples.calling(), samples.result())
     facts = reasoning.facts(facts)
     added = TurnClosers.of(probe.tokenizer.added_tokens, frozenset()).added
-    return OptionProbes(probe, reasoning.talks(facts), SYSTEM, TOOL, added).facts(facts)
+    return OptionProbes(probe, reasoning.talks(facts), added).facts(facts)
 
 
 # ------------------------------------------------------------------------------------------------- boundaries

@@ -1,11 +1,10 @@
-"""Finds out how a chat template shows calls, and the text and reasoning beside them."""
+"""Finds out how a chat template shows tools and calls, and the text and reasoning beside them."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product, takewhile
 
+from start_llm.core.chat import Json
 from start_llm.core.family import CallIds, Family
 from start_llm.prompt.boundaries import TurnClosers
 from start_llm.prompt.stand_ins import StandIns
@@ -21,6 +20,7 @@ from start_llm.prompt.template_audit.probe import (
     between,
     in_order,
 )
+from start_llm.prompt.template_audit.tool_forms import ToolForms, is_changed
 
 _CALL_IDS: tuple[CallIds, ...] = ("ordinal", "nine", "kimi")
 _REASONING = ("probethoughtone", "probethoughttwo")
@@ -224,3 +224,46 @@ def _stays_in_its_turn(probe: TemplateProbe, samples: Samples) -> bool:
     )
     usual, marks = added.findall(second)[:2], added.findall(calls)
     return marks[: len(usual)] == usual
+
+
+_ARGUMENTS: Mapping[str, Json] = {
+    "probeplain": {"type": "string"},
+    "probetold": {"type": "string", "description": "probeabout", "default": "probedefault"},
+    "probechoice": {"type": "string", "enum": ["probechoiceone", "probechoicetwo"]},
+    "probelist": {
+        "type": "array",
+        "items": {
+            "type": "object",
+            "properties": {
+                "probefield": {"type": "string", "description": "probewhatfield", "enum": ["probestate"]}
+            },
+        },
+    },
+    "probeeither": {"anyOf": [{"type": "string", "const": "probeconst"}, {"type": "null"}]},
+}
+_FUNCTIONS: tuple[Mapping[str, Json], ...] = (
+    {"name": "probebare"},
+    {"name": "probebare", "description": "probeabout"},
+    {"name": "probebare", "parameters": {"type": "object", "properties": {"probekey": {"type": "string"}}}},
+    {"name": "probebare", "description": "probeabout", "parameters": {}},
+    *(
+        {
+            "name": "probetool",
+            "description": "probedescription",
+            "parameters": {"type": "object", "properties": {name: schema}, "required": [name]},
+        }
+        for name, schema in _ARGUMENTS.items()
+    ),
+)
+
+
+def tool_facts(probe: TemplateProbe, facts: TemplateFacts) -> TemplateFacts:
+    """Add what must be done for tools, if the template shows tools."""
+    tools = [{"type": "function", "function": dict(function)} for function in _FUNCTIONS]
+    forms = ToolForms(probe.tokenizer, facts).shown(tools)
+    changes = [is_changed(tool, form) for tool, form in zip(tools, forms, strict=True)]
+    return replace(
+        facts,
+        takes_bare_tools=not any(is_filled for is_filled, _ in changes),
+        shows_schemas=not any(is_told for _, is_told in changes),
+    )

@@ -1,7 +1,5 @@
 """Describes what a chat template does. `prompt.template_audit.audit` fills it in, `prompt.adapt` uses it."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple

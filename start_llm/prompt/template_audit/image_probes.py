@@ -1,7 +1,5 @@
 """Finds out what a chat template writes for images, and whether it has a place for them in tool results."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from start_llm.core.chat import Json

@@ -1,7 +1,5 @@
 """Finds what a template loses or refuses even after conversations are adapted to it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 

@@ -4,8 +4,6 @@ A conversation that asks with another value of such an option goes on from its r
 option is part of the conversation's root: with another value it is another conversation.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -14,7 +12,7 @@ from itertools import product
 from start_llm.core.chat import Json
 from start_llm.prompt.template import SYSTEM_WORDS, TemplateMessage
 from start_llm.prompt.template_audit.facts import BUDGET_OPTION, TemplateFacts
-from start_llm.prompt.template_audit.reasoning_probes import ReasoningProbe
+from start_llm.prompt.template_audit.probe import SYSTEM, TOOL, TemplateProbe
 
 type _Values = tuple[Json, ...]
 type _Talk = tuple[TemplateMessage, ...]
@@ -29,15 +27,11 @@ class OptionProbes:
 
     Attributes:
         talks: conversations whose words begin with `probe`.
-        system: a system message to put before them.
-        tool: schema of a tool.
         added: matches the added tokens, which end what a message says.
     """
 
-    probe: ReasoningProbe
+    probe: TemplateProbe
     talks: Sequence[_Talk]
-    system: TemplateMessage
-    tool: Mapping[str, Json]
     added: re.Pattern[str]
 
     def facts(self, facts: TemplateFacts) -> TemplateFacts:
@@ -45,7 +39,7 @@ class OptionProbes:
         tried = _tried(facts)
         combinations = [*product(*tried.values())]
         inside: set[str] = set()
-        for talk, tools in product(self._with_system(), ((), (self.tool,))):
+        for talk, tools in product(self._with_system(), ((), (TOOL,))):
             texts = {
                 values: self._in_front(talk, tools, _options_of(tried, values)) for values in combinations
             }
@@ -59,7 +53,7 @@ class OptionProbes:
     def _with_system(self) -> Iterator[_Talk]:
         for talk in self.talks:
             yield talk
-            yield (self.system, *talk)
+            yield (SYSTEM, *talk)
 
     def _in_front(self, talk: _Talk, tools: Sequence[Mapping[str, Json]], options: Mapping[str, Json]) -> str:
         """Return the prompt up to the end of the last message; empty if the template refuses."""

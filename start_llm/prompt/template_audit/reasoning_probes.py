@@ -1,15 +1,13 @@
 """Finds out how a chat template shows reasoning, and which options control it."""
 
-from __future__ import annotations
-
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 from start_llm.core.chat import Json
 from start_llm.prompt import efforts
 from start_llm.prompt.template import SYSTEM_WORDS, TemplateMessage
 from start_llm.prompt.template_audit.facts import BUDGET_OPTION, Effort, Switch, TemplateFacts
+from start_llm.prompt.template_audit.probe import NEXT, REPLY, SYSTEM, USER, TemplateProbe
 
 _SWITCHES = (
     Switch(option="enable_thinking"),
@@ -30,24 +28,6 @@ _PRESERVING: tuple[Mapping[str, Json], ...] = (
     {"keep_all_reasoning": True},
 )
 _REASONING_KEYS = ("reasoning_content", "thinking", "reasoning")
-_SYSTEM: TemplateMessage = {"role": "system", "content": "probesystem"}
-_USER: TemplateMessage = {"role": "user", "content": "probefirst"}
-_REPLY: TemplateMessage = {"role": "assistant", "content": "probereply"}
-_NEXT: TemplateMessage = {"role": "user", "content": "probesecond"}
-
-
-class ReasoningProbe(Protocol):
-    """Renders conversations."""
-
-    def text(
-        self,
-        *messages: TemplateMessage,
-        tools: Sequence[Mapping[str, Json]] = (),
-        options: Mapping[str, Json] | None = None,
-        add_generation_prompt: bool = False,
-    ) -> str:
-        """Return the rendering; empty if the template refuses."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,13 +37,11 @@ class ReasoningFacts:
     Attributes:
         calling: a reply that calls a tool, in the form that the template takes.
         result: the result of that call.
-        tool: schema of the called tool.
     """
 
-    probe: ReasoningProbe
+    probe: TemplateProbe
     calling: TemplateMessage
     result: TemplateMessage
-    tool: Mapping[str, Json]
 
     def facts(self, facts: TemplateFacts) -> TemplateFacts:
         """Add all facts about reasoning."""
@@ -84,15 +62,15 @@ class ReasoningFacts:
     def talks(self, facts: TemplateFacts) -> tuple[tuple[TemplateMessage, ...], ...]:
         """Return conversations with one question, and with reasoning beside an answer and beside a call."""
         key = facts.reasoning_key or _REASONING_KEYS[0]
-        answered = (_USER, _thinking(_REPLY, key), _NEXT)
-        return (_USER,), answered, (_USER, _thinking(self.calling, key), self.result)
+        answered = (USER, _thinking(REPLY, key), NEXT)
+        return (USER,), answered, (USER, _thinking(self.calling, key), self.result)
 
     # ---------------------------------------------------------------------------------------------- reasoning
 
     def _shows_reasoning(self, key: str) -> bool:
         """Return whether reasoning is shown in the last reply or until its call is answered."""
-        running = (_USER, _thinking(self.calling, key), self.result)
-        latest = (_USER, _thinking(_REPLY, key))
+        running = (USER, _thinking(self.calling, key), self.result)
+        latest = (USER, _thinking(REPLY, key))
         return any("probethought" in self.probe.text(*talk) for talk in (running, latest))
 
     def _preserving(self, key: str) -> tuple[Mapping[str, Json], bool]:
@@ -106,8 +84,8 @@ class ReasoningFacts:
 
         One belongs to an answer, the other to a call.
         """
-        answer = (_USER, _thinking(_REPLY, key), _NEXT)
-        call = (_USER, _thinking(self.calling, key), self.result, _REPLY, _NEXT)
+        answer = (USER, _thinking(REPLY, key), NEXT)
+        call = (USER, _thinking(self.calling, key), self.result, REPLY, NEXT)
         texts = [self.probe.text(*talk, options=options) for talk in (answer, call)]
         return sum("probethought" in text and "probereply" in text for text in texts)
 
@@ -128,12 +106,12 @@ class ReasoningFacts:
         return Switch(option=SYSTEM_WORDS, on=None if on == plain else _THINK, off=_NO_THINK)
 
     def _without_words(self, words: str) -> str:
-        text = self.probe.text(_SYSTEM, _USER, options={SYSTEM_WORDS: words}, add_generation_prompt=True)
+        text = self.probe.text(SYSTEM, USER, options={SYSTEM_WORDS: words}, add_generation_prompt=True)
         return "".join(text.replace(_NO_THINK, "").replace(_THINK, "").split())
 
     def _openings(self, options: Mapping[str, Json]) -> tuple[str, ...]:
         """Return the prompts for a question, without and with a system message."""
-        talks = ((_USER,), (_SYSTEM, _USER))
+        talks = ((USER,), (SYSTEM, USER))
         return tuple(self.probe.text(*talk, options=options, add_generation_prompt=True) for talk in talks)
 
     def _with_default(self, switch: Switch | None) -> Switch | None:

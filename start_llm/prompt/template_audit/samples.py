@@ -1,7 +1,5 @@
 """Renders sample conversations, in which others look for the marks of a model's text."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 
 from start_llm.core.chat import Json

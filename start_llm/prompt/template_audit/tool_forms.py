@@ -4,8 +4,6 @@ Templates that do not print a tool's JSON schema leave parts of it out, or refus
 What is not shown is told in the tool's description.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence

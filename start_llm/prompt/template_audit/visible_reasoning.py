@@ -1,7 +1,5 @@
 """Finds out which reasoning a rendering shows."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

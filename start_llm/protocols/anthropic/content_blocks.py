@@ -1,7 +1,5 @@
 """Converts the events of a reply to Anthropic's content blocks. State machines without I/O."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal

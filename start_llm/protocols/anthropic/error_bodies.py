@@ -1,7 +1,5 @@
 """Encodes errors with Anthropic's types and messages, to which its clients react."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 

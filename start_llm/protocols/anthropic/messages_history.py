@@ -1,7 +1,5 @@
 """Mends messages of Anthropic's protocol."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from start_llm.core.chat import Json

@@ -1,25 +1,21 @@
-"""Converts Anthropic's `system`, `messages` and `tools` to our types.
+"""Converts Anthropic's `system`, `messages`, `tools` and constraints of the output to our types.
 
 Unknown parts are not refused, because clients react to a refusal by changing their prompt.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from start_llm.core.chat import Json, Message, ToolCall
+from start_llm.core.chat import Json, JsonAnswer, Message, OutputConstraint, ToolCall
 from start_llm.protocols.content import TOOL_REFERENCE, text_or_note
 from start_llm.protocols.fields import Fields
 from start_llm.protocols.image_parts import ImageParser, question_among
+from start_llm.protocols.openai.chat_input import ToolSchemas, tool_names
 from start_llm.protocols.seal import Sealed
-from start_llm.protocols.tool_types import anthropic_tool_type, is_vendor_block
-from start_llm.protocols.vendor_outputs import vendor_text
+from start_llm.protocols.tool_types import anthropic_tool_type, is_vendor_block, vendor_text
 
 type Opener = Callable[[str], Sealed | None]
 """Returns the contents of our signature; None if we did not create it."""
-type ToolSchemas = tuple[Mapping[str, Json], ...]
-
 _BETWEEN_SYSTEM_BLOCKS = "\n\n"
 """Begins each block on a new line, because a client's block may end without a line break (lesson 18)."""
 _BETWEEN_BLOCKS_OF_A_RESULT = "\n"
@@ -263,3 +259,54 @@ _TEXTS: Mapping[str, Callable[[Fields, _Reading], str]] = {
     "document": _document,
     "search_result": _search_result,
 }
+
+
+_OLDER_NAME = "output_format"
+
+
+def read_form(body: Fields, tools: ToolSchemas) -> OutputConstraint:
+    """Return the output constraint. Unknown kinds of choice or format are ignored.
+
+    Raises:
+        InvalidRequest: names a chosen tool that is not offered, or a format without a schema.
+    """
+    choice = body.object("tool_choice")
+    answer = _answer(body)
+    if choice is None or not tools:
+        return OutputConstraint(answer=answer)
+    one_call = choice.boolean("disable_parallel_tool_use")
+    match choice.text("type"):
+        case "none":
+            return OutputConstraint(answer=answer, calls="none")
+        case "any":
+            return OutputConstraint(answer=answer, calls="must", one_call=one_call)
+        case "tool" if not _runs_elsewhere(body, choice, tools):
+            chosen = frozenset([_chosen(choice, tools)])
+            return OutputConstraint(answer=answer, calls="must", tools=chosen, one_call=one_call)
+        case _:
+            return OutputConstraint(answer=answer, one_call=one_call)
+
+
+def _runs_elsewhere(body: Fields, choice: Fields, tools: ToolSchemas) -> bool:
+    """Return True if the required tool is one of Anthropic's server tools, which cannot be called here."""
+    name = choice.text("name")
+    return name not in tool_names(tools) and any(tool.value("name") == name for tool in body.objects("tools"))
+
+
+def _chosen(choice: Fields, tools: ToolSchemas) -> str:
+    name = choice.required_text("name")
+    if name not in tool_names(tools):
+        raise choice.fail("name", f"is {name!r}, and no such tool is offered")
+    return name
+
+
+def _answer(body: Fields) -> JsonAnswer | None:
+    """Read the answer's schema. The older field is from a beta; if both are set, the newer one counts."""
+    config = body.object("output_config")
+    form = (config.object("format") if config else None) or body.object(_OLDER_NAME)
+    if form is None or form.text("type") != "json_schema":
+        return None
+    schema = form.object("schema")
+    if schema is None:
+        raise form.fail("schema", "is required and must be an object")
+    return JsonAnswer(schema=schema.data, field=schema.path)

@@ -1,8 +1,5 @@
 """Implements POST /v1/chat/completions."""
 
-from __future__ import annotations
-
-import time
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -20,16 +17,20 @@ from start_llm.core.events import (
 from start_llm.core.sampling import Range
 from start_llm.protocols.base import (
     FrameTemplate,
-    ModelFacts,
     ParsedRequest,
     RequestContext,
     SSEFrame,
     new_id,
-    openai_error,
 )
 from start_llm.protocols.custom_tools import CustomInput, custom_input
-from start_llm.protocols.effort import read_thinking
+from start_llm.protocols.effort import read_template_options, read_thinking
 from start_llm.protocols.fields import Fields
+from start_llm.protocols.generation_fields import (
+    UNSUPPORTED_FIELDS,
+    read_options,
+    read_stream,
+    refuse_unsupported,
+)
 from start_llm.protocols.image_parts import ImageParser
 from start_llm.protocols.logprobs import chat_logprobs
 from start_llm.protocols.openai.chat_input import (
@@ -40,17 +41,15 @@ from start_llm.protocols.openai.chat_input import (
     read_tools,
     tool_names,
 )
-from start_llm.protocols.openai.constraints import read_answer, read_form
-from start_llm.protocols.openai.hosted_tools import answered_elsewhere, demanded_tool, tools_elsewhere
-from start_llm.protocols.openai.options import (
-    UNSUPPORTED_FIELDS,
-    read_options,
-    read_stream,
-    refuse_unsupported,
+from start_llm.protocols.openai.completion_reply import CompletionReply, usage_json
+from start_llm.protocols.openai.constraints import (
+    answered_elsewhere,
+    demanded_tool,
+    read_answer,
+    read_form,
+    tools_elsewhere,
 )
-from start_llm.protocols.openai.usage import closing_frames, usage_json
 from start_llm.protocols.sessions import conversation_id, lineage, session_id
-from start_llm.protocols.template_options import read_template_options
 
 _TOP_LOGPROBS = Range(0, 20)
 
@@ -131,21 +130,15 @@ class CustomCall:
 
 
 @dataclass(slots=True)
-class ChatReply:
+class ChatReply(CompletionReply):
     """Encodes one chat completion.
 
     Attributes:
         custom_tools: the names of the tools whose calls have a text instead of arguments.
     """
 
-    requested_model: str
-    model: ModelFacts
-    include_usage: bool
-    with_token_ids: bool
-    with_logprobs: bool
     custom_tools: Collection[str] = ()
     id: str = field(default_factory=lambda: new_id("chatcmpl-"))
-    created: int = field(default_factory=lambda: int(time.time()))
     _frame_templates: Mapping[type[Output], FrameTemplate] = field(init=False)
     _custom_call: CustomCall | None = None
 
@@ -208,9 +201,7 @@ class ChatReply:
 
     def _details(self, events: list[Output]) -> dict[str, Json]:
         """Return the requested token ids and log-probabilities of every token, including markup."""
-        details: dict[str, Json] = {}
-        if self.with_token_ids:
-            details["token_ids"] = [token for event in events for token in event.tokens]
+        details = self.token_ids(events)
         if self.with_logprobs:
             entries = (entry for event in events for entry in event.logprobs)
             details["logprobs"] = chat_logprobs(entries, self.model.token_bytes)
@@ -220,12 +211,7 @@ class ChatReply:
         rest = self._end_custom_call()
         if rest:
             yield self._chunk(rest)
-        head = self._head("chat.completion.chunk")
-        choice = _choice({}, end.reason)
-        yield from closing_frames(head, choice, end.usage, include_usage=self.include_usage)
-
-    def failure(self, message: str) -> SSEFrame:
-        return SSEFrame(openai_error(message, kind="server_error"))
+        yield from self.closing_frames("chat.completion.chunk", _choice({}, end.reason), end.usage)
 
     def whole(self, events: list[Output], end: Finished) -> Mapping[str, Json]:
         choice: dict[str, Json] = {
@@ -235,7 +221,7 @@ class ChatReply:
             "logprobs": None,
             **self._details(events),
         }
-        return {**self._head("chat.completion"), "choices": [choice], "usage": usage_json(end.usage)}
+        return {**self.head("chat.completion"), "choices": [choice], "usage": usage_json(end.usage)}
 
     def _message(self, events: list[Output]) -> dict[str, Json]:
         message: dict[str, Json] = {
@@ -261,21 +247,12 @@ class ChatReply:
         function: Json = {"name": start.name, "arguments": arguments}
         return {"id": f"call{start.id}", "type": "function", "function": function}
 
-    def _head(self, kind: str) -> dict[str, Json]:
-        return {
-            "id": self.id,
-            "object": kind,
-            "created": self.created,
-            "model": self.requested_model,
-            "system_fingerprint": self.model.id,
-        }
-
     def _chunk(self, delta: dict[str, Json], **more: Json) -> SSEFrame:
         return SSEFrame(self._data(delta, **more))
 
     def _data(self, delta: dict[str, Json], **more: Json) -> Mapping[str, Json]:
         choices: list[Json] = [_choice(delta, **more)]
-        return {**self._head("chat.completion.chunk"), "choices": choices}
+        return {**self.head("chat.completion.chunk"), "choices": choices}
 
 
 def _custom_text(call: CustomCall, text: str) -> dict[str, Json]:

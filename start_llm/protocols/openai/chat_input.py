@@ -1,7 +1,5 @@
 """Converts OpenAI's `messages` and `tools` to our types."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 
 from start_llm.core.chat import Json, Message, Role, TextGrammar, ToolCall

@@ -1,8 +1,5 @@
 """Implements POST /v1/completions: text or token ids in, text out."""
 
-from __future__ import annotations
-
-import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -11,16 +8,13 @@ from start_llm.core.events import Content, Finished, Output
 from start_llm.core.sampling import Range
 from start_llm.protocols.base import (
     FrameTemplate,
-    ModelFacts,
     ParsedRequest,
     RequestContext,
     SSEFrame,
     new_id,
-    openai_error,
 )
 from start_llm.protocols.fields import Fields
-from start_llm.protocols.logprobs import TextOffsets, text_logprobs
-from start_llm.protocols.openai.options import (
+from start_llm.protocols.generation_fields import (
     UNSUPPORTED_FIELDS,
     UnsupportedField,
     is_false,
@@ -30,7 +24,8 @@ from start_llm.protocols.openai.options import (
     refuse_unsupported,
     token_ids,
 )
-from start_llm.protocols.openai.usage import closing_frames, usage_json
+from start_llm.protocols.logprobs import TextOffsets, text_logprobs
+from start_llm.protocols.openai.completion_reply import CompletionReply, usage_json
 from start_llm.protocols.sessions import lineage, session_id
 
 _TOP_LOGPROBS = Range(0, 20)
@@ -86,16 +81,10 @@ def _prompt(body: Fields, vocabulary: int) -> str | tuple[int, ...]:
 
 
 @dataclass(slots=True)
-class TextReply:
+class TextReply(CompletionReply):
     """Encodes one text completion."""
 
-    requested_model: str
-    model: ModelFacts
-    include_usage: bool
-    with_token_ids: bool
-    with_logprobs: bool
     id: str = field(default_factory=lambda: new_id("cmpl-"))
-    created: int = field(default_factory=lambda: int(time.time()))
     offsets: TextOffsets = field(init=False)
     _frame_template: FrameTemplate = field(init=False)
 
@@ -117,31 +106,17 @@ class TextReply:
 
     def closing(self, end: Finished) -> Iterable[SSEFrame]:
         choice = self._choice("", finish_reason=end.reason)
-        return closing_frames(self._head(), choice, end.usage, include_usage=self.include_usage)
-
-    def failure(self, message: str) -> SSEFrame:
-        return SSEFrame(openai_error(message, kind="server_error"))
+        return self.closing_frames("text_completion", choice, end.usage)
 
     def whole(self, events: list[Output], end: Finished) -> Mapping[str, Json]:
         choice = self._choice(_text(events), finish_reason=end.reason, **self._details(events))
-        return {**self._head(), "choices": [choice], "usage": usage_json(end.usage)}
+        return {**self.head("text_completion"), "choices": [choice], "usage": usage_json(end.usage)}
 
     def _details(self, pieces: list[Output]) -> dict[str, Json]:
-        details: dict[str, Json] = {}
-        if self.with_token_ids:
-            details["token_ids"] = [token for piece in pieces for token in piece.tokens]
+        details = self.token_ids(pieces)
         if self.with_logprobs:
             details["logprobs"] = text_logprobs(pieces, self.model.token_bytes, self.offsets)
         return details
-
-    def _head(self) -> dict[str, Json]:
-        return {
-            "id": self.id,
-            "object": "text_completion",
-            "created": self.created,
-            "model": self.requested_model,
-            "system_fingerprint": self.model.id,
-        }
 
     def _choice(self, text: str, *, finish_reason: str | None, **more: Json) -> dict[str, Json]:
         return {"index": 0, "text": text, "logprobs": None, "finish_reason": finish_reason, **more}
@@ -150,7 +125,7 @@ class TextReply:
         return SSEFrame(self._data(text, **more))
 
     def _data(self, text: str, **more: Json) -> Mapping[str, Json]:
-        return {**self._head(), "choices": [self._choice(text, finish_reason=None, **more)]}
+        return {**self.head("text_completion"), "choices": [self._choice(text, finish_reason=None, **more)]}
 
 
 def _text(events: Iterable[Output]) -> str:

@@ -1,7 +1,5 @@
 """Implements the request and the reply of POST /v1/embeddings."""
 
-from __future__ import annotations
-
 import base64
 import math
 import struct
@@ -12,7 +10,7 @@ from start_llm.core.chat import Json
 from start_llm.core.sampling import Range
 from start_llm.protocols.base import ModelFacts
 from start_llm.protocols.fields import Fields
-from start_llm.protocols.openai.options import token_ids
+from start_llm.protocols.generation_fields import token_ids
 
 _MOST_INPUTS = 2048
 _ENCODINGS = ("float", "base64")

@@ -3,8 +3,6 @@
 {"type": "shell_call", "action": {"commands": ["ls"]}}    shell, with {"commands": ["ls"]}
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 

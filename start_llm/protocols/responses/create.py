@@ -1,7 +1,5 @@
 """Implements POST /v1/responses, and the endpoints of one response."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Collection, Mapping, Sequence
@@ -9,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from start_llm.core.chat import ChatRequest, GenerationOptions, Json, Message, OutputConstraint
-from start_llm.core.errors import InvalidRequest, RequestError
+from start_llm.core.errors import InvalidRequest, NotFound, RequestError
 from start_llm.core.sampling import Range
 from start_llm.protocols.base import (
     KeptResponses,
@@ -19,25 +17,29 @@ from start_llm.protocols.base import (
     new_id,
     openai_error,
 )
-from start_llm.protocols.effort import read_thinking
+from start_llm.protocols.effort import read_template_options, read_thinking
 from start_llm.protocols.fields import Fields
-from start_llm.protocols.generation_fields import read_limit
-from start_llm.protocols.image_parts import ImageParser
-from start_llm.protocols.openai.constraints import read_answer, read_form
-from start_llm.protocols.openai.hosted_tools import answered_elsewhere, demanded_tool, tools_elsewhere
-from start_llm.protocols.openai.options import (
+from start_llm.protocols.generation_fields import (
     UNSUPPORTED_FIELDS,
     UnsupportedField,
     is_false,
+    read_limit,
     read_options,
     refuse_unsupported,
+)
+from start_llm.protocols.image_parts import ImageParser
+from start_llm.protocols.openai.constraints import (
+    answered_elsewhere,
+    demanded_tool,
+    read_answer,
+    read_form,
+    tools_elsewhere,
 )
 from start_llm.protocols.responses.input import Item, ItemReader, new_items, with_ids
 from start_llm.protocols.responses.response_encoding import ResponseReply
 from start_llm.protocols.responses.response_store import StoredResponse
 from start_llm.protocols.responses.tools import Toolbox, read_toolbox, runs_elsewhere
 from start_llm.protocols.sessions import conversation_id, lineage, session_id
-from start_llm.protocols.template_options import read_template_options
 from start_llm.protocols.tool_types import responses_tool_type
 
 _TOP_LOGPROBS = Range(0, 20)
@@ -283,3 +285,67 @@ def _keep(
             input=with_ids(conversation.items), instructions=conversation.instructions, body=body
         )
         context.responses.keep(context.tenant, name, told)
+
+
+# ---------------------------------------------------------------------------------- the items of a response
+
+_MOST, _USUAL = 100, 20
+_PARTS = {"assistant": "output_text"}
+
+
+def input_items(context: KeptResponses, name: str, asked: Fields) -> dict[str, Json]:
+    """Return a page of input items, newest first unless the query asks for another order.
+
+    Args:
+        asked: `limit`, `order` and `after` of the query, all of them text.
+
+    Raises:
+        NotFound: no such response, or `after` is not one of its items.
+        InvalidRequest: names a member of the query.
+    """
+    limit, is_ascending = _limit(asked), _is_ascending(asked)
+    items = [_as_listed(item) for item in context.responses.get(context.tenant, name).input]
+    ordered = items if is_ascending else items[::-1]
+    rest = ordered[_start(ordered, asked) :]
+    page = rest[:limit]
+    return {
+        "object": "list",
+        "data": [*page],
+        "first_id": page[0]["id"] if page else None,
+        "last_id": page[-1]["id"] if page else None,
+        "has_more": len(rest) > limit,
+    }
+
+
+def _limit(asked: Fields) -> int:
+    text = asked.text("limit") or str(_USUAL)
+    limit = int(text) if text.isascii() and text.isdigit() and len(text) < 9 else 0
+    if not 1 <= limit <= _MOST:
+        raise asked.fail("limit", f"must be a whole number from 1 to {_MOST}")
+    return limit
+
+
+def _is_ascending(asked: Fields) -> bool:
+    order = asked.text("order") or "desc"
+    if order not in ("asc", "desc"):
+        raise asked.fail("order", "must be 'asc' or 'desc'")
+    return order == "asc"
+
+
+def _start(items: Sequence[Item], asked: Fields) -> int:
+    after = asked.text("after")
+    if after is None:
+        return 0
+    at = next((at for at, item in enumerate(items) if item["id"] == after), None)
+    if at is None:
+        raise NotFound(f"There is no item {after!r} in the input of this response.", param="after")
+    return at + 1
+
+
+def _as_listed(item: Item) -> dict[str, Json]:
+    """Return an item for a list, in which a plain text becomes one part."""
+    content = item.get("content")
+    if not isinstance(content, str):
+        return {**item}
+    kind = _PARTS.get(str(item.get("role")), "input_text")
+    return {"type": "message", **item, "content": [{"type": kind, "text": content}]}

@@ -4,8 +4,6 @@ A reply consists of several items: reasoning, text, calls. They become one messa
 received it. Two texts with nothing between them are two replies, and two messages, as in a chat.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -21,8 +19,7 @@ from start_llm.protocols.image_parts import ImageParser, question_among
 from start_llm.protocols.responses.built_in_calls import BUILT_IN_CALLS, BUILT_IN_OUTPUTS
 from start_llm.protocols.responses.tools import Tell, Toolbox
 from start_llm.protocols.seal import Sealed
-from start_llm.protocols.tool_types import VENDOR_ITEMS
-from start_llm.protocols.vendor_outputs import vendor_text
+from start_llm.protocols.tool_types import VENDOR_ITEMS, vendor_text
 
 ROLES: Mapping[str, Role] = {
     "system": "system",

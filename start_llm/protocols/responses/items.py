@@ -1,7 +1,5 @@
 """Writes the output items of a response: one class, and a form for each kind of item."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 

@@ -1,7 +1,5 @@
 """Encodes a response as one body or as numbered events. Both use the same items."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field

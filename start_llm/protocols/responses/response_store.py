@@ -4,8 +4,6 @@ The store evicts the least recently used responses when it is full, and all resp
 tenant sees only its own. Without a table of the database, the responses end with the process.
 """
 
-from __future__ import annotations
-
 import threading
 import time
 from collections import OrderedDict

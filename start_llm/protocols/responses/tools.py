@@ -6,8 +6,6 @@
 {"type": "shell"}                                                shell, with its published schema
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
