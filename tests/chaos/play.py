@@ -202,7 +202,7 @@ class _Stretch:
         self._rng = rng
         self._outcome = outcome
         self._engine: Any = server.app.runtime.engine
-        self._proxy: Any = server.app._proxy
+        self._proxy: Any = server.proxy
         self._kills = 0
         self._is_dying = False
 

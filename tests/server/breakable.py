@@ -18,7 +18,7 @@ from start_llm.engine.engine import Engine
 from start_llm.engine.resources import EngineResources
 from start_llm.engine.self_test import BatchVerdict
 from start_llm.hosting.model_adapters import ModelAdapters
-from start_llm.hosting.model_runtime import EngineStartup
+from start_llm.hosting.model_loading import EngineStartup
 from start_llm.models.adapter_loader import Adapters
 from start_llm.models.footprint import measure
 from start_llm.models.loader import load

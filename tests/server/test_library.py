@@ -195,8 +195,7 @@ def test_paths_below_are_404(server: Server, path: str):
 
 
 def test_the_server_starts_no_download_thread_and_asks_nobody_by_itself(server: Server):
-    shelf = server.app._shelf
-    assert shelf is not None
+    shelf: Any = server.app._listener.context.library.library
     assert shelf.hub.snapshot("lab/tiny") is None
 
 
