@@ -15,6 +15,7 @@ from start_llm import __version__
 from start_llm.audit.subject import AuditedModel
 from start_llm.config.paths import from_root, servers_folder
 from start_llm.config.settings import Settings
+from start_llm.core.model_card import ModelCard
 from start_llm.engine.engine_thread import EngineThread
 from start_llm.hosting.disk_storage import DiskStorage
 from start_llm.hosting.model_host import ModelHost
@@ -43,7 +44,6 @@ from start_llm.server.drain import RequestDrain
 from start_llm.server.handler import Handler
 from start_llm.server.library_pages import LibraryPages
 from start_llm.server.listener import Listener, ServerContext
-from start_llm.server.status import ModelCard
 from start_llm.storage.running_servers import RunningServer, ServerFile
 from start_llm.telemetry.activity import Activity, Refusal
 from start_llm.telemetry.live_table import LiveTable, MemoryUse
@@ -313,18 +313,18 @@ class App:
 
     def _introduction(self, runtime: ModelRuntime) -> _Introduction:
         """Return what the user is told of a model. It does not refer to the model, which may go."""
-        card, ready = runtime.card, runtime.startup
+        card, model = runtime.card, runtime.startup.model
         rows = [
-            *model_rows(card, ready.footprint, runtime.family, runtime.preparer),
-            ("cache", cache_text(runtime.metrics.cache, ready.kv)),
+            *model_rows(card, runtime.preparer),
+            ("cache", cache_text(runtime.metrics.cache, card.kv)),
             ("disk", str(runtime.disk)),
-            ("images", images_text(ready.model)),
+            ("images", images_text(model)),
             ("context", f"{card.context_window:,} tokens"),
-            ("batch", batch_text(self._settings.batch, ready.verdict)),
+            ("batch", batch_text(self._settings.batch, card.unbatched_reason)),
             ("trace", str(runtime.trace or "off")),
             ("address", f"{self.url}/v1"),
         ]
-        audited = AuditedModel(ready.model.tokenizer, runtime.family, runtime.preparer)
+        audited = AuditedModel(model.tokenizer, card.family, runtime.preparer)
         return _Introduction(
             card.id, rows, list(notes(card, audited)), unsuited_by(audited, card.context_window)
         )

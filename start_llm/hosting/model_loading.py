@@ -16,6 +16,7 @@ from start_llm.cache.no_reuse import NoReuse
 from start_llm.cache.prompt_cache import PromptCache
 from start_llm.config.paths import kernels_folder
 from start_llm.config.settings import Settings
+from start_llm.core.model_card import KVAtRest, ModelCard
 from start_llm.core.sequence_cost import SequenceCost
 from start_llm.engine.admission import Admission, shortage
 from start_llm.engine.cost import measure_sequence
@@ -28,16 +29,17 @@ from start_llm.engine.work import PrefillProfile, measure_tower, measure_work
 from start_llm.hosting.shared_parts import SharedParts
 from start_llm.models.adapter_loader import Adapters
 from start_llm.models.device import keep_kernels, this_device, wire_memory
-from start_llm.models.footprint import Footprint, measure
+from start_llm.models.footprint import context_window, layer_counts, model_type, weights_bytes
 from start_llm.models.identity import digest_of, identity
 from start_llm.models.known_digests import WeightFiles, weight_files_of
 from start_llm.models.loader import LoadedModel, load
 from start_llm.models.pooling import pooling_in
 from start_llm.models.vision import Vision
-from start_llm.telemetry.metrics import CacheMetrics, EngineMetrics, KVAtRest
+from start_llm.telemetry.metrics import CacheMetrics, EngineMetrics
 from start_llm.telemetry.slow_steps import announced_if_slow
 from start_llm.wiring.from_settings import (
     known_digests,
+    model_family,
     page_size,
     time_limits,
 )
@@ -54,34 +56,25 @@ from start_llm.wiring.memory_plan import (
 )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineStartup:
     """A model that the engine thread has loaded.
 
     Attributes:
+        cost: of a sequence, in memory.
         computing_bytes: memory that stays free for computing.
         image_bytes: memory for images that are kept as the vision tower has seen them.
     """
 
     model: LoadedModel
-    footprint: Footprint
-    admission: Admission
-    verdict: BatchVerdict
+    card: ModelCard
+    cost: SequenceCost
     identity: bytes
-    kv: KVAtRest
     adapters: Adapters
-    embedder: Embedder | None = None
-    computing_bytes: int = 0
-    image_bytes: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class LoadedEngine:
-    """An engine with its model."""
-
-    engine: Engine
-    startup: EngineStartup
-    metrics: EngineMetrics
+    embedder: Embedder | None
+    computing_bytes: int
+    image_bytes: int
+    engine_metrics: EngineMetrics
     cache_metrics: CacheMetrics
 
 
@@ -89,28 +82,32 @@ class EngineLoader:
     """Loads a model on the engine thread, and measures it.
 
     Args:
+        name: its id.
         settings: with the memory that this model may use.
         least_computing: bytes that stay free for computing in any case, because another model needs them.
     """
 
-    def __init__(self, shared: SharedParts, settings: Settings, folder: Path, least_computing: int) -> None:
+    def __init__(
+        self, shared: SharedParts, settings: Settings, name: str, folder: Path, least_computing: int
+    ) -> None:
         self._shared = shared
         self._settings = settings
+        self._name = name
         self._folder = folder
         self._least_computing = least_computing
-        self._cache_metrics = CacheMetrics()
+        self._engine_metrics, self._cache_metrics = EngineMetrics(), CacheMetrics()
         self._startup: Future[EngineStartup] = Future()
 
-    def start(self) -> LoadedEngine:
+    def start(self) -> tuple[Engine, EngineStartup]:
         """Load the model. Its engine takes requests from then on.
 
         Raises:
             StartLLMError: the model cannot be served.
         """
-        metrics, most, thread = EngineMetrics(), self._settings.max_waiting, self._shared.thread
-        engine = Engine(self._assemble, metrics, max_waiting=most, thread=thread)
+        most, thread = self._settings.max_waiting, self._shared.thread
+        engine = Engine(self._assemble, self._engine_metrics, max_waiting=most, thread=thread)
         engine.start()
-        return LoadedEngine(engine, self._startup.result(), metrics, self._cache_metrics)
+        return engine, self._startup.result()
 
     def _assemble(self) -> EngineResources:
         settings, files = self._settings, weight_files_of(self._folder)
@@ -123,31 +120,57 @@ class EngineLoader:
         vector_bytes = cost.bytes_of(LONGEST_TEXT) if pooling else 0
         computing = max(work_reserve(settings, profile.cost), images.tower_bytes, vector_bytes)
         kept_free = max(computing, self._least_computing) + images.kept_bytes
-        footprint, adapters = measure(model, label_of), Adapters(model.network)
+        admitted = admission(settings, weights_bytes(model), cost, kept_free)
+        verdict = self._batching(model, layers, profile.pace)
+        adapters = Adapters(model.network)
         startup = EngineStartup(
             model=model,
-            footprint=footprint,
-            admission=admission(settings, footprint.weights_bytes, cost, kept_free),
-            verdict=self._batching(model, layers, profile.pace),
+            card=self._card(model, admitted, verdict, layers.kv_at_rest(probe)),
+            cost=cost,
             identity=self._identity(model, files),
-            kv=layers.kv_at_rest(probe),
             adapters=adapters,
             embedder=Embedder(model.network, pooling, adapters.mount) if pooling else None,
             computing_bytes=computing,
             image_bytes=images.kept_bytes,
+            engine_metrics=self._engine_metrics,
+            cache_metrics=self._cache_metrics,
         )
         self._startup.set_result(startup)
-        return self._resources(startup, profile, self._prompt_cache(startup, layers, probe))
+        return self._resources(startup, admitted, profile, self._prompt_cache(startup, layers, probe))
+
+    def _card(
+        self, model: LoadedModel, admitted: Admission, verdict: BatchVerdict, kv: KVAtRest
+    ) -> ModelCard:
+        settings = self._settings
+        return ModelCard(
+            id=self._name,
+            model_type=model_type(model.config),
+            family=model_family(settings, model.config, model.tokenizer),
+            vocabulary=model.vocabulary,
+            own_window=min(settings.max_kv_size, context_window(model.config) or settings.max_kv_size),
+            memory_window=admitted.longest,
+            weights_bytes=weights_bytes(model),
+            budget_bytes=memory_budget(settings),
+            usable_bytes=admitted.usable_bytes,
+            layers=layer_counts(model.network, label_of),
+            kv=kv,
+            sees=model.vision is not None,
+            unbatched_reason=verdict.reason,
+        )
 
     def _resources(
-        self, startup: EngineStartup, profile: PrefillProfile, cache: PromptCache | NoReuse
+        self,
+        startup: EngineStartup,
+        admitted: Admission,
+        profile: PrefillProfile,
+        cache: PromptCache | NoReuse,
     ) -> EngineResources:
         settings, model = self._settings, startup.model
         budget_bytes = memory_budget(self._shared.settings)
         return EngineResources(
             cache=cache,
             time_limits=time_limits(settings),
-            admission=startup.admission,
+            admission=admitted,
             measured=profile.chunks,
             longest_chunk=partial(profile.cost.longest, work_reserve(settings, profile.cost)),
             shortage=partial(shortage, budget_bytes, this_device().lacking_bytes),
@@ -155,7 +178,7 @@ class EngineLoader:
             token_bytes=model.tokenizer.token_bytes,
             eos_token_ids=model.tokenizer.eos_token_ids,
             max_sequences=settings.batch,
-            batches=startup.verdict.batches,
+            batches=not startup.card.unbatched_reason,
             vision=model.vision,
             image_bytes=startup.image_bytes,
             mount=startup.adapters.mount,
@@ -226,7 +249,7 @@ class EngineLoader:
             self._say(f"This model keeps its state in {kinds}, which cannot be reused: no prompt cache.")
         if layers.unknown or not self._settings.prompt_cache:
             return NoReuse(layers, self._cache_metrics)
-        limits = cache_limits(self._settings, ready.footprint, ready.admission.usable_bytes)
+        limits = cache_limits(self._settings, ready.card.weights_bytes, ready.card.usable_bytes)
         self._cache_metrics.budget_bytes = limits.budget_bytes
         cache = PromptCache(
             layers,

@@ -2,27 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from start_llm.config.settings import Settings
-from start_llm.core.family import Family
+from start_llm.core.model_card import ModelCard
 from start_llm.engine.embedding import LONGEST_TEXT, Embedder
 from start_llm.engine.engine import Engine
 from start_llm.hosting.disk_storage import DiskStorage
 from start_llm.hosting.model_adapters import ModelAdapters
-from start_llm.hosting.model_loading import EngineLoader, EngineStartup, LoadedEngine
+from start_llm.hosting.model_loading import EngineLoader, EngineStartup
 from start_llm.hosting.model_memory import MemoryNeeds
 from start_llm.hosting.shared_parts import SharedParts
 from start_llm.models.identity import transcripts_identity
+from start_llm.models.loader import LoadedModel
 from start_llm.models.tokenizer import Tokenizer
 from start_llm.prompt.prepare import Preparer
 from start_llm.protocols.base import ModelFacts
 from start_llm.server.served_models import ServedModel
-from start_llm.server.status import HealthLimits, ModelCard, Status
-from start_llm.serving.service import ModelTraits, Service
+from start_llm.server.status import Status
+from start_llm.serving.request_preparation import RequestPreparer
+from start_llm.serving.service import Service
 from start_llm.storage.database import Database, DatabaseMetrics
 from start_llm.telemetry.account import Reports
 from start_llm.telemetry.metrics import ModelMetrics
@@ -30,9 +32,8 @@ from start_llm.telemetry.trace import Trace
 from start_llm.wiring.from_settings import (
     image_door,
     make_preparer,
-    model_family,
-    model_traits,
     no_table,
+    reply_defaults,
     transcripts,
 )
 from start_llm.wiring.memory_plan import (
@@ -48,33 +49,39 @@ class ModelRuntime:
     """A loaded model, and what answers requests with it.
 
     Attributes:
+        settings: with the memory that this model may use.
         startup: the model itself, and what its trials have shown.
     """
 
     settings: Settings
-    card: ModelCard
     engine: Engine
     startup: EngineStartup
-    family: Family
     preparer: Preparer
     served: ServedModel
-    metrics: ModelMetrics
     trace: Trace | None
     disk: DiskStorage
     database: Database | None
 
     @property
+    def card(self) -> ModelCard:
+        return self.startup.card
+
+    @property
+    def metrics(self) -> ModelMetrics:
+        return self.served.status.metrics
+
+    @property
     def needs(self) -> MemoryNeeds:
         ready = self.startup
         return MemoryNeeds(
-            kept_bytes=ready.footprint.weights_bytes + ready.adapters.nbytes + ready.image_bytes,
-            window_bytes=ready.admission.cost.bytes_of(self.card.context_window),
+            kept_bytes=ready.card.weights_bytes + ready.adapters.nbytes + ready.image_bytes,
+            window_bytes=ready.cost.bytes_of(ready.card.context_window),
             computing_bytes=ready.computing_bytes,
         )
 
     def share_memory(self, nbytes: int) -> None:
         """Give the model this much memory for prompts that run and for its prompt cache."""
-        wanted = cache_budget(self.settings, self.startup.footprint)
+        wanted = cache_budget(self.settings, self.card.weights_bytes)
         self.engine.share_memory(nbytes, min(nbytes, wanted))
 
     def stop(self, timeout_s: float, flush_s: float) -> bool:
@@ -108,68 +115,82 @@ def start_model(
     least_computing = max((one.computing_bytes for one in others), default=0)
     settings = replace(shared.settings, memory=memory_budget(shared.settings) - taken)
     with ExitStack() as opened:
-        loaded = EngineLoader(shared, settings, folder, least_computing).start()
-        opened.callback(loaded.engine.stop, _STOP_S)
-        shared.disk.add_listener(loaded.engine.note_disk)
-        opened.callback(shared.disk.remove_listener, loaded.engine.note_disk)
-        runtime = _runtime(shared, settings, name, loaded, opened)
+        engine, startup = EngineLoader(shared, settings, name, folder, least_computing).start()
+        opened.callback(engine.stop, _STOP_S)
+        shared.disk.add_listener(engine.note_disk)
+        opened.callback(shared.disk.remove_listener, engine.note_disk)
+        database = shared.disk.conversations(transcripts_identity(startup.model, startup.identity).hex())
+        if database:
+            opened.callback(database.close)
+        runtime = _runtime(shared, settings, engine, startup, database)
         opened.pop_all()
         return runtime
 
 
 def _runtime(
-    shared: SharedParts, settings: Settings, name: str, loaded: LoadedEngine, opened: ExitStack
+    shared: SharedParts, settings: Settings, engine: Engine, startup: EngineStartup, database: Database | None
 ) -> ModelRuntime:
-    ready, tokenizer = loaded.startup, loaded.startup.model.tokenizer
+    card, model, tokenizer = startup.card, startup.model, startup.model.tokenizer
     if tokenizer.decoding_warning:
         shared.terminal.say(tokenizer.decoding_warning)
-    database = shared.disk.conversations(transcripts_identity(ready.model, ready.identity).hex())
-    if database:
-        opened.callback(database.close)
-    family = model_family(settings, ready.model.config, tokenizer)
-    known = transcripts(settings, tokenizer, family, database.table if database else no_table)
-    preparer = make_preparer(settings, ready.model, family, known)
-    traits = replace(
-        model_traits(settings, ready.model, ready.footprint, family, ready.admission), adapters=ready.adapters
-    )
-    card = _card(name, ready, traits, memory_budget(settings))
-    trace = shared.trace.of(loaded.cache_metrics) if shared.trace else None
+    known = transcripts(settings, tokenizer, card.family, database.table if database else no_table)
+    preparer = make_preparer(settings, model, card.family, known)
+    trace = shared.trace.of(startup.cache_metrics) if shared.trace else None
     service = Service(
-        engine=loaded.engine,
-        tokenizer=tokenizer,
-        preparer=preparer,
+        engine=engine,
+        requests=RequestPreparer(preparer, tokenizer, card, startup.adapters),
         transcripts=known,
-        traits=traits,
-        reports=Reports(
-            shared.requests,
-            shared.terminal,
-            trace,
-            shared.prometheus.observer(name),
-            shows_images=settings.shows_images,
-            activity=shared.activity,
-        ),
+        defaults=reply_defaults(settings, model.sampling),
+        reports=_reports(shared, card.id, trace),
     )
-    adapters = ModelAdapters(loaded.engine, ready.adapters, shared.adapters[name])
+    adapters = ModelAdapters(engine, startup.adapters, shared.adapters[card.id])
     adapters.mount_again(shared.terminal.say)
-    images = image_door(settings) if card.sees else None
-    facts = ModelFacts(name, traits.vocabulary, tokenizer.token_bytes, images)
     rows = database.metrics if database else DatabaseMetrics()
-    weights = ready.footprint.weights_bytes
-    metrics = ModelMetrics(loaded.metrics, loaded.cache_metrics, known.metrics, rows, weights)
+    metrics = ModelMetrics(card, startup.engine_metrics, startup.cache_metrics, known.metrics, rows)
     return ModelRuntime(
         settings=settings,
-        card=card,
-        engine=loaded.engine,
-        startup=ready,
-        family=family,
+        engine=engine,
+        startup=startup,
         preparer=preparer,
         served=ServedModel(
-            service, facts, _status(shared, card, loaded, metrics), adapters, _embedder(loaded, tokenizer)
+            service,
+            ModelFacts(card, tokenizer.token_bytes, image_door(settings) if card.sees else None),
+            _status(shared, model, metrics, engine.is_alive),
+            adapters,
+            EngineEmbedder(engine, startup.embedder, tokenizer) if startup.embedder else None,
         ),
-        metrics=metrics,
         trace=trace,
         disk=shared.disk,
         database=database,
+    )
+
+
+def _reports(shared: SharedParts, name: str, trace: Trace | None) -> Reports:
+    return Reports(
+        shared.requests,
+        shared.terminal,
+        trace,
+        shared.prometheus.observer(name),
+        shows_images=shared.settings.shows_images,
+        activity=shared.activity,
+    )
+
+
+def _status(
+    shared: SharedParts, model: LoadedModel, metrics: ModelMetrics, is_alive: Callable[[], bool]
+) -> Status:
+    settings, vision = shared.settings, model.vision
+    return Status(
+        metrics=metrics,
+        batch=settings.batch,
+        requests=shared.requests,
+        disk=shared.disk.metrics,
+        responses=shared.responses,
+        chunk_s=settings.chunk_s,
+        stall_s=settings.stall_s,
+        engine_is_alive=is_alive,
+        image_input_bytes=lambda: vision.processor.input_bytes if vision else 0,
+        drain=shared.drain,
     )
 
 
@@ -196,42 +217,3 @@ class EngineEmbedder:
 
     def embed(self, ids: Sequence[int]) -> list[float]:
         return self.engine.run("make a vector", self.embedder.embed, ids)
-
-
-def _embedder(loaded: LoadedEngine, tokenizer: Tokenizer) -> EngineEmbedder | None:
-    found = loaded.startup.embedder
-    return EngineEmbedder(loaded.engine, found, tokenizer) if found else None
-
-
-def _card(name: str, ready: EngineStartup, traits: ModelTraits, budget_bytes: int) -> ModelCard:
-    return ModelCard(
-        id=name,
-        context_window=min(traits.context_window, ready.admission.longest),
-        usable_bytes=ready.admission.usable_bytes,
-        budget_bytes=budget_bytes,
-        reasons=traits.family.reasoning is not None,
-        sees=ready.model.vision is not None,
-        weights_bytes=ready.footprint.weights_bytes,
-        model_type=ready.footprint.model_type,
-    )
-
-
-def _status(shared: SharedParts, card: ModelCard, loaded: LoadedEngine, metrics: ModelMetrics) -> Status:
-    settings, ready, vision = shared.settings, loaded.startup, loaded.startup.model.vision
-    return Status(
-        card=card,
-        batch=settings.batch,
-        unbatched_reason=ready.verdict.reason,
-        requests=shared.requests,
-        engine=metrics.engine,
-        cache=metrics.cache,
-        disk=shared.disk.metrics,
-        database=metrics.database,
-        transcripts=metrics.transcripts,
-        responses=shared.responses,
-        kv=ready.kv,
-        limits=HealthLimits(chunk_s=settings.chunk_s, stall_s=settings.stall_s),
-        engine_is_alive=loaded.engine.is_alive,
-        image_input_bytes=lambda: vision.processor.input_bytes if vision else 0,
-        drain=shared.drain,
-    )

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 
 from start_llm.core.client_presence import LOOK_S
 from start_llm.core.errors import Overloaded
+from start_llm.core.model_card import ModelCard
 from start_llm.hosting.model_memory import MemoryNeeds
 from start_llm.hosting.model_runtime import ModelRuntime
-from start_llm.server.status import ModelCard, Status
+from start_llm.server.status import Status
 
 
 @dataclass(eq=False, slots=True)

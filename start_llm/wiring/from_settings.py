@@ -17,13 +17,11 @@ from start_llm.core.chat import Json, KeptReasoning
 from start_llm.core.errors import SettingsError
 from start_llm.core.family import Family
 from start_llm.core.sampling import SamplingChoice
-from start_llm.engine.admission import Admission
 from start_llm.engine.resources import TimeLimits
 from start_llm.formats import registry
 from start_llm.images.checking import ImageChecker, ImageLimits
 from start_llm.images.door import ImageDoor
 from start_llm.images.fetching import ImageFetcher
-from start_llm.models.footprint import Footprint
 from start_llm.models.known_digests import KnownDigests
 from start_llm.models.loader import LoadedModel
 from start_llm.models.tokenizer import Tokenizer
@@ -37,7 +35,7 @@ from start_llm.protocols.seal import KEY_BYTES, Seal
 from start_llm.protocols.seal_key import kept_key
 from start_llm.proxy.config import ProxyConfig
 from start_llm.server.listener import ServerLimits
-from start_llm.serving.service import MemoryWindow, ModelTraits
+from start_llm.serving.service import ReplyDefaults
 from start_llm.storage.database import DatabaseTable
 from start_llm.telemetry.metrics import CacheMetrics, TranscriptMetrics
 from start_llm.telemetry.trace import Trace, start_trace
@@ -47,7 +45,6 @@ from start_llm.transcripts.reasoning_store import ReasoningStore
 from start_llm.transcripts.recent import RecentConversations
 from start_llm.transcripts.turn import Transcripts
 from start_llm.transcripts.turn_store import TranscriptLimits, TranscriptStore
-from start_llm.wiring.memory_plan import memory_budget
 
 _MAX_TRANSCRIPT_BYTES = 128 * 2**20
 _MAX_REASONING_BYTES = 32 * 2**20
@@ -230,18 +227,15 @@ def time_limits(settings: Settings) -> TimeLimits:
     )
 
 
-def model_traits(
-    settings: Settings, model: LoadedModel, footprint: Footprint, family: Family, admitted: Admission
-) -> ModelTraits:
-    """Return the facts about the model that the service needs, within the limits of the settings."""
-    own_window = footprint.context_window
-    return ModelTraits(
-        vocabulary=model.vocabulary,
-        family=family,
-        context_window=min(settings.max_kv_size, own_window or settings.max_kv_size),
-        memory=MemoryWindow(tokens=admitted.longest, budget_bytes=memory_budget(settings)),
-        default_max_tokens=settings.max_tokens,
-        sampling_defaults=(environment_sampling(settings), model.sampling),
+def reply_defaults(settings: Settings, author: SamplingChoice) -> ReplyDefaults:
+    """Return what holds for requests that set nothing.
+
+    Args:
+        author: the sampling defaults of the model's author.
+    """
+    return ReplyDefaults(
+        max_tokens=settings.max_tokens,
+        sampling=(environment_sampling(settings), author),
         repetition=settings.repetition,
     )
 

@@ -11,16 +11,17 @@ import pytest
 from start_llm.protocols.responses.response_store import ResponseStore
 from start_llm.server.model_pages import health
 from start_llm.server.served_models import ListedModel
-from start_llm.server.status import HealthLimits, ModelCard, Status
+from start_llm.server.status import Status
 from start_llm.storage.database import DatabaseMetrics
 from start_llm.telemetry.metrics import (
     CacheMetrics,
     DiskMetrics,
     EngineMetrics,
-    KVAtRest,
+    ModelMetrics,
     RequestMetrics,
     TranscriptMetrics,
 )
+from tests.model_cards import model_card
 from tests.server.breakable import OneModel
 
 
@@ -54,28 +55,13 @@ def test_health_tells_a_model_that_is_loaded_and_one_whose_load_does_not_end(
 
 
 def a_status(engine: EngineMetrics) -> Status:
-    card = ModelCard(
-        id="m",
-        reasons=False,
-        sees=False,
-        context_window=10,
-        weights_bytes=1,
-        budget_bytes=1,
-        usable_bytes=1,
-        model_type="m",
-    )
     return Status(
-        card=card,
+        metrics=ModelMetrics(model_card(), engine, CacheMetrics(), TranscriptMetrics(), DatabaseMetrics()),
         batch=1,
-        unbatched_reason="",
         requests=RequestMetrics(),
-        engine=engine,
-        cache=CacheMetrics(),
         disk=DiskMetrics(),
-        database=DatabaseMetrics(),
-        transcripts=TranscriptMetrics(),
         responses=ResponseStore(),
-        kv=KVAtRest(mode="f32", layers={"f32": 1}, attention={"global": 1}),
-        limits=HealthLimits(chunk_s=0.2, stall_s=60),
+        chunk_s=0.2,
+        stall_s=60,
         engine_is_alive=lambda: True,
     )

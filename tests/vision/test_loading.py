@@ -16,11 +16,10 @@ import pytest
 from mlx.utils import tree_flatten
 
 from scripts import tiny_vision_models
-from start_llm.cache.kinds import label_of
 from start_llm.core.errors import ModelError
 from start_llm.engine.work import measure_tower
 from start_llm.library.folders import check_loadable
-from start_llm.models.footprint import measure
+from start_llm.models.footprint import weights_bytes
 from start_llm.models.identity import digest_of, identity
 from start_llm.models.loader import LoadedModel, load
 from start_llm.models.vision_families import VISION_FAMILIES
@@ -118,7 +117,7 @@ def test_the_text_is_held_once():
     tower = sum(array.nbytes for array in eyes(model).parameters.values())
     assert tower > 10**6
     weights = sum(array.nbytes for array in text.values())
-    assert measure(model, label_of).weights_bytes == weights + tower
+    assert weights_bytes(model) == weights + tower
 
 
 @pytest.mark.thorough
