@@ -188,7 +188,7 @@ class Desk:
         family: Family = SPEAKER,
         window: int = WINDOW,
         repetition: RepetitionPolicy = "stop",
-        **memory: int,
+        **memory: Any,
     ) -> None:
         tokenizer = tokenizer or Letters()
         self.script = Script(list(takes) or [[DONE]])
