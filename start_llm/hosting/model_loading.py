@@ -116,20 +116,20 @@ class EngineLoader:
         profile, cost, probe = self._measured(model, layers)
         for line in quantize_pages(settings, self._folder, model.config, layers, probe):
             self._say(line)
-        images, pooling = self._image_memory(model.vision), pooling_in(self._folder, model.config)
-        vector_bytes = cost.bytes_of(LONGEST_TEXT) if pooling else 0
+        adapters, images = Adapters(model.network), self._image_memory(model.vision)
+        embedder = self._embedder(model, adapters)
+        vector_bytes = cost.bytes_of(LONGEST_TEXT) if embedder else 0
         computing = max(work_reserve(settings, profile.cost), images.tower_bytes, vector_bytes)
         kept_free = max(computing, self._least_computing) + images.kept_bytes
         admitted = admission(settings, weights_bytes(model), cost, kept_free)
         verdict = self._batching(model, layers, profile.pace)
-        adapters = Adapters(model.network)
         startup = EngineStartup(
             model=model,
             card=self._card(model, admitted, verdict, layers.kv_at_rest(probe)),
             cost=cost,
             identity=self._identity(model, files),
             adapters=adapters,
-            embedder=Embedder(model.network, pooling, adapters.mount) if pooling else None,
+            embedder=embedder,
             computing_bytes=computing,
             image_bytes=images.kept_bytes,
             engine_metrics=self._engine_metrics,
@@ -213,6 +213,10 @@ class EngineLoader:
         shifts = model.vision is not None and model.vision.moves_positions
         with self._announced_if_slow("Trying several sequences at once ..."):
             return check_batching(model.network, layers.fresh, self._settings.batch, shifts=shifts, pace=pace)
+
+    def _embedder(self, model: LoadedModel, adapters: Adapters) -> Embedder | None:
+        pooling = pooling_in(self._folder, model.config)
+        return Embedder(model.network, pooling, adapters.mount) if pooling else None
 
     def _identity(self, model: LoadedModel, files: WeightFiles) -> bytes:
         digests, in_float32 = known_digests(self._settings, self._say), model.precision.is_converted

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Generator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from start_llm.core.errors import (
     StartupError,
 )
 from start_llm.hosting.model_memory import MemoryNeeds, estimated_needs, spare_bytes
-from start_llm.hosting.model_runtime import ModelRuntime, start_model
+from start_llm.hosting.model_runtime import start_model
 from start_llm.hosting.resident_models import LoadFailure, Resident, ResidentModels
 from start_llm.hosting.shared_parts import SharedParts
 from start_llm.library.folders import check_loadable
@@ -167,30 +167,21 @@ class ModelSwitcher:
 
     def _load(self, name: str) -> None:
         residents, others = self._residents, self._residents.needs
-        with self._watched_loading(name):
-            runtime = self._started(name, others)
+        patience_s = self._shared.settings.load_stall_s + weights_size(self._folders[name]) / _SLOWEST_DISK
+        self._loading = LoadUnderWay(name, residents.clock(), patience_s)
+        try:
+            with work_for_all():
+                runtime = start_model(self._shared, name, self._folders[name], others)
+        except InternalError as error:
+            raise ModelError(f"The model {name!r} cannot be tried. {error}") from error
+        finally:
+            self._loading = None
         with residents.changed:
             residents.by_id[name] = Resident(runtime, residents.clock())
             residents.last_id, residents.cards[name] = name, runtime.card
         self._shared.prometheus.models.attach(name, runtime.metrics)
         if others:
             self.divide_memory()
-
-    def _started(self, name: str, others: list[MemoryNeeds]) -> ModelRuntime:
-        try:
-            with work_for_all():
-                return start_model(self._shared, name, self._folders[name], others)
-        except InternalError as error:
-            raise ModelError(f"The model {name!r} cannot be tried. {error}") from error
-
-    @contextmanager
-    def _watched_loading(self, name: str) -> Generator[None]:
-        patience_s = self._shared.settings.load_stall_s + weights_size(self._folders[name]) / _SLOWEST_DISK
-        self._loading = LoadUnderWay(name, self._residents.clock(), patience_s)
-        try:
-            yield
-        finally:
-            self._loading = None
 
     # ---------------------------------------------------------------------------------------------- unloading
 
@@ -299,8 +290,8 @@ class ModelSwitcher:
 
     # ------------------------------------------------------------------------------------------------ the end
 
-    def stop(self, timeout_s: float, flush_s: float) -> bool:
-        """Stop all models. False if one is still computing.
+    def stop(self, timeout_s: float, flush_s: float) -> None:
+        """Stop all models. One that still computes after both times is left behind.
 
         Args:
             flush_s: seconds for writing pages to the disk.
@@ -312,8 +303,8 @@ class ModelSwitcher:
             # Otherwise a model would be loaded behind this.
             residents.changed.wait_for(lambda: residents.change is None, timeout_s)
             runtimes = [resident.runtime for resident in residents.by_id.values()]
-        have_stopped = [runtime.stop(timeout_s, flush_s) for runtime in runtimes]  # each of them
-        return all(have_stopped)
+        for runtime in runtimes:
+            runtime.stop(timeout_s, flush_s)
 
     def close_databases(self) -> None:
         with self._residents.changed:
