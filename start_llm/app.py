@@ -124,6 +124,7 @@ class App:
         check_ports(settings)
         self._logs = from_root(settings.log_root)
         self._file = ServerFile(servers_folder(settings.state_root))
+        # What would outlive a process that ended at once; and all that `close` closes, the last part first.
         with ExitStack() as opened:
             if settings.proxy:
                 opened.callback(claim_port(settings.proxy_port, self._logs, terminal.say).release)
