@@ -6,6 +6,8 @@ import os
 import threading
 import time
 from collections.abc import Collection, Sequence
+from concurrent.futures import Future
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,11 +15,12 @@ from start_llm import __version__
 from start_llm.audit.subject import AuditedModel
 from start_llm.config.paths import from_root, servers_folder
 from start_llm.config.settings import Settings
-from start_llm.core.errors import PortError
+from start_llm.core.model_card import ModelCard
 from start_llm.engine.engine_thread import EngineThread
 from start_llm.hosting.disk_storage import DiskStorage
 from start_llm.hosting.model_host import ModelHost
-from start_llm.hosting.model_runtime import ModelRuntime, SharedParts
+from start_llm.hosting.model_runtime import ModelRuntime
+from start_llm.hosting.shared_parts import SharedParts
 from start_llm.hosting.startup_summary import (
     batch_text,
     cache_text,
@@ -28,7 +31,6 @@ from start_llm.hosting.startup_summary import (
     unsuited_by,
 )
 from start_llm.launch.server_info import own_url
-from start_llm.library.advice import advice, is_first_start
 from start_llm.library.download import resolve
 from start_llm.library.shelf import Shelf
 from start_llm.models.device import this_device
@@ -43,12 +45,10 @@ from start_llm.server.drain import RequestDrain
 from start_llm.server.handler import Handler
 from start_llm.server.library_pages import LibraryPages
 from start_llm.server.listener import Listener, ServerContext
-from start_llm.server.status import ModelCard
-from start_llm.storage.database import Database
 from start_llm.storage.running_servers import RunningServer, ServerFile
 from start_llm.telemetry.activity import Activity, Refusal
 from start_llm.telemetry.live_table import LiveTable, MemoryUse
-from start_llm.telemetry.metrics import CacheMetrics, DiskMetrics, RequestMetrics
+from start_llm.telemetry.metrics import CacheMetrics, RequestMetrics
 from start_llm.telemetry.prometheus import ServerMetrics
 from start_llm.telemetry.terminal import Terminal
 from start_llm.wiring.from_settings import (
@@ -63,7 +63,7 @@ from start_llm.wiring.from_settings import (
 from start_llm.wiring.memory_plan import memory_budget
 from start_llm.wiring.model_places import (
     adapter_dir,
-    is_apple_silicon,
+    first_start_advice,
     make_shelf,
     model_aliases,
     model_folders,
@@ -116,28 +116,27 @@ class App:
         self._activity = Activity()
         self._thread = EngineThread()
         self._trace = make_trace(settings, CacheMetrics(), terminal.say)
-        self._disk: DiskStorage | None = None
-        self._responses: Database | None = None
-        self._host: ModelHost | None = None
-        self._proxy: Proxy | None = None
-        self._shelf: Shelf | None = None
+        self._hosting: Future[ModelHost] = Future()
         self._secret = backend_secret(settings)
         self._access_policy = access_policy(settings, self._secret.api_key)
         self._drain = RequestDrain()
         check_ports(settings)
         self._logs = from_root(settings.log.root)
-        self._proxy_port = (
-            claim_port(settings.proxy.port, self._logs, terminal.say) if settings.proxy.is_on else None
-        )
-        self._listener = self._listen()
         self._file = ServerFile(servers_folder(settings.server.state_root))
+        # What would outlive a process that ended at once; and all that `close` closes, the last part first.
+        with ExitStack() as opened:
+            if settings.proxy.is_on:
+                opened.callback(claim_port(settings.proxy.port, self._logs, terminal.say).release)
+            self._listener = Listener(settings.server.host, settings.server.port, Handler, settings.http)
+            opened.callback(self._file.remove)
+            self._left_behind = opened.pop_all()
+        self._opened = ExitStack()
+        self._opened.callback(self._left_behind.close)
 
     @property
     def runtime(self) -> ModelRuntime:
         """The loaded model that was used last. Only once the app has started."""
-        if self._host is None:
-            raise RuntimeError("the app has not started")
-        return self._host.runtime
+        return self._hosting.result(timeout=0).runtime
 
     @property
     def port(self) -> int:
@@ -156,21 +155,23 @@ class App:
         try:
             self._announce()
             self._listener.begin(self._access_policy)
-            self._shelf = make_shelf(self._settings, lambda: self._host.loaded if self._host else ())
-            self._advise(self._shelf)
+            for line in first_start_advice(self._settings):
+                self._terminal.say(line)
             name, folders = self._find_models()
             adapters = adapter_dir(self._settings)
             self._terminal.say(f"start_llm {__version__}: loading {name} ...")
-            self._host = ModelHost(self._share(), folders, model_aliases(self._settings, folders))
+            host = ModelHost(self._share(), folders, model_aliases(self._settings, folders))
+            shelf = make_shelf(self._settings, lambda: host.loaded)
+            self._begin_computing(host, shelf)
             self._terminal.names_models = len(folders) > 1
-            self._watch(self._host)
-            self._host.start(name)
+            self._watch(host)
+            host.switcher.load_first(name)
             # As soon as the port is open a request may put another model in the place of the first one.
-            card, introduction = self._host.runtime.card, self._introduction(self._host.runtime)
-            self._open(self._host, self._shelf, adapters)
+            card, introduction = host.runtime.card, self._introduction(host.runtime)
+            self._open(host, shelf, adapters)
             self._introduce(introduction)
             self._start_proxy(card)
-            self._host.begin_unloading_idle()
+            host.switcher.begin_unloading_idle()
         except BaseException:
             self.close()
             raise
@@ -178,7 +179,6 @@ class App:
     def close(self) -> bool:
         """Carry out step 6. False if the engine is still computing; the caller may then exit the process."""
         patience_s = self._settings.server.drain_s
-        end = time.monotonic() + patience_s
         self._drain.begin(patience_s)
         if running := self._drain.inside:
             self._terminal.say(
@@ -187,43 +187,13 @@ class App:
         self._drain.wait(patience_s)
         self._listener.stop_accepting()
         self._listener.hang_up()
-        if self._proxy:
-            self._proxy.stop()
-        flush_s = max(end - time.monotonic(), _LEAST_FLUSH_S)
-        has_stopped = self._host.stop(_STOP_S, flush_s) if self._host else True
-        has_stopped = self._thread.close(_STOP_S) and has_stopped
-        self._drain.wait(_LAST_LINES_S)
-        self._close_files()
-        return has_stopped
-
-    def _close_files(self) -> None:
-        if self._shelf:
-            self._shelf.queue.close()
-        if self._host:
-            self._host.close_databases()
-        if self._responses:
-            self._responses.close()
-        if self._disk:
-            self._disk.close(_STOP_S)
-        if self._proxy_port:
-            self._proxy_port.release()
-        self._file.remove()
-
-    def _advise(self, shelf: Shelf) -> None:
-        """Before the default model of a Mac is downloaded: say what it needs, and what else fits."""
-        chosen = self._settings.model.path or self._settings.model.dir
-        if is_apple_silicon() and is_first_start(chosen, shelf.hub):
-            for line in advice(shelf.machine, shelf.hub):
-                self._terminal.say(line)
+        self._opened.close()
+        return not self._thread.is_alive()
 
     def abandon(self) -> None:
         """Kill the proxy, release its lock and clean the terminal, without waiting: the process exits now."""
         self._terminal.abandon()
-        if self._proxy:
-            self._proxy.abandon()
-        if self._proxy_port:
-            self._proxy_port.release()
-        self._file.remove()
+        self._left_behind.close()
 
     def _watch(self, host: ModelHost) -> None:
         """End the process once it is stuck, if something starts it again: no thread of it can be stopped."""
@@ -255,15 +225,6 @@ class App:
         except OSError as error:
             self._terminal.say(f"STATE_ROOT cannot be written ({error}): commands do not find this server.")
 
-    def _listen(self) -> Listener:
-        settings = self._settings
-        try:
-            return Listener(settings.server.host, settings.server.port, Handler, settings.http)
-        except PortError:
-            if self._proxy_port:
-                self._proxy_port.release()
-            raise
-
     def _find_models(self) -> tuple[str, dict[str, Path]]:
         """Return the id of the model to load first, and the folders of all models by id."""
         first = resolve(model_name(self._settings))
@@ -273,27 +234,41 @@ class App:
         return name, more_models(self._settings, known)
 
     def _share(self) -> SharedParts:
-        """Start what the models share."""
-        self._thread.start()
-        self._disk = DiskStorage(self._settings, self._terminal.say)
-        self._prometheus.show_disk(self._disk.metrics)
-        self._responses = self._disk.responses()
+        """Open what the models share."""
+        disk = DiskStorage(self._settings, self._terminal.say)
+        self._opened.callback(disk.close, _STOP_S)
+        self._prometheus.show_disk(disk.metrics)
+        responses = disk.responses()
+        if responses:
+            self._opened.callback(responses.close)
         return SharedParts(
             settings=self._settings,
             terminal=self._terminal,
             thread=self._thread,
-            disk=self._disk,
+            disk=disk,
             requests=self._requests,
             prometheus=self._prometheus,
             trace=self._trace,
-            responses=response_store(self._settings, self._responses.table if self._responses else no_table),
+            responses=response_store(self._settings, responses.table if responses else no_table),
             drain=self._drain,
             activity=self._activity,
         )
 
+    def _begin_computing(self, host: ModelHost, shelf: Shelf) -> None:
+        """Start the engine thread. `close` stops the models first, and last what requests write to."""
+        self._opened.callback(host.switcher.close_databases)
+        self._opened.callback(shelf.queue.close)
+        self._opened.callback(self._drain.wait, _LAST_LINES_S)
+        self._opened.callback(self._thread.close, _STOP_S)
+        self._opened.callback(self._stop_models, host)
+        self._thread.start()
+        self._hosting.set_result(host)
+
+    def _stop_models(self, host: ModelHost) -> None:
+        host.switcher.stop(_STOP_S, flush_s=max(self._drain.left_s, _LEAST_FLUSH_S))
+
     def _open(self, host: ModelHost, shelf: Shelf, adapters: Path | None) -> None:
-        disk = self._disk.metrics if self._disk else DiskMetrics()
-        machine = ServingMachine(this_device().name, memory_budget(self._settings), disk)
+        machine = ServingMachine(this_device().name, memory_budget(self._settings), host.runtime.disk.metrics)
         context = ServerContext(
             models=host,
             library=LibraryPages(shelf, host),
@@ -315,22 +290,26 @@ class App:
         self._terminal.follow(live, os.environ)
 
     def _start_proxy(self, card: ModelCard) -> None:
-        if self._settings.proxy.is_on:
-            self._proxy = Proxy(
-                ProxyConfig(
-                    settings=self._settings,
-                    backend=self.url,
-                    first_model=card.id,
-                    sees=card.sees,
-                    window=card.context_window,
-                    secret=self._secret,
-                ),
-                say=self._terminal.say,
-                patience_s=self._settings.proxy.wait_s,
-                logs=self._logs,
-                tell_refusal=self._note_proxy_refusal,
-            )
-            self._proxy.start()
+        settings = self._settings
+        if not settings.proxy.is_on:
+            return
+        proxy = Proxy(
+            ProxyConfig(
+                settings=settings,
+                backend=self.url,
+                first_model=card.id,
+                sees=card.sees,
+                window=card.context_window,
+                secret=self._secret,
+            ),
+            say=self._terminal.say,
+            patience_s=settings.proxy.wait_s,
+            logs=self._logs,
+            tell_refusal=self._note_proxy_refusal,
+        )
+        self._left_behind.callback(proxy.abandon)
+        self._opened.callback(proxy.stop)
+        proxy.start()
 
     def _note_proxy_refusal(self, told: ProxyRefusal) -> None:
         refusal = Refusal(
@@ -341,18 +320,18 @@ class App:
 
     def _introduction(self, runtime: ModelRuntime) -> _Introduction:
         """Return what the user is told of a model. It does not refer to the model, which may go."""
-        card, ready = runtime.card, runtime.startup
+        card, model = runtime.card, runtime.startup.model
         rows = [
-            *model_rows(card, ready.footprint, runtime.family, runtime.preparer),
-            ("cache", cache_text(runtime.metrics.cache, ready.kv)),
-            ("disk", str(self._disk or "off")),
-            ("images", images_text(ready.model)),
+            *model_rows(card, runtime.preparer),
+            ("cache", cache_text(runtime.metrics.cache, card.kv)),
+            ("disk", str(runtime.disk)),
+            ("images", images_text(model)),
             ("context", f"{card.context_window:,} tokens"),
-            ("batch", batch_text(self._settings.engine.batch, ready.verdict)),
+            ("batch", batch_text(self._settings.engine.batch, card.unbatched_reason)),
             ("trace", str(runtime.trace or "off")),
             ("address", f"{self.url}/v1"),
         ]
-        audited = AuditedModel(ready.model.tokenizer, runtime.family, runtime.preparer)
+        audited = AuditedModel(model.tokenizer, card.family, runtime.preparer)
         return _Introduction(
             card.id, rows, list(notes(card, audited)), unsuited_by(audited, card.context_window)
         )

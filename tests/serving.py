@@ -20,11 +20,12 @@ from start_llm.app import App
 from start_llm.audit.subject import AuditedModel
 from start_llm.config.setting_types import OFF
 from start_llm.config.settings import Settings
-from start_llm.hosting import model_runtime
+from start_llm.hosting import model_loading
 from start_llm.hosting.startup_summary import unsuited_by
 from start_llm.models.trial import TemplateTrials
 from start_llm.prompt.template_audit.audit import audit
 from start_llm.prompt.template_audit.samples import rendered_samples
+from start_llm.proxy.launcher import Proxy
 from start_llm.telemetry.terminal import Terminal
 from tests.flat_settings import settings_of
 
@@ -40,6 +41,7 @@ class Server:
 
     app: App
     output: io.StringIO
+    proxy: Proxy | None = None
 
     @property
     def url(self) -> str:
@@ -80,7 +82,7 @@ def tried_once() -> Generator[None]:
     What a test has put in place of a trial is called in its place. A copy of a folder is the same model.
     """
     loading = threading.local()  # its files, in the engine thread that goes on to try the model
-    load = model_runtime.load
+    load = model_loading.load
 
     def loaded(folder: Path, **options: Any) -> Any:
         files = [(path.name, path.stat()) for path in sorted(folder.iterdir())]
@@ -107,13 +109,13 @@ def tried_once() -> Generator[None]:
 
     with (
         patch("start_llm.app.unsuited_by", _judged_once),
-        patch("start_llm.hosting.model_runtime.load", loaded),
-        patch("start_llm.hosting.model_runtime.measure_work", once(model_runtime.measure_work)),
-        patch("start_llm.hosting.model_runtime.check_batching", once(model_runtime.check_batching)),
+        patch("start_llm.hosting.model_loading.load", loaded),
+        patch("start_llm.hosting.model_loading.measure_work", once(model_loading.measure_work)),
+        patch("start_llm.hosting.model_loading.check_batching", once(model_loading.check_batching)),
         patch("start_llm.prompt.prepare.audit", once_for_a_template(audit)),
         patch("start_llm.wiring.from_settings.rendered_samples", once_for_a_template(rendered_samples)),
-        patch("start_llm.hosting.model_runtime.measure_tower", once(model_runtime.measure_tower)),
-        patch("start_llm.hosting.model_host.TemplateTrials", lambda: _TRIALS),
+        patch("start_llm.hosting.model_loading.measure_tower", once(model_loading.measure_tower)),
+        patch("start_llm.hosting.model_switcher.TemplateTrials", lambda: _TRIALS),
     ):
         yield
 
@@ -133,11 +135,16 @@ def serving(
         "ssd_folder": OFF,
         "drain_s": 1.5,
     } | settings
-    app = make(settings_of(model_path=str(folder), **settings), Terminal(output))
-    with tried_once():
+    app, proxies = make(settings_of(model_path=str(folder), **settings), Terminal(output)), list[Proxy]()
+
+    def proxy(*arguments: Any, **options: Any) -> Proxy:
+        proxies.append(Proxy(*arguments, **options))
+        return proxies[-1]
+
+    with tried_once(), patch("start_llm.app.Proxy", proxy):
         app.start()
     try:
-        yield Server(app, output)
+        yield Server(app, output, *proxies)
     finally:
         assert app.close(), "the engine thread did not end"
 

@@ -24,7 +24,6 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     monkeypatch.setattr("start_llm.wiring.model_places.own_machine", lambda _: machine_named("M2 16 GB"))
 
     def started(*, is_mac: bool, model_path: str | None = None, model_dir: str | None = None) -> str:
-        monkeypatch.setattr(app_module, "is_apple_silicon", lambda: is_mac)
         monkeypatch.setattr("start_llm.wiring.model_places.is_apple_silicon", lambda: is_mac)
         output = io.StringIO()
 

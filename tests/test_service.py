@@ -49,12 +49,14 @@ from start_llm.core.repetition import RUNAWAY_TOKENS, RepetitionPolicy
 from start_llm.core.sampling import Sampling, SamplingChoice
 from start_llm.prompt.prepare import Preparer
 from start_llm.protocols.anthropic.error_bodies import anthropic_refusal
-from start_llm.serving.service import Answer, MemoryWindow, ModelTraits, Service, _image_spans
+from start_llm.serving.request_preparation import RequestPreparer
+from start_llm.serving.service import Answer, ReplyDefaults, Service, _image_spans
 from start_llm.telemetry.account import Reports
 from start_llm.telemetry.metrics import RequestMetrics
 from start_llm.telemetry.request_record import RequestRecord
 from start_llm.telemetry.terminal import Terminal
 from start_llm.telemetry.trace import Texts, Trace, fields_of, session_digest
+from tests.model_cards import model_card
 from tests.transcripts.fakes import transcripts
 
 WINDOW = 20
@@ -185,8 +187,8 @@ class Desk:
         sampling_defaults: tuple[SamplingChoice, ...] = (),
         family: Family = SPEAKER,
         window: int = WINDOW,
-        memory: MemoryWindow | None = None,
         repetition: RepetitionPolicy = "stop",
+        **memory: Any,
     ) -> None:
         tokenizer = tokenizer or Letters()
         self.script = Script(list(takes) or [[DONE]])
@@ -195,19 +197,13 @@ class Desk:
         self.screen = io.StringIO()
         self.trace = Traced()
         self.transcripts = transcripts(lambda token: chr(token).encode(), lambda text: [*map(ord, text)])
+        model = model_card(family=family, vocabulary=2**16, window=window, **memory)
         self.service = Service(
             engine=self.engine,
-            tokenizer=tokenizer,
-            preparer=Preparer(tokenizer, family),
+            requests=RequestPreparer(Preparer(tokenizer, family), tokenizer, model),
             transcripts=self.transcripts,
-            traits=ModelTraits(
-                vocabulary=2**16,
-                family=family,
-                context_window=window,
-                default_max_tokens=default_max_tokens,
-                sampling_defaults=sampling_defaults,
-                memory=memory,
-                repetition=repetition,
+            defaults=ReplyDefaults(
+                max_tokens=default_max_tokens, sampling=sampling_defaults, repetition=repetition
             ),
             reports=Reports(self.metrics, Terminal(self.screen), self.trace),
         )
@@ -285,9 +281,8 @@ def test_a_prompt_beyond_the_window_says_so_as_clients_expect_it():
 
 
 def test_a_prompt_that_memory_never_holds_is_refused_with_both_numbers():
-    memory = MemoryWindow(tokens=30, budget_bytes=3 * 2**29)
     with pytest.raises(OverBudget) as refusal:
-        Desk(window=1000, memory=memory).answer(chat("x" * 30))
+        Desk(window=1000, memory_window=30, budget_bytes=3 * 2**29).answer(chat("x" * 30))
     error = refusal.value
     assert (error.status, error.kind, error.code) == (400, "memory_admission", "context_over_budget")
     assert error.message == (
@@ -301,7 +296,7 @@ def test_a_prompt_that_memory_never_holds_is_refused_with_both_numbers():
 
 
 def test_a_large_limit_is_cut_to_what_there_is_memory_for():
-    desk = Desk(window=1000, memory=MemoryWindow(tokens=30, budget_bytes=1))
+    desk = Desk(window=1000, memory_window=30)
     desk.answer(chat("x" * 20, max_tokens=500))
     assert desk.engine.engine_requests[-1].max_tokens == 10
 

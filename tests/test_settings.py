@@ -675,7 +675,7 @@ def checks_queue(models: Models) -> None:
 def checks_memory(models: Models) -> None:
     with pytest.MonkeyPatch.context() as patch:
         # What is measured differs by a tenth from start to start, as buffers are freed in another thread.
-        patch.setattr("start_llm.hosting.model_runtime.work_reserve", lambda settings, cost: 40_000_000)
+        patch.setattr("start_llm.hosting.model_loading.work_reserve", lambda settings, cost: 40_000_000)
         with running(models.plain, MEMORY_BUDGET="100MB") as server:
             told = server.get("/stats")["admission"]
         aside = 0.95 * told["memory_budget_bytes"] - told["usable_bytes"]
@@ -755,8 +755,8 @@ def checks_stall(models: Models) -> None:
 def checks_load_stall(models: Models) -> None:
     with running(models.plain, MODEL_LOAD_STALL_SECONDS="77") as server:
         assert server.get("/health")["status"] == "ok"
-        host: Any = server.app._host
-        assert host._shared.settings.engine.load_stall_s == 77
+        host: Any = server.app._hosting.result()
+        assert host.switcher._shared.settings.engine.load_stall_s == 77
 
 
 def checks_end_when_stuck(models: Models) -> None:

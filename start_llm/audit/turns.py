@@ -18,8 +18,10 @@ from start_llm.core.chat import ChatRequest, Json, Message, RequestOrigin, Think
 from start_llm.core.engine_request import EngineRequest
 from start_llm.core.errors import InvalidRequest
 from start_llm.core.events import Event, Finished, Restored, Text, Usage
+from start_llm.core.model_card import ModelCard
 from start_llm.prompt.prepare import Preparer
-from start_llm.serving.service import ModelTraits, Service
+from start_llm.serving.request_preparation import RequestPreparer
+from start_llm.serving.service import Service
 from start_llm.telemetry.account import Reports
 from start_llm.telemetry.metrics import RequestMetrics
 from start_llm.telemetry.terminal import Terminal
@@ -197,18 +199,11 @@ class _ScriptedEngine:
 def _service(subject: AuditedModel, engine: _ScriptedEngine) -> Service:
     settings, tokenizer = Settings(), subject.tokenizer
     known = transcripts(settings, tokenizer, subject.family)
-    traits = ModelTraits(
-        vocabulary=_WINDOW,
-        family=subject.family,
-        context_window=_WINDOW,
-        default_max_tokens=None,
-        sampling_defaults=(),
-    )
+    card = ModelCard(id="audited", family=subject.family, vocabulary=_WINDOW, own_window=_WINDOW)
+    preparer = Preparer(tokenizer, subject.family, restore_reasoning=known.restore_reasoning)
     return Service(
         engine=engine,
-        tokenizer=tokenizer,
-        preparer=Preparer(tokenizer, subject.family, restore_reasoning=known.restore_reasoning),
+        requests=RequestPreparer(preparer, tokenizer, card),
         transcripts=known,
-        traits=traits,
         reports=Reports(RequestMetrics(), Terminal(io.StringIO())),
     )

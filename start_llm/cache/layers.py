@@ -31,7 +31,7 @@ from start_llm.cache.kinds import NonTrimmableLeaf, TrimmableLeaf, kind_of, reus
 from start_llm.cache.kv_format import PageFormat
 from start_llm.cache.pages import EarlierState
 from start_llm.cache.quantize.quantizer import KVQuantizer
-from start_llm.telemetry.metrics import KVAtRest
+from start_llm.core.model_card import KVAtRest
 
 _malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
 """Returns freed memory to the system (lesson 14).

@@ -219,17 +219,17 @@ def decode_findings(server: ExaminedServer, network: Network) -> Iterator[Findin
     else:
         yield Finding("decode", "fine", text, figures)
     together = _together(server, bias)
-    verdict = runtime.startup.verdict
     told = (
         f"{_AT_ONCE} replies at once: {together:,.1f} tokens a second, {together / own:.1f} times one reply"
     )
-    if not verdict.batches:
-        told += f"; one after another, because {verdict.reason}"
+    reason = runtime.card.unbatched_reason
+    if reason:
+        told += f"; one after another, because {reason}"
     yield Finding(
         "decode",
         "fine",
         told,
-        {"replies": _AT_ONCE, "tokens_per_s": round(together, 1), "batches": verdict.batches},
+        {"replies": _AT_ONCE, "tokens_per_s": round(together, 1), "batches": not reason},
     )
 
 

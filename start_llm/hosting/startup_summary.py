@@ -12,33 +12,30 @@ from start_llm.audit.subject import AuditedModel
 from start_llm.config.paths import DEMO_MODEL, program
 from start_llm.core.chat import ChatRequest, Json, Message
 from start_llm.core.errors import RequestError
-from start_llm.core.family import Family
-from start_llm.engine.self_test import BatchVerdict
+from start_llm.core.model_card import KVAtRest, ModelCard
 from start_llm.launch.clients import CLIENTS
 from start_llm.launch.suitability import suggested, unsuited_clients
 from start_llm.models.device import this_device
-from start_llm.models.footprint import Footprint
 from start_llm.models.loader import LoadedModel
 from start_llm.prompt.adapt import needed
 from start_llm.prompt.prepare import Preparer
 from start_llm.prompt.template_audit.audit import described
-from start_llm.server.status import ModelCard
-from start_llm.telemetry.metrics import CacheMetrics, KVAtRest
+from start_llm.telemetry.metrics import CacheMetrics
 
 type Row = tuple[str, str]
 """A title and its text."""
 
 
-def model_rows(card: ModelCard, footprint: Footprint, family: Family, preparer: Preparer) -> list[Row]:
+def model_rows(card: ModelCard, preparer: Preparer) -> list[Row]:
     """Return the rows about the model: its template with all adaptations, its layers, device and memory."""
     device = this_device()
     return [
         ("model", card.id),
-        ("family", f"{family.name} ({card.model_type})"),
+        ("family", f"{card.family.name} ({card.model_type})"),
         ("template", "; ".join([described(preparer.facts), *needed(preparer.facts)])),
-        ("layers", ", ".join(f"{count} {kind}" for kind, count in footprint.layers.items())),
+        ("layers", ", ".join(f"{count} {kind}" for kind, count in card.layers.items())),
         ("device", f"{device.kind} ({device.name}), {_size(device.usable_bytes)} of memory"),
-        ("memory", f"weights {_size(footprint.weights_bytes)} of {_size(card.budget_bytes)}"),
+        ("memory", f"weights {_size(card.weights_bytes)} of {_size(card.budget_bytes)}"),
     ]
 
 
@@ -55,8 +52,8 @@ def images_text(model: LoadedModel) -> str:
     return f"none: {model.blind_reason}" if model.blind_reason else "none"
 
 
-def batch_text(batch: int, verdict: BatchVerdict) -> str:
-    return f"{batch} at once" if verdict.batches else f"one after another: {verdict.reason}"
+def batch_text(batch: int, unbatched_reason: str) -> str:
+    return f"one after another: {unbatched_reason}" if unbatched_reason else f"{batch} at once"
 
 
 def _size(count: int) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 import mlx.core as mx
@@ -29,39 +28,25 @@ _ROTATIONS = ("rope_scaling", "rope_parameters")
 _YARN = ("yarn", "deepseek_yarn", "telechat3-yarn")
 
 
-@dataclass(frozen=True, slots=True)
-class Footprint:
-    """Facts for the start-up summary and `/stats`.
-
-    Attributes:
-        model_type: from config.json.
-        weights_bytes: bytes of all parameters, those of a vision tower included.
-        layers: number of caches by kind, as users know the kinds.
-        context_window: longest sequence in tokens that the model was made for; None if the config does not
-            say.
-    """
-
-    model_type: str
-    weights_bytes: int
-    layers: Mapping[str, int]
-    context_window: int | None
+def model_type(config: Mapping[str, Json]) -> str:
+    return str(config.get("model_type", "unknown"))
 
 
-def measure(model: LoadedModel, words_of: Callable[[Any], str]) -> Footprint:
-    """Measure a loaded model without allocating anything.
+def weights_bytes(model: LoadedModel) -> int:
+    """Return the bytes of all parameters, those of a vision tower included."""
+    parameters = cast("list[tuple[str, mx.array]]", tree_flatten(model.network.parameters()))
+    tower = model.vision.parameters.values() if model.vision else ()
+    return sum(array.nbytes for array in (*(array for _, array in parameters), *tower))
+
+
+def layer_counts(network: Any, words_of: Callable[[Any], str]) -> Mapping[str, int]:
+    """Return the number of a network's caches by kind, without allocating anything.
 
     Args:
         words_of: returns the name of a cache's kind, as users know it.
     """
-    caches: list[Any] = make_prompt_cache(model.network)
-    parameters = cast("list[tuple[str, mx.array]]", tree_flatten(model.network.parameters()))
-    tower = model.vision.parameters.values() if model.vision else ()
-    return Footprint(
-        model_type=str(model.config.get("model_type", "unknown")),
-        weights_bytes=sum(array.nbytes for array in (*(array for _, array in parameters), *tower)),
-        layers=dict(Counter(words_of(cache) for cache in caches)),
-        context_window=context_window(model.config),
-    )
+    caches: list[Any] = make_prompt_cache(network)
+    return Counter(map(words_of, caches))
 
 
 def context_window(config: Mapping[str, Json]) -> int | None:

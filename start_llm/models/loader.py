@@ -19,39 +19,39 @@ from start_llm.models.tokenizer import Tokenizer
 from start_llm.models.vision import Blind, Vision, load_vision
 
 
-@dataclass(frozen=True, slots=True)
-class LoadedModel:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadModel:
+    """A model folder without its weights.
+
+    Attributes:
+        tokenizer: see `models.tokenizer`.
+        config: content of config.json.
+        sampling: the model author's defaults, from generation_config.json.
+    """
+
+    tokenizer: Tokenizer
+    config: Mapping[str, Json]
+    sampling: SamplingChoice
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedModel(ReadModel):
     """A model that is ready to run.
 
     Attributes:
         network: mlx_lm's module; `network(tokens[1, n], cache=...)` returns logits [1, n, vocabulary].
-        tokenizer: see `models.tokenizer`.
-        config: content of config.json.
         vocabulary: width of the logits; at least the tokenizer's size, often padded.
         precision: of the weights.
-        sampling: the model author's defaults, from generation_config.json.
         vision: reads images; None if the model has no eyes, or they cannot be used.
         blind_reason: why a model that has eyes does not use them, for the person who runs the server; else
             empty.
     """
 
     network: Any
-    tokenizer: Tokenizer
-    config: Mapping[str, Json]
     vocabulary: int
-    sampling: SamplingChoice
     precision: Precision = AS_STORED
     vision: Vision | None = None
     blind_reason: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class ReadModel:
-    """A model folder without its weights. See `LoadedModel`."""
-
-    tokenizer: Tokenizer
-    config: Mapping[str, Json]
-    sampling: SamplingChoice
 
 
 def read(folder: Path) -> ReadModel:
@@ -69,7 +69,7 @@ def read(folder: Path) -> ReadModel:
     except Exception as error:
         # The libraries may raise anything, as in `load`.
         raise ModelError(f"The tokenizer in {folder} cannot be loaded: {_told(error)}") from error
-    return ReadModel(tokenizer, config, author_sampling(folder))
+    return ReadModel(tokenizer=tokenizer, config=config, sampling=author_sampling(folder))
 
 
 def load(

@@ -9,6 +9,7 @@ from start_llm.core.chat import GenerationRequest, Json
 from start_llm.core.errors import RequestError
 from start_llm.core.events import Finished, Output
 from start_llm.core.ids import random_name
+from start_llm.core.model_card import ModelCard
 from start_llm.images.door import ImageDoor
 from start_llm.protocols.fields import Fields
 from start_llm.protocols.notices import Notices
@@ -53,15 +54,14 @@ class FrameTemplate:
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """Facts about the model that a reply may report, or that decide how a request is read.
+    """What a reply may report of the model, or decides how a request is read.
 
     Attributes:
         token_bytes: returns the bytes of a token id.
         images: takes in images; None for a model that sees none.
     """
 
-    id: str
-    vocabulary: int
+    card: ModelCard
     token_bytes: Callable[[int], bytes]
     images: ImageDoor | None = None
 

@@ -44,5 +44,5 @@ def text_body(body: Fields, model: ModelFacts) -> dict[str, Json]:
     Raises:
         InvalidRequest: `tokens` is no list of token ids.
     """
-    ids = token_ids(body.array("tokens"), "tokens", model.vocabulary)
+    ids = token_ids(body.array("tokens"), "tokens", model.card.vocabulary)
     return {"prompt": b"".join(map(model.token_bytes, ids)).decode("utf-8", "replace")}

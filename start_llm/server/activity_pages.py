@@ -206,14 +206,14 @@ def _saving(saving: Saving) -> Json:
 def memory_parts(listed: Sequence[ListedModel]) -> Mapping[str, int]:
     """Return the bytes of loaded models and of their caches, by what they are for."""
     statuses = [one.status for one in listed if one.status]
-    caches = [one.cache for one in statuses]
+    caches = [one.metrics.cache for one in statuses]
     return {
         "weights": sum(one.card.weights_bytes for one in statuses),
         "pages": sum(one.page_bytes for one in caches),
         "checkpoints": sum(one.checkpoint_bytes for one in caches),
         "sequence_caches": sum(one.seq_cache_bytes for one in caches),
         "live": sum(one.live_bytes for one in caches),
-        "images": sum(one.engine.image_bytes for one in statuses),
+        "images": sum(one.metrics.engine.image_bytes for one in statuses),
     }
 
 

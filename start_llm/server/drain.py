@@ -22,6 +22,11 @@ class RequestDrain:
         return self._deadline is not None
 
     @property
+    def left_s(self) -> float:
+        """Seconds that running requests still have once the server stops; below 0: their time is over."""
+        return math.inf if self._deadline is None else self._deadline - time.monotonic()
+
+    @property
     def inside(self) -> int:
         """Number of requests in progress. A request counts until its last log line is written."""
         return self._inside

@@ -20,7 +20,7 @@ def embeddings(asked: Fields, model: ServedModel) -> Mapping[str, Json]:
     embedder = model.embedder
     if embedder is None:
         raise InvalidRequest(
-            f"The model {model.facts.id!r} makes no embeddings. Name an embedding model, such as one of "
+            f"The model {model.facts.card.id!r} makes no embeddings. Name an embedding model, such as one of "
             "MODEL_DIR.",
             param="model",
         )
@@ -29,10 +29,10 @@ def embeddings(asked: Fields, model: ServedModel) -> Mapping[str, Json]:
             f"'dimensions' must be at most {embedder.width}, as many numbers as a vector has.",
             param="dimensions",
         )
-    longest = min(model.status.card.context_window, embedder.longest)
+    longest = min(model.facts.card.context_window, embedder.longest)
     inputs = [_tokens(one, place, embedder, longest) for place, one in enumerate(request.inputs)]
     vectors = [_vector(ids, embedder) for ids in inputs]
-    return reply_body(request, vectors, model.facts.id, sum(map(len, inputs)))
+    return reply_body(request, vectors, model.facts.card.id, sum(map(len, inputs)))
 
 
 def _vector(ids: Sequence[int], embedder: ServedEmbedder) -> Sequence[float]:

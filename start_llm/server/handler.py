@@ -189,7 +189,7 @@ class Handler(HttpConnection):
                     model = stack.enter_context(models.lease(name))
             else:
                 model = stack.enter_context(models.lease(name, self.server.limits.load_wait_s))
-            self._answering = model.facts.id
+            self._answering = model.facts.card.id
             yield model
 
     def _send_life_sign(self) -> None:
@@ -216,7 +216,7 @@ class Handler(HttpConnection):
                 return
             program = self.server.context.tenants.caller(headers, self.command, self.path).program
             origin = RequestOrigin(
-                call.reply.id, route.path, model.facts.id, program, call.mended, call.unknown_model
+                call.reply.id, route.path, model.facts.card.id, program, call.mended, call.unknown_model
             )
             self._respond(model.service, call, request, origin)
 

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Literal, Protocol
 
 from start_llm.core.adapters import MountedAdapter
+from start_llm.core.model_card import ModelCard
 from start_llm.protocols.base import ModelFacts
-from start_llm.server.status import ModelCard, Status
+from start_llm.server.status import Status
 from start_llm.serving.service import Service
 
 type ModelState = Literal["loaded", "loading", "available"]

@@ -8,39 +8,18 @@ from dataclasses import dataclass, field, replace
 
 from start_llm.core.chat import Json
 from start_llm.core.limits import TimeLimits
+from start_llm.core.model_card import ModelCard
 from start_llm.protocols.responses.response_store import ResponseStore
 from start_llm.server.drain import RequestDrain
 from start_llm.server.page_request import members
-from start_llm.storage.database import DatabaseMetrics
 from start_llm.telemetry.metrics import (
     CacheMetrics,
     DiskMetrics,
     EngineMetrics,
-    KVAtRest,
+    ModelMetrics,
     RequestMetrics,
     TranscriptMetrics,
 )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelCard:
-    """The loaded model, as clients see it.
-
-    Attributes:
-        context_window: maximum tokens of prompt and reply together, limited by the available memory.
-        reasons: the model can think before it answers.
-        sees: the model sees images.
-        budget_bytes, usable_bytes: memory for everything, and the part left for running requests.
-    """
-
-    id: str
-    context_window: int
-    reasons: bool
-    sees: bool
-    weights_bytes: int
-    budget_bytes: int
-    usable_bytes: int
-    model_type: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,44 +28,44 @@ class Status:
 
     Attributes:
         batch: maximum number of replies generated at once.
-        unbatched_reason: why replies do not share forward passes, from a test at load; empty: they do.
         engine_is_alive: returns True while requests can be served.
         image_input_bytes: returns the memory of the images that are kept as the vision tower takes them.
         drain: shows if new requests are accepted.
     """
 
-    card: ModelCard
+    metrics: ModelMetrics
     batch: int
-    unbatched_reason: str
     requests: RequestMetrics
-    engine: EngineMetrics
-    cache: CacheMetrics
     disk: DiskMetrics
-    database: DatabaseMetrics
-    transcripts: TranscriptMetrics
     responses: ResponseStore
-    kv: KVAtRest
     limits: TimeLimits
     engine_is_alive: Callable[[], bool]
     image_input_bytes: Callable[[], int] = lambda: 0
     drain: RequestDrain = field(default_factory=RequestDrain)
     started_at: int = field(default_factory=lambda: int(time.time()))
 
+    @property
+    def card(self) -> ModelCard:
+        return self.metrics.card
+
     def unloaded(self) -> Status:
         """Return the status to show once the model is gone. It refers to nothing of the model."""
         return replace(
             self,
-            card=replace(self.card, weights_bytes=0),
-            engine=EngineMetrics(),
-            cache=CacheMetrics(),
-            transcripts=TranscriptMetrics(),
+            metrics=ModelMetrics(
+                replace(self.card, weights_bytes=0),
+                EngineMetrics(),
+                CacheMetrics(),
+                TranscriptMetrics(),
+                self.metrics.database,
+            ),
             engine_is_alive=lambda: True,
             image_input_bytes=lambda: 0,
         )
 
     def stuck_reason(self) -> str:
         """Return why the engine is stuck; empty if it is not."""
-        began = self.engine.step_began
+        began = self.metrics.engine.step_began
         stuck_s = time.monotonic() - began if began is not None else 0.0
         if stuck_s <= self.limits.stall_s:
             return ""
@@ -114,9 +93,9 @@ class Status:
             "transcripts": self._transcripts(),
             "response_store": self.responses.counts(),
             "kv_quant": {
-                "mode": self.kv.mode,
-                "layers": dict(self.kv.layers),
-                "attention": dict(self.kv.attention),
+                "mode": self.card.kv.mode,
+                "layers": dict(self.card.kv.layers),
+                "attention": dict(self.card.kv.attention),
             },
             "admission": members(
                 self.card,
@@ -124,14 +103,14 @@ class Status:
             ),
             "batch": {
                 "configured": self.batch,
-                "batched": not self.unbatched_reason,
-                "unbatched_reason": self.unbatched_reason,
-                "active_rows": self.engine.active_sequences,
+                "batched": not self.card.unbatched_reason,
+                "unbatched_reason": self.card.unbatched_reason,
+                "active_rows": self.metrics.engine.active_sequences,
             },
             "images": {
-                "tower_runs": self.engine.tower_runs,
-                "tower_seconds": round(self.engine.tower_s, 3),
-                "kept_bytes": self.engine.image_bytes,
+                "tower_runs": self.metrics.engine.tower_runs,
+                "tower_seconds": round(self.metrics.engine.tower_s, 3),
+                "kept_bytes": self.metrics.engine.image_bytes,
                 "input_bytes": self.image_input_bytes(),
             },
             "requests": self._requests(),
@@ -139,7 +118,7 @@ class Status:
         }
 
     def _prompt_cache(self) -> dict[str, Json]:
-        cache = self.cache
+        cache = self.metrics.cache
         computed, unavoidable = cache.computed_tokens, cache.unavoidable_tokens
         reasons = ("new", "evicted", "no_state", "drift", "off")
         misses: dict[str, Json] = {reason: cache.misses[reason] for reason in reasons}
@@ -169,7 +148,7 @@ class Status:
             "rejected_files": {reason: disk.rejected[reason] for reason in sorted(disk.rejected)},
             **members(disk, "queue written_files written_bytes written_today_bytes evictions lost errors"),
             "conversations": members(
-                self.database,
+                self.metrics.database,
                 "kept=is_on bytes=nbytes loaded_rows=loaded rejected_rows=rejected written_rows=written "
                 "resets errors=failures",
             ),
@@ -177,7 +156,7 @@ class Status:
 
     def _transcripts(self) -> dict[str, Json]:
         """Return counters of the session turn store."""
-        told = self.transcripts
+        told = self.metrics.transcripts
         return {
             **members(told, "nodes variants bytes=nbytes forgotten bound bound_tokens fresh kept_tokens"),
             "refused": {reason: told.refused[reason] for reason in ("too_long", "costly")},
@@ -193,20 +172,20 @@ class Status:
         }
 
     def _engine(self) -> dict[str, Json]:
-        prefill = self.engine.prefill
+        prefill = self.metrics.engine.prefill
         return {
-            "waiting": self.engine.waiting,
+            "waiting": self.metrics.engine.waiting,
             "prefill": {"done": prefill[0], "total": prefill[1]} if prefill else None,
-            **members(self.engine, "prefilled_tokens generated_tokens failures preemptions"),
+            **members(self.metrics.engine, "prefilled_tokens generated_tokens failures preemptions"),
             "decode_stall": self._decode_stall(),
         }
 
     def _decode_stall(self) -> dict[str, Json]:
         """Return seconds between two tokens of running replies."""
-        last = sorted(self.engine.stalls)
+        last = sorted(self.metrics.engine.stalls)
         return {
             "target_s": self.limits.chunk_s,
             "median_s": round(last[len(last) // 2], 4) if last else None,
             "p95_s": round(last[len(last) * 95 // 100], 4) if last else None,
-            "worst_s": round(self.engine.worst_stall, 4),
+            "worst_s": round(self.metrics.engine.worst_stall, 4),
         }

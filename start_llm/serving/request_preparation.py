@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol
 
-from start_llm.core.adapters import BASE_MODEL, AdapterChoice, AdapterStack
+from start_llm.core.adapters import BASE_MODEL, AdapterChoice, AdapterStack, NoAdapters
 from start_llm.core.chat import ChatRequest, GenerationRequest
 from start_llm.core.engine_request import Guide, ReasoningLimit
-from start_llm.core.errors import InvalidRequest
-from start_llm.core.family import Family
+from start_llm.core.errors import ContextOverflow, InvalidRequest, OverBudget
+from start_llm.core.model_card import ModelCard
 from start_llm.core.prompt import Prompt
 from start_llm.output.splitter import PlainSplitter, Splitter
 from start_llm.output.structured_output import StructuredOutput, StructuredOutputTokenizer, offered_names
@@ -29,6 +29,7 @@ class RequestTokenizer(TemplateTokenizer, StructuredOutputTokenizer, Protocol):
 
 
 _NO_ALIASES = ToolAliases()
+_NO_ADAPTERS = NoAdapters()
 
 
 def _unconstrained() -> None:
@@ -75,32 +76,51 @@ class PreparedRequest:
         return (conversation.session if conversation else self.request.session_id) or ""
 
 
+def demand_room(model: ModelCard, prompt_length: int, param: str, *, is_counted: bool = True) -> None:
+    """Refuse a prompt of so many tokens if it leaves no room for a reply.
+
+    Args:
+        param: the field that it comes from.
+        is_counted: False: it has at least so many.
+
+    Raises:
+        ContextOverflow: It is as long as the window.
+        OverBudget: It is as long as what fits into memory.
+    """
+    if prompt_length >= model.own_window:
+        raise ContextOverflow(
+            prompt_tokens=prompt_length, window=model.own_window, param=param, is_counted=is_counted
+        )
+    if prompt_length >= model.memory_window:
+        raise OverBudget(
+            prompt_tokens=prompt_length,
+            window=model.memory_window,
+            budget_bytes=model.budget_bytes,
+            param=param,
+            is_counted=is_counted,
+        )
+
+
 class RequestPreparer:
     """Prepares requests for one model.
 
     Args:
-        vocabulary: The width of the logits.
-        demand_room: Raises `ContextOverflow` if a prompt of at least so many tokens does not fit; the second
-            argument is the field that it comes from.
+        adapters: The adapters that requests can choose.
     """
 
     def __init__(
         self,
         preparer: Preparer,
         tokenizer: RequestTokenizer,
-        family: Family,
-        vocabulary: int,
-        adapters: AdapterChoice,
-        *,
-        demand_room: Callable[[int, str], None],
+        model: ModelCard,
+        adapters: AdapterChoice = _NO_ADAPTERS,
     ) -> None:
         self._preparer = preparer
         self._tokenizer = tokenizer
-        self._family = family
+        self.model = model
         self._adapters = adapters
-        self._demand_room = demand_room
-        self._structured_output = StructuredOutput(tokenizer, family, vocabulary)
-        self._aliases = AliasChooser(family, tokenizer.chat_template)
+        self._structured_output = StructuredOutput(tokenizer, model.family, model.vocabulary)
+        self._aliases = AliasChooser(model.family, tokenizer.chat_template)
 
     def prepare(self, request: GenerationRequest) -> PreparedRequest:
         """Render and tokenize the prompt, and choose how the reply is read.
@@ -139,7 +159,7 @@ class RequestPreparer:
 
     def _refuse_beyond_doubt(self, text: str, param: str) -> None:
         """Refuse a text whose length proves that it does not fit, before it is encoded."""
-        self._demand_room(self._tokenizer.fewest_tokens(text), param)
+        demand_room(self.model, self._tokenizer.fewest_tokens(text), param, is_counted=False)
 
     def _chat(self, request: ChatRequest, prompt: Prompt) -> PreparedRequest:
         if prompt.begun_reply and request.form.is_enforced:
@@ -162,7 +182,7 @@ class RequestPreparer:
 
     def _reasoning_limit(self, request: ChatRequest, prompt: Prompt) -> ReasoningLimit | None:
         """Limit reasoning to the request's budget, in families that mark the end of their reasoning."""
-        marks, budget = self._family.reasoning, request.thinking.budget
+        marks, budget = self.model.family.reasoning, request.thinking.budget
         if budget is None or marks is None:
             return None
         closing = self._structured_output.cut(request)

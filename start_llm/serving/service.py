@@ -6,19 +6,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from functools import partial
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Protocol, Self
 
-from start_llm.core.adapters import AdapterChoice, NoAdapters, adapter_label
+from start_llm.core.adapters import adapter_label
 from start_llm.core.chat import ChatRequest, GenerationRequest, RequestOrigin, TextRequest
 from start_llm.core.client_presence import check_client
 from start_llm.core.engine_request import EngineRequest
-from start_llm.core.errors import ContextOverflow, OverBudget
 from start_llm.core.events import Event, Failed, Finished, Idle, Output, Prefilling, Restored, Text, Usage
 from start_llm.core.explanation import Explanation
-from start_llm.core.family import Family
 from start_llm.core.ids import name_in
 from start_llm.core.images import ImageSpan, image_spans
 from start_llm.core.repetition import (
@@ -32,8 +29,7 @@ from start_llm.core.repetition import (
 from start_llm.core.sampling import Sampling, SamplingChoice, first_set
 from start_llm.output.stream import OutputStream, merge_adjacent
 from start_llm.output.tool_aliases import ToolAliases
-from start_llm.prompt.prepare import Preparer
-from start_llm.serving.request_preparation import PreparedRequest, RequestPreparer, RequestTokenizer
+from start_llm.serving.request_preparation import PreparedRequest, RequestPreparer, demand_room
 from start_llm.telemetry.account import Reports, RequestAccount
 from start_llm.telemetry.request_record import RequestFacts, RequestRecord, session_name
 from start_llm.telemetry.trace import session_digest
@@ -73,48 +69,21 @@ class EnginePort(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MemoryWindow:
-    """The longest context that fits into memory.
+class ReplyDefaults:
+    """What holds where a request sets nothing.
 
     Attributes:
-        tokens: Prompt and reply of one request.
-        budget_bytes: Memory for the KV caches of all requests together.
-    """
-
-    tokens: int
-    budget_bytes: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelTraits:
-    """The facts about the loaded model that the service needs.
-
-    Attributes:
-        vocabulary: Width of the logits.
-        family: The format of the text that the model reads and writes.
-        context_window: Maximum tokens of prompt and reply together.
-        default_max_tokens: Reply limit for requests that set none; None allows the rest of the window.
-        sampling_defaults: Used where the request sets nothing; the first that sets a value decides.
-        memory: A tighter limit than the window, if memory sets one.
-        adapters: The adapters that requests can choose.
+        max_tokens: Limit of a reply; None allows the rest of the window.
+        sampling: The first that sets a value decides.
         repetition: What happens if the model goes round in circles.
     """
 
-    vocabulary: int
-    family: Family
-    context_window: int
-    default_max_tokens: int | None
-    sampling_defaults: tuple[SamplingChoice, ...]
-    memory: MemoryWindow | None = None
-    adapters: AdapterChoice = field(default_factory=NoAdapters)
+    max_tokens: int | None = None
+    sampling: tuple[SamplingChoice, ...] = ()
     repetition: RepetitionPolicy = "stop"
 
-    @property
-    def max_total_tokens(self) -> int:
-        """Maximum tokens of prompt and reply together, in window and memory."""
-        return min(self.context_window, self.memory.tokens) if self.memory else self.context_window
 
-
+_NO_DEFAULTS = ReplyDefaults()
 _REPEATED_CALLS = "calls {} with the same arguments and the same result, {} times in a row"
 _RUNAWAY = "repeats a piece of {} tokens for {:,} tokens; {}"
 
@@ -126,24 +95,17 @@ class Service:
         self,
         *,
         engine: EnginePort,
-        tokenizer: RequestTokenizer,
-        preparer: Preparer,
+        requests: RequestPreparer,
         transcripts: Transcripts,
-        traits: ModelTraits,
         reports: Reports,
+        defaults: ReplyDefaults = _NO_DEFAULTS,
     ) -> None:
         self._engine = engine
-        self._requests = RequestPreparer(
-            preparer,
-            tokenizer,
-            traits.family,
-            traits.vocabulary,
-            traits.adapters,
-            demand_room=partial(self._demand_room, is_counted=False),
-        )
+        self._requests = requests
+        self._model = requests.model
         self._transcripts = transcripts
-        self._traits = traits
         self._reports = reports
+        self._defaults = defaults
 
     def respond(self, request: GenerationRequest, origin: RequestOrigin) -> Answer:
         """Validate the request completely, then hand it to the engine.
@@ -154,10 +116,11 @@ class Service:
         """
         arrived = time.perf_counter()
         if isinstance(request, TextRequest) and isinstance(request.prompt, tuple):
-            self._demand_room(len(request.prompt), "prompt")  # before anything is done with so many tokens
+            # before anything is done with so many tokens
+            demand_room(self._model, len(request.prompt), "prompt")
         prepared = self._requests.prepare(request)
         guide = prepared.compile_guide()  # holds the reply to its output constraint; takes long, so only here
-        turn = self._transcripts.begin(prepared.prompt, self._traits.max_total_tokens)
+        turn = self._transcripts.begin(prepared.prompt, self._model.context_window)
         engine_request = replace(self._engine_request(prepared, turn), guide=guide)
         output = OutputStream(prepared.splitter, max_calls=prepared.max_calls, stops=request.options.stop)
         spans = _image_spans(engine_request)
@@ -172,12 +135,12 @@ class Service:
         return Answer(generation, output, turn, account, repetition, prepared.aliases)
 
     def _repetition_handling(self, request: GenerationRequest, *, is_guided: bool) -> RepetitionHandling:
-        if self._traits.repetition == "off":
+        if self._defaults.repetition == "off":
             return RepetitionHandling()
         calls, count = repeated_calls(request.messages) if isinstance(request, ChatRequest) else ("", 0)
         notice = _REPEATED_CALLS.format(calls, count) if is_worth_reporting(count) else ""
         return RepetitionHandling(
-            notice, RunawayDetector(), may_stop=self._traits.repetition == "stop" and not is_guided
+            notice, RunawayDetector(), may_stop=self._defaults.repetition == "stop" and not is_guided
         )
 
     def _decode_images(self, spans: Sequence[ImageSpan], request: EngineRequest) -> None:
@@ -200,7 +163,7 @@ class Service:
             RequestError: The prompt cannot be made.
         """
         prompt = self._requests.prepare(request).prompt
-        return len(self._transcripts.begin(prompt, self._traits.max_total_tokens).tokens)
+        return len(self._transcripts.begin(prompt, self._model.context_window).tokens)
 
     def tokens(self, request: GenerationRequest) -> tuple[int, ...]:
         """Return the prompt as the network would read it if nothing of it had been recorded.
@@ -217,7 +180,7 @@ class Service:
     @property
     def window(self) -> int:
         """Maximum tokens of prompt and reply together."""
-        return self._traits.max_total_tokens
+        return self._model.context_window
 
     def explain(self, request: GenerationRequest) -> Explanation:
         """Explain how much of the prompt is cached, and why no more. Generates nothing and keeps nothing.
@@ -227,7 +190,7 @@ class Service:
             EngineDied: The engine does not answer.
         """
         prepared = self._requests.prepare(request)
-        turn = self._transcripts.begin(prepared.prompt, self._traits.max_total_tokens)
+        turn = self._transcripts.begin(prepared.prompt, self._model.context_window)
         return turn.explain(self._engine.peek(self._engine_request(prepared, turn)))
 
     def _engine_request(self, prepared: PreparedRequest, turn: Turn) -> EngineRequest:
@@ -250,35 +213,14 @@ class Service:
 
     def _max_tokens(self, prepared: PreparedRequest, prompt_length: int) -> int:
         """Return the reply's limit: the requested one, at most what the prompt leaves of the window."""
-        self._demand_room(prompt_length, prepared.prompt_field)
-        remaining = self._traits.max_total_tokens - prompt_length
-        limit = prepared.request.options.max_tokens or self._traits.default_max_tokens or remaining
+        demand_room(self._model, prompt_length, prepared.prompt_field)
+        remaining = self._model.context_window - prompt_length
+        limit = prepared.request.options.max_tokens or self._defaults.max_tokens or remaining
         return min(limit, remaining)
-
-    def _demand_room(self, prompt_length: int, param: str, *, is_counted: bool = True) -> None:
-        """Refuse a prompt of so many tokens if it leaves no room for a reply.
-
-        Args:
-            param: the field that it comes from.
-            is_counted: False: it has at least so many.
-        """
-        window, memory = self._traits.context_window, self._traits.memory
-        if prompt_length >= window:
-            raise ContextOverflow(
-                prompt_tokens=prompt_length, window=window, param=param, is_counted=is_counted
-            )
-        if memory and prompt_length >= memory.tokens:
-            raise OverBudget(
-                prompt_tokens=prompt_length,
-                window=memory.tokens,
-                budget_bytes=memory.budget_bytes,
-                param=param,
-                is_counted=is_counted,
-            )
 
     def _sampling(self, prepared: PreparedRequest) -> Sampling:
         options = prepared.request.options
-        decided = first_set(options.sampling, *self._traits.sampling_defaults)
+        decided = first_set(options.sampling, *self._defaults.sampling)
         return Sampling(
             **decided,  # pyright: ignore[reportArgumentType] - each field's own type, field by field
             presence_penalty=options.presence_penalty,

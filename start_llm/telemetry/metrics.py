@@ -7,31 +7,13 @@ A field has one thread that writes it, or is written by methods that hold a lock
 import threading
 import time
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from start_llm.core.events import Usage
+from start_llm.core.model_card import ModelCard
 from start_llm.storage.database import DatabaseMetrics
 
 _STALLS = 500
-
-
-@dataclass(frozen=True, slots=True)
-class KVAtRest:
-    """How the KV of pages is kept, for `/stats`.
-
-    Attributes:
-        mode: uniform-kv8, turboquant-kv4 and so on, mixed (kv_config.json), or the type that most layers
-            have.
-        layers: number of layers for each type of their KV or state.
-        attention: number of layers for each kind of attention.
-        is_quantized: pages are quantised.
-    """
-
-    mode: str
-    layers: Mapping[str, int]
-    attention: Mapping[str, int]
-    is_quantized: bool = False
 
 
 @dataclass(slots=True)
@@ -278,8 +260,8 @@ class RequestMetrics:
 class ModelMetrics:
     """Counters of one loaded model."""
 
+    card: ModelCard
     engine: EngineMetrics
     cache: CacheMetrics
     transcripts: TranscriptMetrics
     database: DatabaseMetrics
-    weights_bytes: int

@@ -113,7 +113,7 @@ _MODEL_GAUGES: tuple[_Series[ModelMetrics], ...] = (
     _Series(
         "prompt_cache_max_bytes", "Memory that the prompt cache may use.", lambda of: of.cache.budget_bytes
     ),
-    _Series("model_weights_bytes", "Memory of the model's weights.", lambda of: of.weights_bytes),
+    _Series("model_weights_bytes", "Memory of the model's weights.", lambda of: of.card.weights_bytes),
 )
 _DISK_COUNTERS: tuple[_Series[DiskMetrics], ...] = (
     _Series(

@@ -14,12 +14,11 @@ from start_llm.config.settings import Settings
 from start_llm.core.chat import Json
 from start_llm.core.errors import SettingsError
 from start_llm.core.family import Family
-from start_llm.engine.admission import Admission
+from start_llm.core.sampling import SamplingChoice
 from start_llm.formats import registry
 from start_llm.images.checking import ImageChecker
 from start_llm.images.door import ImageDoor
 from start_llm.images.fetching import ImageFetcher
-from start_llm.models.footprint import Footprint
 from start_llm.models.known_digests import KnownDigests
 from start_llm.models.loader import LoadedModel
 from start_llm.models.tokenizer import Tokenizer
@@ -30,7 +29,7 @@ from start_llm.prompt.shorten import is_shortened
 from start_llm.prompt.template_audit.samples import rendered_samples
 from start_llm.protocols.responses.response_store import ResponseStore
 from start_llm.protocols.seal import KEY_BYTES, Seal, kept_key
-from start_llm.serving.service import MemoryWindow, ModelTraits
+from start_llm.serving.service import ReplyDefaults
 from start_llm.storage.database import DatabaseTable
 from start_llm.telemetry.metrics import CacheMetrics, TranscriptMetrics
 from start_llm.telemetry.trace import Trace, start_trace
@@ -40,7 +39,6 @@ from start_llm.transcripts.reasoning_store import ReasoningStore
 from start_llm.transcripts.recent import RecentConversations
 from start_llm.transcripts.turn import Transcripts
 from start_llm.transcripts.turn_store import TranscriptLimits, TranscriptStore
-from start_llm.wiring.memory_plan import memory_budget
 
 _MAX_TRANSCRIPT_BYTES = 128 * 2**20
 _MAX_REASONING_BYTES = 32 * 2**20
@@ -171,17 +169,14 @@ def model_family(settings: Settings, config: Mapping[str, Json], tokenizer: Toke
     )
 
 
-def model_traits(
-    settings: Settings, model: LoadedModel, footprint: Footprint, family: Family, admitted: Admission
-) -> ModelTraits:
-    """Return the facts about the model that the service needs, within the limits of the settings."""
-    most = settings.engine.max_kv_size
-    return ModelTraits(
-        vocabulary=model.vocabulary,
-        family=family,
-        context_window=min(most, footprint.context_window or most),
-        memory=MemoryWindow(tokens=admitted.longest, budget_bytes=memory_budget(settings)),
-        default_max_tokens=settings.reply.max_tokens,
-        sampling_defaults=(settings.sampling, model.sampling),
+def reply_defaults(settings: Settings, author: SamplingChoice) -> ReplyDefaults:
+    """Return what holds for requests that set nothing.
+
+    Args:
+        author: the sampling defaults of the model's author.
+    """
+    return ReplyDefaults(
+        max_tokens=settings.reply.max_tokens,
+        sampling=(settings.sampling, author),
         repetition=settings.reply.repetition,
     )

@@ -18,7 +18,6 @@ from start_llm.library.fit import activation_bytes
 from start_llm.models.architecture import completed
 from start_llm.models.device import this_device
 from start_llm.models.float32 import most_float32_bytes
-from start_llm.models.footprint import Footprint
 from start_llm.models.image_costs import COMPUTING_SHARE, kept_image_bytes
 from start_llm.models.layer_costs import text_config
 from start_llm.models.machines import Machine, this_machine
@@ -127,10 +126,10 @@ def admission(settings: Settings, weights_bytes: int, row: SequenceCost, computi
     return found
 
 
-def cache_limits(settings: Settings, footprint: Footprint, usable_bytes: int) -> EvictionLimits:
+def cache_limits(settings: Settings, weights_bytes: int, usable_bytes: int) -> EvictionLimits:
     """Return the cache's limits. Its budget is at most the memory for all sequences together."""
     return EvictionLimits(
-        budget_bytes=min(cache_budget(settings, footprint), usable_bytes),
+        budget_bytes=min(cache_budget(settings, weights_bytes), usable_bytes),
         max_conversations=settings.cache.max_conversations,
         cache_ttl_s=settings.cache.ttl_s,
     )
@@ -146,7 +145,7 @@ def disk_limits(settings: Settings) -> DiskLimits:
     return DiskLimits(max_size=_USUAL_DISK_BYTES, max_share=_USUAL_DISK_SHARE, max_write_per_day=a_day)
 
 
-def cache_budget(settings: Settings, footprint: Footprint) -> int:
+def cache_budget(settings: Settings, weights_bytes: int) -> int:
     """Return the bytes of the prompt cache: a fixed size, or a share of the memory that the weights leave.
 
     A size of 0 is no cap: all of that memory.
@@ -154,4 +153,4 @@ def cache_budget(settings: Settings, footprint: Footprint) -> int:
     wanted = settings.cache.max_bytes or 1.0
     if isinstance(wanted, int):
         return wanted
-    return max(int(wanted * (memory_budget(settings) - footprint.weights_bytes)), 0)
+    return max(int(wanted * (memory_budget(settings) - weights_bytes)), 0)

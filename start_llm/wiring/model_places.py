@@ -10,6 +10,7 @@ from pathlib import Path
 from start_llm.config.paths import DEMO_MODEL, from_root
 from start_llm.config.settings import Settings
 from start_llm.core.errors import SettingsError
+from start_llm.library.advice import advice, is_first_start
 from start_llm.library.download import chosen_model, resolve
 from start_llm.library.downloads import Downloads
 from start_llm.library.folders import Library, Place, models_in, places
@@ -122,6 +123,12 @@ def model_aliases(settings: Settings, known: Collection[str]) -> dict[str, str]:
         if alias in known:
             raise SettingsError(f"MODEL_ALIASES: {alias!r} is a model itself.")
     return aliases
+
+
+def first_start_advice(settings: Settings) -> Sequence[str]:
+    """Before the default model of a Mac is downloaded: return lines on what it needs, and what else fits."""
+    hub, chosen = Hub(), settings.model.path or settings.model.dir
+    return advice(own_machine(settings), hub) if is_apple_silicon() and is_first_start(chosen, hub) else ()
 
 
 def is_apple_silicon() -> bool:

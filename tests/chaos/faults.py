@@ -142,7 +142,7 @@ class Faults:
     def planted(self) -> Generator[None]:
         """Every application that starts now is breakable."""
         with (
-            patch("start_llm.hosting.model_runtime.EngineResources", self._resources),
+            patch("start_llm.hosting.model_loading.EngineResources", self._resources),
             patch("start_llm.engine.engine.Generation", self._note),
         ):
             yield

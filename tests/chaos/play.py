@@ -18,12 +18,11 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from start_llm.cache.kinds import label_of
 from start_llm.cache.layers import Layers
 from start_llm.core.events import Failed
 from start_llm.engine.cost import measure_sequence
 from start_llm.engine.work import measure_work
-from start_llm.models.footprint import measure as footprint
+from start_llm.models.footprint import weights_bytes
 from start_llm.models.loader import LoadedModel, load
 from start_llm.wiring.memory_plan import work_reserve
 from tests.cache.conversations import says_too
@@ -148,7 +147,7 @@ def _memory(model: LoadedModel, trouble: Trouble) -> dict[str, int]:
     if trouble.room_tokens is None:
         return {}
     layers = Layers(model.network)
-    kept = footprint(model, label_of).weights_bytes
+    kept = weights_bytes(model)
     kept += measure_sequence(model.network, layers.fresh()).bytes_of(trouble.room_tokens)
     work = measure_work(model.network, layers).cost
     memory = 0
@@ -203,7 +202,7 @@ class _Stretch:
         self._rng = rng
         self._outcome = outcome
         self._engine: Any = server.app.runtime.engine
-        self._proxy: Any = server.app._proxy
+        self._proxy: Any = server.proxy
         self._kills = 0
         self._is_dying = False
 

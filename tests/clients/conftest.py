@@ -71,7 +71,7 @@ def open_endpoints(
     traces, port = tmp_path_factory.mktemp("traces"), free_port()
     settings |= {"traces": True, "traces_prompts": True, "log_root": str(traces)}
     with serving(folder, make, proxy_is_on=True, proxy_port=port, **settings) as server:
-        proxy = server.app._proxy
+        proxy = server.proxy
         deadline = time.monotonic() + _PROXY_S
         while not (proxy and proxy.is_ready):
             assert time.monotonic() < deadline, server.printed()

@@ -19,7 +19,7 @@ from start_llm.core.engine_request import EngineRequest
 from start_llm.core.images import HIDDEN_IMAGE, Image, image_spans
 from start_llm.engine.engine import Engine
 from start_llm.engine.generation import Generation
-from start_llm.hosting.model_runtime import EngineStartup
+from start_llm.hosting.model_loading import EngineStartup
 from start_llm.models.image_processor import ImageProcessor
 from start_llm.telemetry.terminal import Terminal
 from tests.clients.talk import Line

@@ -67,7 +67,7 @@ class _BrakedApp(App):
         self._brake = brake
 
     def start(self) -> None:
-        with patch("start_llm.hosting.model_runtime.EngineResources", self._brake.resources):
+        with patch("start_llm.hosting.model_loading.EngineResources", self._brake.resources):
             super().start()
         network: Any = self.runtime.startup.model.network
         network.model = Wrapped(network.model, self._brake.before)

@@ -190,7 +190,7 @@ def test_of_a_model_that_fails_once_it_is_in_memory_nothing_stays_there(
             raise failure("no such layer")
 
         with monkeypatch.context() as patched:
-            patched.setattr("start_llm.hosting.model_runtime.check_batching", broken)
+            patched.setattr("start_llm.hosting.model_loading.check_batching", broken)
             with pytest.raises(urllib.error.HTTPError) as refused:
                 said(server, "llama", "Fish?")
         assert "no such layer" in refused.value.read().decode()
@@ -223,10 +223,10 @@ def test_requests_that_wait_for_a_model_that_fails_do_not_try_it_again(
         ThreadPoolExecutor(8) as clients,
         monkeypatch.context() as patched,
     ):
-        patched.setattr("start_llm.hosting.model_runtime.check_batching", broken)
-        host: Any = server.app._host
+        patched.setattr("start_llm.hosting.model_loading.check_batching", broken)
+        host: Any = server.app._hosting.result()
         asked = [clients.submit(refusal, server, "llama") for _ in range(8)]
-        wait_until(lambda: len(host._changed._waiters) == 8, within_s=20)
+        wait_until(lambda: len(host._residents.changed._waiters) == 8, within_s=20)
         go_on.set()
         assert {one.result() for one in asked} == {(500, "The model 'llama' cannot be loaded. no such layer")}
         assert tried == [1]

@@ -191,7 +191,7 @@ def test_an_embedding_model_still_talks(server: Server):
 def test_a_text_of_the_longest_length_has_room_beside_everything_else(models: Path):
     with serving(models / "last") as one:
         ready = one.app.runtime.startup
-        assert ready.computing_bytes >= ready.admission.cost.bytes_of(LONGEST_TEXT)
+        assert ready.computing_bytes >= ready.cost.bytes_of(LONGEST_TEXT)
         assert ready.embedder is not None
 
 

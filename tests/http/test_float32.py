@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from scripts import tiny_vision_models
-from start_llm.hosting.model_runtime import estimated_needs
+from start_llm.hosting.model_memory import estimated_needs
 from start_llm.models.device import this_device
 from start_llm.wiring.memory_plan import float32_bytes
 from tests.conftest import TinyModel
@@ -74,7 +74,7 @@ def test_what_other_models_take_decides_nothing(folder: Path, tiny_model: TinyMo
     with serving(Path("a"), model_dir=str(tmp_path), max_kv_size=1000) as server:
         for name in ("b", "c"):
             asked(server, model=name)
-        host: Any = server.app._host
+        host: Any = server.app._hosting.result()
         weights = [one.card.weights_bytes for one in host.listed() if one.card]
         assert len(weights) == 3 and len(set(weights)) == 1
         assert server.printed().count(CONVERTED) == 3

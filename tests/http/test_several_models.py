@@ -22,7 +22,8 @@ import pytest
 from start_llm.app import App
 from start_llm.core.errors import ModelError, SettingsError
 from start_llm.engine.work import PrefillMemoryCost, measure_work
-from start_llm.hosting.model_runtime import MemoryNeeds, start_model, together
+from start_llm.hosting.model_memory import MemoryNeeds, together
+from start_llm.hosting.model_runtime import start_model
 from start_llm.wiring.memory_plan import usable_share
 from tests.conftest import TinyModel
 from tests.server.client import CHAT, TEXT, ask, wait_until
@@ -129,7 +130,7 @@ def steady_work(monkeypatch: pytest.MonkeyPatch) -> None:
     """A step takes the same memory at each load; measured peaks differ by a third on a busy machine."""
     cost = PrefillMemoryCost(token_bytes=12_000)
     monkeypatch.setattr(
-        "start_llm.hosting.model_runtime.measure_work",
+        "start_llm.hosting.model_loading.measure_work",
         lambda network, layers, **how: replace(measure_work(network, layers, **how), cost=cost),
     )
 
@@ -269,7 +270,7 @@ def test_while_a_model_takes_the_place_of_another_one_the_pages_say_so(
             assert go.wait(30)
             return start_model(*arguments)
 
-        monkeypatch.setattr("start_llm.hosting.model_host.start_model", slow)
+        monkeypatch.setattr("start_llm.hosting.model_switcher.start_model", slow)
         named = clients.submit(said, server, "llama", "Fish?")
         assert begun.wait(30)
         unknown = clients.submit(said, server, "claude-haiku", "Fish?")
@@ -372,7 +373,7 @@ def test_a_request_that_cannot_show_signs_of_life_is_told_to_ask_again(
         return start_model(*arguments)
 
     with hosting(folder, load_wait_s=0.2) as server:
-        monkeypatch.setattr("start_llm.hosting.model_host.start_model", slow)
+        monkeypatch.setattr("start_llm.hosting.model_switcher.start_model", slow)
         reply = ask(server.port, "POST", TEXT, ASKED[TEXT] | {"model": "llama"})
         assert (reply.status, reply.headers["retry-after"]) == (503, "10")
         assert "'llama' is still being loaded" in reply.json["error"]["message"]
@@ -392,7 +393,7 @@ def test_a_load_that_breaks_for_an_unknown_reason_is_told_and_not_tried_for_ever
         raise ZeroDivisionError("by zero")
 
     with hosting(folder) as server, monkeypatch.context() as patched:
-        patched.setattr("start_llm.hosting.model_host.start_model", broken)
+        patched.setattr("start_llm.hosting.model_switcher.start_model", broken)
         patched.setattr("threading.excepthook", lambda _: None)
         with pytest.raises(urllib.error.HTTPError) as refused:
             said(server, "llama", "Fish?")
@@ -437,7 +438,7 @@ def test_no_model_is_unloaded_for_one_that_does_not_fit_beside_pinned_ones(
     large = MemoryNeeds(kept_bytes=2**60, window_bytes=0, computing_bytes=0)
     with hosting(folder, pinned=("qwen3",)) as server:
         assert said(server, "llama", "Fish?")
-        monkeypatch.setattr("start_llm.hosting.model_host.estimated_needs", lambda *_: large)
+        monkeypatch.setattr("start_llm.hosting.model_switcher.estimated_needs", lambda *_: large)
         with pytest.raises(urllib.error.HTTPError) as refused:
             said(server, "gemma3_text", "Fish?")
         assert "does not fit beside the pinned models: qwen3." in refused.value.read().decode()
@@ -467,7 +468,7 @@ def test_if_nothing_can_be_loaded_any_more_requests_say_so_and_a_good_model_come
     with hosting(folder, max_loaded=1) as server:
         before = said(server, "qwen3", "Fish?")
         with monkeypatch.context() as patched:
-            patched.setattr("start_llm.hosting.model_host.start_model", broken)
+            patched.setattr("start_llm.hosting.model_switcher.start_model", broken)
             for model, words in (("llama", "the disk is gone"), ("claude-haiku", "'qwen3' cannot be loaded")):
                 with pytest.raises(urllib.error.HTTPError) as refused:
                     said(server, model, "Fish?")

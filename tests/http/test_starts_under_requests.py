@@ -18,7 +18,7 @@ import pytest
 from scripts import tiny_models
 from start_llm.app import App
 from start_llm.config.settings import Settings
-from start_llm.hosting import model_runtime
+from start_llm.hosting import model_loading
 from start_llm.telemetry import terminal
 from start_llm.telemetry.terminal import Terminal
 from tests.engine.harness import Wrapped
@@ -112,7 +112,7 @@ class Overtaken(App):
         def open_and_wait(context: Any) -> None:
             opened(context)
             threading.Thread(target=ask, args=(self.url, OTHER), daemon=True).start()
-            wait_until(lambda: self._host is not None and FIRST not in dict(self._host.loaded), within_s=60)
+            wait_until(lambda: FIRST not in dict(self._hosting.result().loaded), within_s=60)
 
         listener.open = open_and_wait
 
@@ -202,13 +202,13 @@ def test_a_server_says_that_it_starts_and_what_it_does_while_it_measures(
     told = (
         "Trying several sequences at once" if step == "check_batching" else "Measuring what computing takes"
     )
-    slow, real = list[SlowNetwork](), getattr(model_runtime, step)
+    slow, real = list[SlowNetwork](), getattr(model_loading, step)
 
     def measure(network: Any, *rest: Any, **how: Any) -> Any:
         slow.append(SlowNetwork(network))
         return real(slow[0], *rest, **how)
 
-    monkeypatch.setattr(model_runtime, step, measure)
+    monkeypatch.setattr(model_loading, step, measure)
     monkeypatch.setattr(terminal, "MOMENT_S", 0.05)
     output, state = io.StringIO(), {"state_root": str(tmp_path), "drain_s": 0.5}
     settings: Any = {"server_port": 0, "proxy_is_on": False, "traces": False, **state}

@@ -69,7 +69,7 @@ def slowly_loading(
 ) -> Generator[Server]:
     """A server with `qwen3` loaded, which loads `llama` when `loading` is told to."""
     with hosting(folder, keep_alive_s=keep_alive_s, cache_is_on=False) as server:
-        monkeypatch.setattr("start_llm.hosting.model_host.start_model", loading)
+        monkeypatch.setattr("start_llm.hosting.model_switcher.start_model", loading)
         try:
             yield server
         finally:

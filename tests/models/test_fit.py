@@ -15,7 +15,6 @@ from mlx_lm.utils import save_model
 from benchmarks.model_configs import config_of, model_types
 from benchmarks.model_networks import build
 from scripts import tiny_models
-from start_llm.cache.kinds import label_of
 from start_llm.cache.layers import Layers
 from start_llm.core.errors import ModelError
 from start_llm.core.sequence_cost import SequenceCost, WindowCost
@@ -24,7 +23,7 @@ from start_llm.engine.pacing import LONGEST_CHUNK
 from start_llm.library import fit
 from start_llm.library.fit import ModelShape, arithmetic, beside, report, shape_of
 from start_llm.models.architecture import completed, is_supported
-from start_llm.models.footprint import measure
+from start_llm.models.footprint import weights_bytes
 from start_llm.models.layer_costs import LayerGroup, layer_groups, sequence_cost
 from start_llm.models.loader import load
 from start_llm.models.machines import GIB, Machine, gib
@@ -69,7 +68,7 @@ def test_weights_and_cache_of_every_family_are_those_of_the_loaded_model(family,
     model = load(folder)
     shape = tiny_shape(folder)
     measured = measure_sequence(model.network, Layers(model.network).fresh())
-    assert shape.weights.total == measure(model, label_of).weights_bytes
+    assert shape.weights.total == weights_bytes(model)
     assert max(differences(shape.cost, measured)) == 0, "the figures are whole numbers of the same arrays"
     assert shape.cost.state_bytes == measured.state_bytes
     assert shape.window == tiny_models.MAX_POSITIONS
@@ -89,7 +88,7 @@ def test_on_a_cpu_the_weights_and_the_cache_are_those_of_the_converted_model(
     shape = tiny_shape(folder).on(CPU)
     measured = measure_sequence(model.network, Layers(model.network).fresh())
     assert model.precision.is_converted
-    assert shape.weights.total == measure(model, label_of).weights_bytes == model.precision.float32_bytes
+    assert shape.weights.total == weights_bytes(model) == model.precision.float32_bytes
     assert max(differences(shape.cost, measured)) == 0
     assert shape.bits == 32
     assert tiny_shape(folder).on(MACHINE) == tiny_shape(folder), "a GPU computes with the weights as they are"
@@ -135,7 +134,7 @@ def test_weights_of_every_family_that_sees_are_those_of_the_loaded_model(family)
     shape = tiny_shape(folder_of(family))
     assert model.vision is not None
     assert shape.weights.tower == sum(array.nbytes for array in model.vision.parameters.values())
-    assert shape.weights.total == measure(model, label_of).weights_bytes
+    assert shape.weights.total == weights_bytes(model)
     measured = measure_sequence(model.network, Layers(model.network).fresh())
     assert max(differences(shape.cost, measured)) == 0
 

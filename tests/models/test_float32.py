@@ -9,13 +9,12 @@ from mlx.utils import tree_flatten
 from mlx_lm.models.cache import make_prompt_cache
 
 from scripts import tiny_models
-from start_llm.cache.kinds import label_of
 from start_llm.core.adapters import BASE_MODEL
 from start_llm.models import mlx_lm_utils
 from start_llm.models.adapter_loader import Adapters
 from start_llm.models.device import Device
 from start_llm.models.float32 import AS_STORED, Precision, compute_in_float32, most_float32_bytes
-from start_llm.models.footprint import measure
+from start_llm.models.footprint import weights_bytes
 from start_llm.models.identity import digest_of, identity
 from start_llm.models.known_digests import KnownDigests, weight_files_of
 from start_llm.models.loader import load
@@ -134,7 +133,7 @@ def test_the_bytes_that_decide_are_those_that_the_weights_then_take(tiny_model: 
     folder = quantise(tiny_model("qwen3_moe", hidden=64, layers=2), tmp_path / "q", halves=True)
     model = load(folder, most_float32_bytes=PLENTY)
     taken = model.precision.float32_bytes
-    assert measure(model, label_of).weights_bytes == taken
+    assert weights_bytes(model) == taken
     assert load(folder, most_float32_bytes=taken).precision.is_converted
     kept = load(folder, most_float32_bytes=taken - 1)
     assert kept.precision == Precision("4-bit", taken)

@@ -2,18 +2,15 @@
 
 import json
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from mlx_lm.models.cache import ChunkedKVCache, KVCache
 
 from scripts import tiny_models
 from start_llm.cache.kinds import label_of
-from start_llm.core.sampling import SamplingChoice
-from start_llm.models.footprint import Footprint
-from start_llm.models.footprint import measure as measured
+from start_llm.models.footprint import context_window, layer_counts, model_type, weights_bytes
 from start_llm.models.loader import LoadedModel, load
-from start_llm.models.tokenizer import Tokenizer
 
 HYBRID = {"recurrent state": 3, "full attention": 1}
 LAYERS: dict[str, dict[str, int]] = {
@@ -48,16 +45,6 @@ class StrangeCache:
     """Of no class that mlx_lm has, and not to be merged."""
 
 
-def measure(model: LoadedModel) -> Footprint:
-    return measured(model, label_of)
-
-
-def window_of(config: dict[str, Any]) -> int | None:
-    """Of a model that is nothing but this config."""
-    network, tokenizer = FakeNetwork(KVCache()), cast("Tokenizer", None)
-    return measure(LoadedModel(network, tokenizer, config, 1, SamplingChoice())).context_window
-
-
 @pytest.fixture(scope="module")
 def qwen3(tiny_model) -> LoadedModel:
     return load(tiny_model("qwen3"))
@@ -71,12 +58,12 @@ def test_every_family_has_a_row_here():
 @pytest.mark.sample(6)
 def test_layers_and_weights_of_each_family(family, tiny_model):
     folder = tiny_model(family)
-    footprint = measure(load(folder))
+    model = load(folder)
     index = json.loads((folder / "model.safetensors.index.json").read_text())
-    assert footprint.model_type == family
-    assert footprint.layers == LAYERS[family]
-    assert footprint.weights_bytes == index["metadata"]["total_size"]
-    assert footprint.context_window == tiny_models.MAX_POSITIONS
+    assert model_type(model.config) == family
+    assert layer_counts(model.network, label_of) == LAYERS[family]
+    assert weights_bytes(model) == index["metadata"]["total_size"]
+    assert context_window(model.config) == tiny_models.MAX_POSITIONS
 
 
 @pytest.mark.parametrize(
@@ -92,7 +79,7 @@ def test_layers_and_weights_of_each_family(family, tiny_model):
     ],
 )
 def test_the_window_is_what_the_config_says_or_unknown(config, window):
-    assert window_of(config) == window
+    assert context_window(config) == window
 
 
 YARN = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
@@ -115,7 +102,7 @@ LINEAR = {"type": "linear", "factor": 4.0}
     ],
 )
 def test_the_window_has_many_names(config, window):
-    assert window_of(config) == window
+    assert context_window(config) == window
 
 
 @pytest.mark.parametrize(
@@ -149,19 +136,19 @@ def test_the_window_has_many_names(config, window):
     ],
 )
 def test_a_scaled_rotation_makes_the_window_longer_only_where_the_config_states_the_short_one(config, window):
-    assert window_of(config) == window
+    assert context_window(config) == window
 
 
-def test_a_config_without_a_type_is_of_unknown_type(qwen3):
-    assert measure(replace(qwen3, config={})).model_type == "unknown"
+def test_a_config_without_a_type_is_of_unknown_type():
+    assert model_type({}) == "unknown"
 
 
-def test_layers_of_several_kinds_are_counted_apart(qwen3):
-    llama4 = measure(replace(qwen3, network=FakeNetwork(ChunkedKVCache(128))))
-    assert llama4.layers == {"full attention": 1, "chunked attention": 1}
+def test_layers_of_several_kinds_are_counted_apart():
+    llama4 = FakeNetwork(ChunkedKVCache(128))
+    assert layer_counts(llama4, label_of) == {"full attention": 1, "chunked attention": 1}
 
 
 def test_a_cache_of_an_unknown_class_is_shown_by_its_name(qwen3):
-    strange = measure(replace(qwen3, network=FakeNetwork(StrangeCache())))
-    assert strange.layers == {"full attention": 1, "StrangeCache": 1}
-    assert strange.weights_bytes == 0
+    strange = replace(qwen3, network=FakeNetwork(StrangeCache()))
+    assert layer_counts(strange.network, label_of) == {"full attention": 1, "StrangeCache": 1}
+    assert weights_bytes(strange) == 0

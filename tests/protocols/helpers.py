@@ -20,6 +20,7 @@ from start_llm.output.stream import OutputStream
 from start_llm.protocols.base import ModelFacts, Reply, RequestContext, SSEFrame
 from start_llm.protocols.fields import Fields, parse_body
 from start_llm.protocols.seal import KEY_BYTES, Seal
+from tests.model_cards import model_card
 
 PIECES = [
     b"Hello",
@@ -40,7 +41,10 @@ PIECES = [
 """The texts of the fake model's tokens, parts of characters and markup among them."""
 END = PIECES.index(b"<end>")
 THINK, ANSWER, CALL, CALLED = range(END + 1, len(PIECES))
-MODEL = ModelFacts("lab/loaded", 1000, lambda token: PIECES[token])
+MODEL = ModelFacts(
+    model_card("lab/loaded"),
+    lambda token: PIECES[token],
+)
 CONTEXT = RequestContext(MODEL, b"tenant", Seal(bytes(KEY_BYTES)))
 USAGE = Usage(prompt=7, cached=4, completion=3, reasoning=2)
 TOOL: Mapping[str, Json] = {"type": "function", "function": {"name": "read"}}

@@ -24,6 +24,7 @@ from start_llm.protocols.responses.create import input_items
 from start_llm.protocols.responses.response_store import ResponseStore, StoredResponse
 from start_llm.protocols.seal import KEY_BYTES, Seal
 from tests.images.files import data_url, empty_png, picture
+from tests.model_cards import model_card
 from tests.protocols.helpers import body
 
 PNG, JPEG = picture("PNG"), picture("JPEG")
@@ -34,7 +35,11 @@ Content = list[Any]
 
 def context(*, sees: bool = True, **limits: Any) -> RequestContext:
     door = ImageDoor(ImageChecker(ImageSettings(**limits))) if sees else None
-    return RequestContext(ModelFacts("m", 1000, lambda _: b"", door), b"tenant", SEAL)
+    return RequestContext(
+        ModelFacts(model_card(), lambda _: b"", door),
+        b"tenant",
+        SEAL,
+    )
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -20,9 +20,14 @@ from start_llm.protocols.openai import completions, embeddings
 from start_llm.protocols.responses import create
 from start_llm.protocols.routes import ROUTES, RouteTable
 from start_llm.protocols.seal import KEY_BYTES, Seal
+from tests.model_cards import model_card
 
 ECHOES = sorted((Path(__file__).parents[1] / "transcripts" / "echoes").glob("*.json"))
-CONTEXT = RequestContext(ModelFacts("m", 100, lambda _: b"x"), b"", Seal(bytes(KEY_BYTES)))
+CONTEXT = RequestContext(
+    ModelFacts(model_card(vocabulary=100), lambda _: b"x"),
+    b"",
+    Seal(bytes(KEY_BYTES)),
+)
 SAID: Json = [{"role": "user", "content": "Hi"}]
 PARSERS: dict[str, Any] = {
     "/v1/chat/completions": (chat.parse, {"messages": SAID}),

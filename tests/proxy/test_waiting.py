@@ -59,7 +59,7 @@ def loading(
     one = Loading()
     settings: dict[str, Any] = {"model_dir": str(tmp_path), "max_kv_size": 4096, "keep_alive_s": 0.05}
     with tried_once(), serving(Path("qwen3"), **settings) as server:
-        monkeypatch.setattr("start_llm.hosting.model_host.start_model", one)
+        monkeypatch.setattr("start_llm.hosting.model_switcher.start_model", one)
         endpoints.of(server, PROXIED)
         yield one
     endpoints.of(proxied.server, PROXIED)
@@ -94,8 +94,7 @@ def test_a_header_says_on_this_port_too_who_has_answered(path: str, stream: bool
 def test_with_strict_names_this_port_says_which_models_there_are(
     path: str, proxied: Proxied, monkeypatch: pytest.MonkeyPatch
 ):
-    host = proxied.server.app._host
-    assert host
+    host = proxied.server.app._hosting.result()
     monkeypatch.setattr(host, "_settings", replace(host._settings, strict_names=True))
     answer = proxied.ask(path, ASKED[path] | {"model": "gpt-5-of-nobody"})
     own = proxied.server.get("/v1/models")["data"][0]["id"]

@@ -11,19 +11,16 @@ from pathlib import Path
 from typing import Any
 
 from start_llm.access.backend_secret import BackendSecret
-from start_llm.cache.kinds import label_of
 from start_llm.config.server_variables import HttpSettings
 from start_llm.config.settings import Settings
 from start_llm.core.limits import TimeLimits
-from start_llm.engine.admission import Admission
+from start_llm.core.model_card import ModelCard
 from start_llm.engine.engine import Engine
 from start_llm.engine.resources import EngineResources
-from start_llm.engine.self_test import BatchVerdict
 from start_llm.hosting.model_adapters import ModelAdapters
-from start_llm.hosting.model_runtime import EngineStartup
 from start_llm.models.adapter_loader import Adapters
-from start_llm.models.footprint import measure
-from start_llm.models.loader import load
+from start_llm.models.footprint import context_window
+from start_llm.models.loader import LoadedModel, load
 from start_llm.prompt.prepare import Preparer
 from start_llm.protocols.base import ModelFacts
 from start_llm.protocols.request_tenant import Tenants
@@ -33,13 +30,14 @@ from start_llm.server.handler import Handler
 from start_llm.server.library_pages import LibraryPages
 from start_llm.server.listener import Listener, ServerContext
 from start_llm.server.served_models import ListedModel, ServedModel
-from start_llm.server.status import ModelCard, Status
+from start_llm.server.status import Status
+from start_llm.serving.request_preparation import RequestPreparer
 from start_llm.serving.service import Service
 from start_llm.storage.database import DatabaseMetrics
 from start_llm.telemetry.account import Reports
-from start_llm.telemetry.metrics import CacheMetrics, DiskMetrics, EngineMetrics, KVAtRest, RequestMetrics
+from start_llm.telemetry.metrics import CacheMetrics, DiskMetrics, EngineMetrics, ModelMetrics, RequestMetrics
 from start_llm.telemetry.terminal import Terminal
-from start_llm.wiring.from_settings import model_family, model_traits
+from start_llm.wiring.from_settings import model_family, reply_defaults
 from tests.engine.harness import uncached_resources
 from tests.flat_settings import settings_of
 from tests.transcripts.fakes import transcripts
@@ -124,22 +122,12 @@ class BreakableServer:
 @contextmanager
 def breakable(folder: Path, *, secret: BackendSecret | None = None) -> Generator[BreakableServer]:
     settings = settings_of(model_path=str(folder))
-    loaded: list[tuple[EngineStartup, BreakableNetwork]] = []
+    loaded: list[tuple[LoadedModel, BreakableNetwork]] = []
 
     def assemble() -> EngineResources:
         model = load(folder)
         network = BreakableNetwork(model.network)
-        kv = KVAtRest("f32", {"f32": 1}, {"global": 1})
-        startup = EngineStartup(
-            model,
-            measure(model, label_of),
-            Admission(),
-            BatchVerdict(batches=True),
-            b"",
-            kv,
-            Adapters(model.network),
-        )
-        loaded.append((startup, network))
+        loaded.append((model, network))
         tokenizer = model.tokenizer
         return uncached_resources(
             network,
@@ -153,9 +141,9 @@ def breakable(folder: Path, *, secret: BackendSecret | None = None) -> Generator
     metrics = EngineMetrics()
     engine = Engine(assemble, metrics, max_waiting=settings.engine.max_waiting)
     engine.start()
-    ready, network = loaded[0]
+    model, network = loaded[0]
     listener = Listener("127.0.0.1", 0, Handler, HttpSettings())
-    context = _context(settings, engine, metrics, ready)
+    context = _context(settings, engine, metrics, model)
     listener.open(replace(context, tenants=Tenants(secret)))
     try:
         yield BreakableServer(listener.port, network, engine)
@@ -165,50 +153,33 @@ def breakable(folder: Path, *, secret: BackendSecret | None = None) -> Generator
         assert engine.stop(5), "the engine thread did not end"
 
 
-def _context(
-    settings: Settings, engine: Engine, metrics: EngineMetrics, ready: EngineStartup
-) -> ServerContext:
-    tokenizer = ready.model.tokenizer
-    family = model_family(settings, ready.model.config, tokenizer)
-    traits = model_traits(settings, ready.model, ready.footprint, family, ready.admission)
+def _context(settings: Settings, engine: Engine, metrics: EngineMetrics, model: LoadedModel) -> ServerContext:
+    tokenizer = model.tokenizer
+    family = model_family(settings, model.config, tokenizer)
     requests = RequestMetrics()
     known = transcripts(tokenizer.token_bytes, partial(tokenizer.encode, as_document=False))
-    card = ModelCard(
-        id="breakable",
-        context_window=traits.context_window,
-        reasons=family.reasoning is not None,
-        sees=False,
-        weights_bytes=ready.footprint.weights_bytes,
-        budget_bytes=ready.admission.usable_bytes,
-        usable_bytes=ready.admission.usable_bytes,
-        model_type=ready.footprint.model_type,
-    )
+    preparer = Preparer(tokenizer, family, restore_reasoning=known.restore_reasoning)
+    own_window = context_window(model.config) or settings.engine.max_kv_size
+    card = ModelCard(id="breakable", family=family, vocabulary=model.vocabulary, own_window=own_window)
     service = Service(
         engine=engine,
-        tokenizer=tokenizer,
-        preparer=Preparer(tokenizer, family, restore_reasoning=known.restore_reasoning),
+        requests=RequestPreparer(preparer, tokenizer, card),
         transcripts=known,
-        traits=traits,
         reports=Reports(requests, Terminal(io.StringIO())),
+        defaults=reply_defaults(settings, model.sampling),
     )
-    facts = ModelFacts(card.id, traits.vocabulary, tokenizer.token_bytes)
+    facts = ModelFacts(card, tokenizer.token_bytes)
     nothing: Any = None
     status = Status(
-        card=card,
+        metrics=ModelMetrics(card, metrics, CacheMetrics(), known.metrics, DatabaseMetrics()),
         batch=4,
-        unbatched_reason="",
         requests=requests,
-        engine=metrics,
-        cache=CacheMetrics(),
         disk=DiskMetrics(),
-        database=DatabaseMetrics(),
-        transcripts=known.metrics,
         responses=ResponseStore(),
-        kv=KVAtRest(mode="f32", layers={"f32": 1}, attention={"global": 1}),
         limits=TimeLimits(chunk_s=0.2, stall_s=60),
         engine_is_alive=engine.is_alive,
     )
-    adapters = ModelAdapters(engine, ready.adapters, {})
+    adapters = ModelAdapters(engine, Adapters(model.network), {})
     models = OneModel(ServedModel(service, facts, status, adapters))
     return ServerContext(
         models=models,

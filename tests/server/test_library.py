@@ -17,6 +17,7 @@ from start_llm.server.library_pages import LibraryPages
 from start_llm.server.page_request import PageRequest
 from start_llm.server.served_models import ServedModel
 from start_llm.telemetry.metrics import EngineMetrics
+from tests.model_cards import model_card
 from tests.server.breakable import OneModel
 from tests.server.client import CHAT, Reply, ask, wait_until
 from tests.server.test_stuck import a_status
@@ -195,8 +196,7 @@ def test_paths_below_are_404(server: Server, path: str):
 
 
 def test_the_server_starts_no_download_thread_and_asks_nobody_by_itself(server: Server):
-    shelf = server.app._shelf
-    assert shelf is not None
+    shelf: Any = server.app._listener.context.library.library
     assert shelf.hub.snapshot("lab/tiny") is None
 
 
@@ -296,7 +296,8 @@ class FakeLibrary:
 def pages(stalls: list[float] | None = None) -> LibraryPages:
     nothing: Any = None
     status = a_status(EngineMetrics(stalls=stalls or [], stepped_at=5.5))
-    status = replace(status, card=replace(status.card, id="loaded", context_window=4000))
+    card = model_card("loaded", window=4000)
+    status = replace(status, metrics=replace(status.metrics, card=card))
     return LibraryPages(FakeLibrary(), OneModel(ServedModel(nothing, nothing, status, nothing)))
 
 

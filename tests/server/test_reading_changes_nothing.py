@@ -118,12 +118,13 @@ def every_path(named: Mapping[str, list[str]]) -> list[str]:
 
 def state(server: Server, place: Path) -> dict[str, Any]:
     """Everything that a page of another site must not be able to change."""
-    host: Any = server.app._host
+    host: Any = server.app._hosting.result()
     wait_until(lambda: engine_is_free(server.port), within_s=60)
     return {
         "models": [(one.id, one.state) for one in host.listed()],
-        "used last": {name: one.last_used for name, one in host._residents.items()},
-        "memory": [asdict(one.status.cache) for one in host.listed() if one.status] + [host.spare_bytes],
+        "used last": {name: one.last_used for name, one in host._residents.by_id.items()},
+        "memory": [asdict(one.status.metrics.cache) for one in host.listed() if one.status]
+        + [host.spare_bytes],
         "adapters": host.default.adapters.listed(),
         "downloads": server.get("/downloads"),
         "files": {

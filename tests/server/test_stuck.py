@@ -12,16 +12,17 @@ from start_llm.core.limits import TimeLimits
 from start_llm.protocols.responses.response_store import ResponseStore
 from start_llm.server.model_pages import health
 from start_llm.server.served_models import ListedModel
-from start_llm.server.status import ModelCard, Status
+from start_llm.server.status import Status
 from start_llm.storage.database import DatabaseMetrics
 from start_llm.telemetry.metrics import (
     CacheMetrics,
     DiskMetrics,
     EngineMetrics,
-    KVAtRest,
+    ModelMetrics,
     RequestMetrics,
     TranscriptMetrics,
 )
+from tests.model_cards import model_card
 from tests.server.breakable import OneModel
 
 
@@ -55,28 +56,12 @@ def test_health_tells_a_model_that_is_loaded_and_one_whose_load_does_not_end(
 
 
 def a_status(engine: EngineMetrics) -> Status:
-    card = ModelCard(
-        id="m",
-        reasons=False,
-        sees=False,
-        context_window=10,
-        weights_bytes=1,
-        budget_bytes=1,
-        usable_bytes=1,
-        model_type="m",
-    )
     return Status(
-        card=card,
+        metrics=ModelMetrics(model_card(), engine, CacheMetrics(), TranscriptMetrics(), DatabaseMetrics()),
         batch=1,
-        unbatched_reason="",
         requests=RequestMetrics(),
-        engine=engine,
-        cache=CacheMetrics(),
         disk=DiskMetrics(),
-        database=DatabaseMetrics(),
-        transcripts=TranscriptMetrics(),
         responses=ResponseStore(),
-        kv=KVAtRest(mode="f32", layers={"f32": 1}, attention={"global": 1}),
         limits=TimeLimits(chunk_s=0.2, stall_s=60),
         engine_is_alive=lambda: True,
     )

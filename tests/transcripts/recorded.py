@@ -22,9 +22,14 @@ from start_llm.protocols.fields import Fields
 from start_llm.protocols.openai import chat_completions as openai_chat
 from start_llm.protocols.responses import create as openai_responses
 from start_llm.protocols.seal import KEY_BYTES, Seal
+from tests.model_cards import model_card
 
 _FOLDER = Path(__file__).with_name("echoes")
-_CONTEXT = RequestContext(ModelFacts("local-model", 1000, lambda _: b""), b"", Seal(bytes(KEY_BYTES)))
+_CONTEXT = RequestContext(
+    ModelFacts(model_card("local-model"), lambda _: b""),
+    b"",
+    Seal(bytes(KEY_BYTES)),
+)
 
 type Body = Mapping[str, Any]
 type Headers = Mapping[str, str]

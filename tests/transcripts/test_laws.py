@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from start_llm.core.chat import ChatRequest, KeptReasoning, Message, Thinking
-from start_llm.serving.service import MemoryWindow
 from tests.prompt.fakes import call, reply, result, system, text_of, user
 from tests.prompt.replies import EMPTY, TOOLS
 from tests.slices import examples
@@ -297,8 +296,7 @@ def test_a_bound_prompt_that_memory_does_not_hold_is_rendered_fresh():
     talk = Talk("strips_old_reasoning")
     talk.ask(REASONED)
     service = talk.server._service
-    memory = MemoryWindow(tokens=service.count(talk.request()), budget_bytes=1)
-    service._traits = replace(service._traits, memory=memory)
+    service._model = replace(service._model, memory_window=service.count(talk.request()))
     fresh = talk.server.fresh(talk.request())
     assert talk.ask(ANSWER) == fresh
     assert talk.server.transcripts.metrics.refused == {"too_long": 1}

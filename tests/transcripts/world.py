@@ -29,14 +29,16 @@ from start_llm.core.engine_request import EngineRequest
 from start_llm.core.events import Event, Finished, Restored, Usage
 from start_llm.core.events import Text as Written
 from start_llm.core.explanation import Explanation
-from start_llm.core.prompt_policy import DriftPolicy, PromptPolicy
-from start_llm.prompt.prepare import Preparer
-from start_llm.serving.service import ModelTraits, Service
+from start_llm.prompt.canonical_form import DriftPolicy
+from start_llm.prompt.prepare import Preparer, PromptPolicy
+from start_llm.serving.request_preparation import RequestPreparer
+from start_llm.serving.service import Service
 from start_llm.telemetry.account import Reports
 from start_llm.telemetry.metrics import RequestMetrics
 from start_llm.telemetry.terminal import Terminal
 from start_llm.transcripts.turn import Transcripts
 from tests.images.fakes import vision_of
+from tests.model_cards import model_card
 from tests.prompt.fakes import NOON, call, family_of, reply, text_of
 from tests.prompt.replies import REASONING_FORMS, NoEndError, turn
 from tests.templates.traits import TRAITS, trait_of, trait_tokenizer
@@ -232,18 +234,11 @@ class Server:
         )
         preparer, self._memory = _preparer(trait, self.kept, self.drift, heals=True)
         self._memory.transcripts = self.transcripts
+        model = model_card(family=family_of(trait), vocabulary=2**16, window=WINDOW)
         self._service = Service(
             engine=self.model,
-            tokenizer=tokenizer,
-            preparer=preparer,
+            requests=RequestPreparer(preparer, tokenizer, model),
             transcripts=self.transcripts,
-            traits=ModelTraits(
-                vocabulary=2**16,
-                family=family_of(trait),
-                context_window=WINDOW,
-                default_max_tokens=None,
-                sampling_defaults=(),
-            ),
             reports=Reports(RequestMetrics(), Terminal(io.StringIO())),
         )
 

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
@@ -16,13 +17,12 @@ import pytest
 from mlx.utils import tree_flatten
 
 from scripts import tiny_vision_models
-from start_llm.cache.kinds import label_of
 from start_llm.core.errors import ModelError
 from start_llm.engine.work import measure_tower
 from start_llm.library.folders import check_loadable
-from start_llm.models.footprint import measure
+from start_llm.models.footprint import weights_bytes
 from start_llm.models.identity import digest_of, identity
-from start_llm.models.loader import LoadedModel, load
+from start_llm.models.loader import load
 from start_llm.models.vision_families import VISION_FAMILIES
 from tests.engine.harness import Stepper
 from tests.vision.seeing import FAMILIES, eyes, folder_of, model_of, picture, prompt, resources_of, words
@@ -118,7 +118,7 @@ def test_the_text_is_held_once():
     tower = sum(array.nbytes for array in eyes(model).parameters.values())
     assert tower > 10**6
     weights = sum(array.nbytes for array in text.values())
-    assert measure(model, label_of).weights_bytes == weights + tower
+    assert weights_bytes(model) == weights + tower
 
 
 @pytest.mark.thorough
@@ -293,7 +293,7 @@ def test_a_quantised_folder_sees(family, tmp_path: Path):
 
 def test_kv_depends_on_the_tower_and_on_who_computes_it():
     model = model_of("qwen3_vl")
-    text_alone = LoadedModel(model.network, model.tokenizer, model.config, model.vocabulary, model.sampling)
+    text_alone = replace(model, vision=None)
     assert digest_of(model) != digest_of(text_alone)
     assert identity(model, b"weights") != identity(text_alone, b"weights")
 

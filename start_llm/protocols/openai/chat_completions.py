@@ -78,14 +78,14 @@ def parse(body: Fields, headers: Mapping[str, str], context: RequestContext) -> 
         thinking=read_thinking(body),
         template_options=read_template_options(body),
         options=read_options(
-            body, vocabulary=model.vocabulary, top_logprobs=top_logprobs if wants_logprobs else None
+            body, vocabulary=model.card.vocabulary, top_logprobs=top_logprobs if wants_logprobs else None
         ),
         session_id=session_id(body, headers),
         conversation_id=conversation_id(body, headers),
         lineage=lineage(body),
     )
     reply = ChatReply(
-        requested_model=body.text("model") or model.id,
+        requested_model=body.text("model") or model.card.id,
         model=model,
         include_usage=include_usage,
         with_token_ids=body.boolean("return_token_ids"),

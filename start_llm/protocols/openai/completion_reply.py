@@ -31,7 +31,7 @@ class CompletionReply:
             "object": kind,
             "created": self.created,
             "model": self.requested_model,
-            "system_fingerprint": self.model.id,
+            "system_fingerprint": self.model.card.id,
         }
 
     def token_ids(self, events: Iterable[Output]) -> dict[str, Json]:

@@ -50,13 +50,13 @@ def parse(body: Fields, headers: Mapping[str, str], context: RequestContext) -> 
     stream, include_usage = read_stream(body)
     top_logprobs = body.integer("logprobs", _TOP_LOGPROBS)
     request = TextRequest(
-        prompt=_prompt(body, model.vocabulary),
-        options=read_options(body, vocabulary=model.vocabulary, top_logprobs=top_logprobs),
+        prompt=_prompt(body, model.card.vocabulary),
+        options=read_options(body, vocabulary=model.card.vocabulary, top_logprobs=top_logprobs),
         session_id=session_id(body, headers),
         lineage=lineage(body),
     )
     reply = TextReply(
-        requested_model=body.text("model") or model.id,
+        requested_model=body.text("model") or model.card.id,
         model=model,
         include_usage=include_usage,
         with_token_ids=body.boolean("return_token_ids"),

@@ -44,7 +44,7 @@ def parse(body: Fields, model: ModelFacts) -> EmbeddingRequest:
     if encoding not in _ENCODINGS:
         raise body.fail("encoding_format", f"must be one of {', '.join(_ENCODINGS)}")
     dimensions = body.integer("dimensions", Range(1, 2**20))
-    return EmbeddingRequest(_inputs(body, model.vocabulary), encoding == "base64", dimensions)
+    return EmbeddingRequest(_inputs(body, model.card.vocabulary), encoding == "base64", dimensions)
 
 
 def _inputs(body: Fields, vocabulary: int) -> tuple[EmbeddingInput, ...]:

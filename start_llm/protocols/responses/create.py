@@ -220,7 +220,7 @@ def _read_options(body: Fields, context: RequestContext) -> GenerationOptions:
     most = body.integer("top_logprobs", _TOP_LOGPROBS) or 0
     options = read_options(
         body,
-        vocabulary=context.model.vocabulary,
+        vocabulary=context.model.card.vocabulary,
         top_logprobs=most if _LOGPROBS in body.array("include") else None,
     )
     return replace(options, max_tokens=read_limit(body, *_LIMITS))
@@ -258,7 +258,7 @@ def _repeated(
     reasoning, text = body.value("reasoning"), body.object("text")
     asked: Mapping[str, Json] = reasoning if isinstance(reasoning, dict) else {}
     return {
-        "model": body.text("model") or context.model.id,
+        "model": body.text("model") or context.model.card.id,
         "instructions": conversation.instructions,
         "max_output_tokens": options.max_tokens,
         "metadata": body.value("metadata") or {},

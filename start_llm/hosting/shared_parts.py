@@ -1,0 +1,41 @@
+"""What the models of a server share."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+
+from start_llm.config.settings import Settings
+from start_llm.engine.engine_thread import EngineThread
+from start_llm.hosting.disk_storage import DiskStorage
+from start_llm.hosting.model_adapters import AdapterFolders
+from start_llm.protocols.responses.response_store import ResponseStore
+from start_llm.server.drain import RequestDrain
+from start_llm.telemetry.activity import Activity
+from start_llm.telemetry.metrics import RequestMetrics
+from start_llm.telemetry.prometheus import ServerMetrics
+from start_llm.telemetry.terminal import Terminal
+from start_llm.telemetry.trace import Trace
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedParts:
+    """What the models of a server share.
+
+    Attributes:
+        thread: computes for all of them.
+        responses: the kept responses.
+        adapters: the folders of the mounted adapters, by the model.
+    """
+
+    settings: Settings
+    terminal: Terminal
+    thread: EngineThread
+    disk: DiskStorage
+    requests: RequestMetrics
+    prometheus: ServerMetrics
+    trace: Trace | None
+    responses: ResponseStore
+    drain: RequestDrain
+    activity: Activity
+    adapters: defaultdict[str, AdapterFolders] = field(default_factory=lambda: defaultdict(dict))
