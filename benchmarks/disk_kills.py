@@ -1,14 +1,4 @@
-"""A server with a disk tier is killed with SIGKILL again and again, at random moments, under load.
-
-    python benchmarks/kills.py [--kills 200] [--seed 1] [--family qwen3]
-
-Four conversations over token ids grow on the server through all its lives, and two over chat messages. The
-cache has little memory and pages are written at once, so that files are written, read and removed all the
-time.
-
-Checked: the server starts each time; each reply is the one that an engine without a cache gives; no file is
-hurt and no row is rejected; once the scan is over nothing half-written is left; the folder never takes more
-than its quota and a page (SQLite's log aside). What must not be is printed, and the status is then 1.
+"""A server with a disk tier is killed again and again under load: a part of `disk.py`.
 
 The prompt of a chat is its messages as the template renders them, or a prompt and the reply to it as they
 were, and what follows rendered: a server that was killed may have forgotten the last ones. Of these the one
@@ -19,39 +9,31 @@ that was never said.
 
 from __future__ import annotations
 
-import argparse
 import http.client
 import os
 import random
-import sys
-import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
-
-from benchmarks import servers  # noqa: E402 - found through the line above
-from benchmarks.agent_account import Message, Rendering, Request, user  # noqa: E402
-from scripts import tiny_models  # noqa: E402
-from start_llm.core.openblas import run_with_openblas  # noqa: E402
-from start_llm.engine.resources import EngineResources  # noqa: E402
-from start_llm.models.loader import load  # noqa: E402
-from tests.cache.conversations import reference, says_too, tokens  # noqa: E402
-from tests.engine.harness import Stepper  # noqa: E402
-from tests.ties import Tally  # noqa: E402
+from benchmarks import servers
+from benchmarks.agent_account import Message, Rendering, Request, user
+from scripts import tiny_models
+from start_llm.engine.resources import EngineResources
+from start_llm.models.loader import load
+from tests.cache.conversations import reference, says_too, tokens
+from tests.engine.harness import Stepper
+from tests.ties import Tally
 
 QUOTA = 6_000_000
 LONGEST, LONGEST_CHAT = 2500, 15
 """Tokens of a conversation, and turns of a chat, before it begins anew."""
 REPLY = 8
 _SETTINGS = {
-    "PROXY": "false",
     "ENABLE_REQUEST_LOGGING": "false",
     "PROMPT_CACHE_MAX_BYTES": "8MB",
     "SSD_CACHE_MAX_SIZE": str(QUOTA),
@@ -75,14 +57,16 @@ class ChatTurn:
     said: tuple[int, ...]
 
 
+type Said = tuple[tuple[int, ...], list[int]]
+"""The token ids of a prompt and of the reply to it."""
+
+
 @dataclass
 class Found:
     """The findings: what happened, and what must not happen."""
 
     counts: Counter[str] = field(default_factory=Counter[str])
-    replies: list[tuple[tuple[int, ...], list[int]]] = field(
-        default_factory=list[tuple[tuple[int, ...], "list[int]"]]
-    )
+    replies: list[Said] = field(default_factory=list["Said"])
     chats: list[list[ChatTurn]] = field(default_factory=list[list[ChatTurn]])
     problems: list[str] = field(default_factory=list[str])
     largest_file: int = 0
@@ -121,10 +105,8 @@ class Talker(threading.Thread):
             self.history.clear()
         turns: list[ChatTurn] = self.history
         before = [*turns[-1].messages, turns[-1].reply] if turns else []
-        asked = [
-            *before,
-            user(" ".join(self.rng.choices(["fish", "sea", "boat"], k=self.rng.randint(1, 40)))),
-        ]
+        question = " ".join(self.rng.choices(["fish", "sea", "boat"], k=self.rng.randint(1, 40)))
+        asked = [*before, user(question)]
         body = {"messages": asked, "max_tokens": REPLY, "temperature": 0, "return_token_ids": True}
         answer = servers.ask(self.port, "/v1/chat/completions", {**body, "session_id": f"s{self.number}"})
         (choice,) = answer["choices"]
@@ -137,21 +119,18 @@ class Talker(threading.Thread):
 
 def live(folder: Path, disk: Path, histories: list[list[Any]], found: Found, rng: random.Random) -> None:
     """One life of a server, up to its violent end."""
-    port = servers.free_port()
-    command = servers.start_llm("--model", str(folder), "--mlx-port", str(port), "--ssd-cache-dir", str(disk))
-    with servers.running(
-        command, lambda: servers.health_seconds(port), log=disk.parent / "server.log"
-    ) as pid:
+    log = disk.parent / "server.log"
+    with servers.served("--model", folder, "--ssd-cache-dir", disk, log=log) as server:
         found.counts["starts"] += 1
-        talkers = [Talker(port, number, history, found) for number, history in enumerate(histories)]
+        talkers = [Talker(server.port, number, history, found) for number, history in enumerate(histories)]
         for talker in talkers:
             talker.start()
         end = time.monotonic() + rng.uniform(0.3, 4)
         while time.monotonic() < end:
             check_folder(disk, found)
             time.sleep(0.05)
-        check_stats(port, found)
-        os.kill(pid, 9)
+        check_stats(server.port, found)
+        os.kill(server.pid, 9)
         for talker in talkers:
             talker.join(30)
 
@@ -189,9 +168,7 @@ class Truth:
         model = load(folder)
         self._network, self._tally, self.ends = model.network, tally, model.tokenizer.eos_token_ids
         self._plain = Stepper(
-            EngineResources(
-                model.network, model.tokenizer.token_bytes, self.ends, max_sequences=1, batches=True
-            )
+            EngineResources(model.network, model.tokenizer.token_bytes, self.ends, 1, batches=True)
         )
 
     def difference(self, prompt: tuple[int, ...], said: Sequence[int]) -> str | None:
@@ -254,37 +231,33 @@ def count_chat(found: Found, chat: Sequence[ChatTurn], number: int, *, is_bound:
     found.counts["bound after a kill"] += is_after and is_bound
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
-    parser.add_argument("--kills", type=int, default=200)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--family", default="qwen3")
-    parser.add_argument(
-        "--sample", type=int, default=300, help="replies that are compared, and as many chats"
-    )
-    options = parser.parse_args()
-    print(f"{servers.machine('mlx', 'mlx-lm')}; {options.family}, {options.kills} kills", flush=True)
-    rng, found = random.Random(options.seed), Found()
+def kills(
+    folder: Path, *, kills: int = 200, seed: int = 1, model_family: str = "qwen3", sample: int = 300
+) -> Iterator[str]:
+    """A server with a disk tier is killed with SIGKILL again and again, at random moments, under load.
+
+    Four conversations over token ids grow on the server through all its lives, and two over chat messages.
+    The cache has little memory and pages are written at once, so that files are written, read and removed all
+    the time.
+
+    Checked: the server starts each time; each reply is the one that an engine without a cache gives; no file
+    is hurt and no row is rejected; once the scan is over nothing half-written is left; the folder never takes
+    more than its quota and a page (SQLite's log aside).
+
+    Args:
+        sample: replies that are compared, and as many chats
+    """
+    rng, found, tally = random.Random(seed), Found(), Tally()
     histories: list[list[Any]] = [[] for _ in range(6)]
-    with tempfile.TemporaryDirectory() as name:
-        (Path(name) / "model").mkdir()
-        folder = tiny_models.build(options.family, Path(name) / "model", hidden=128, layers=2)
-        os.environ |= {**_SETTINGS, "STATE_ROOT": f"{name}/state", "LOG_ROOT": f"{name}/logs"}
-        for _ in range(options.kills):
-            live(folder, Path(name) / "ssd", histories, found, rng)
-        found.chats += [history for history in histories[4:] if history]
-        tally = Tally()
-        compare(folder, found, tally, options.sample)
-        compare_chats(folder, found, tally, options.sample)
+    model = tiny_models.build(model_family, folder / "model", hidden=128, layers=2)
+    os.environ |= _SETTINGS
+    for _ in range(kills):
+        live(model, folder / "ssd", histories, found, rng)
+    found.chats += [history for history in histories[4:] if history]
+    compare(model, found, tally, sample)
+    compare_chats(model, found, tally, sample)
     print(f"  {dict(found.counts)}, {len(found.replies)} replies")
     print(f"  compared: {tally.tokens} tokens, {tally.ties} ties; largest file {found.largest_file:,} bytes")
     names = ("chats compared", "after a kill", "bound after a kill")
     print(f"  turns of chats: {', '.join(f'{name}: {found.counts[name]}' for name in names)}")
-    for problem in found.problems:
-        print(f"  PROBLEM  {problem[:1000]}")
-    return 1 if found.problems else 0
-
-
-if __name__ == "__main__":
-    run_with_openblas()
-    sys.exit(main())
+    yield from found.problems

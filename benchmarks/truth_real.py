@@ -1,58 +1,31 @@
-"""What the cache and batches change in the replies of a real model, beside what chunks alone change.
-
-    python benchmarks/real_truth.py [--kinds float32 bfloat16 4bit] [--prompts N] [--prompt-tokens N]
-                                    [--reply-tokens N] [--short-chunk N] [--wheels FOLDER]
-
-Greedy replies of Gemma 3 270M (`scripts/real_model.py`) to the beginnings of files of Python's library. Each
-is compared with the one of this engine without a cache, alone ("cold"):
-
-    cached         behind a restored prefix of nine tenths of the prompt
-    batched        all prompts at once
-    mlx_lm, 512    mlx_lm's own loop, with the chunks of the cold engine
-    mlx_lm, 64     the same with shorter chunks
-
-Rounding is what the last two differ by. A reply that parts from the cold one where the cold one's choice led
-by more than twice the largest difference of mlx_lm's rows is something else, and ends this with status 1. The
-difference is that of log-probabilities, of all tokens that are among the 20 likeliest of both, up to the
-token at which the replies part. On a CPU, 4 bits take about two seconds for each token of a reply, bfloat16
-a quarter of one.
-"""
+"""Replies of real weights, cached, batched and alone: a part of `truth.py`."""
 
 from __future__ import annotations
 
-import argparse
-import shlex
-import sys
-from collections.abc import Callable, Sequence
+import textwrap
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import mlx.core as mx
 from mlx_lm.generate import generate_step
 from tokenizers import Tokenizer
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
-
-from benchmarks import servers  # noqa: E402 - found through the line above
-from scripts import real_model  # noqa: E402
-from start_llm.core.events import Finished, Text  # noqa: E402
-from start_llm.core.openblas import run_with_openblas  # noqa: E402
-from start_llm.engine.resources import EngineResources  # noqa: E402
-from start_llm.models.loader import load  # noqa: E402
-from tests.cache.conversations import Cached, Tokens  # noqa: E402
-from tests.engine.harness import Stepper, Watched, engine_request  # noqa: E402
+from benchmarks.harness import row, table
+from scripts import real_model
+from start_llm.core.events import Finished, Text
+from start_llm.engine.resources import EngineResources
+from start_llm.models.loader import load
+from tests.cache.conversations import Cached, Tokens
+from tests.engine.harness import Stepper, Watched, engine_request
 
 MODULES = ("bisect", "heapq", "textwrap", "queue", "shlex", "csv", "sched", "keyword")
 LIKELIEST = 20
 CHUNK = 512
 RESTORED = 0.9
 """Share of a prompt."""
-COLUMNS = (
-    "model | replies | | the same | differ from token (lead of the cold one's choice) | largest difference"
-)
 
 
 type Way = Callable[[EngineResources, Sequence[Tokens], int], list[Reply]]
@@ -94,10 +67,10 @@ class Row:
         if parting is not None:
             self.leads.append((parting, cold.lead(parting)))
 
-    def cells(self) -> str:
+    def cells(self) -> list[str]:
         parted = ", ".join(f"{place} ({lead:.4f})" for place, lead in sorted(self.leads)) or "none"
-        same = self.replies - len(self.leads)
-        return f"{self.name} | {same} of {self.replies} | {parted} | {self.difference:.1e}"
+        same = f"{self.replies - len(self.leads)} of {self.replies}"
+        return [self.name, same, parted, f"{self.difference:.1e}"]
 
 
 # -------------------------------------------------------------------------------------------------- the ways
@@ -166,13 +139,8 @@ def _mlx_lm_reply(network: Any, prompt: Tokens, length: int, chunk: int) -> Repl
         likeliest.append(dict(zip(ids, values, strict=True)))
         return logits
 
-    steps = generate_step(
-        mx.array(list(prompt)),
-        network,
-        max_tokens=length,
-        prefill_step_size=chunk,
-        logits_processors=[note],
-    )
+    ids = mx.array(list(prompt))
+    steps = generate_step(ids, network, max_tokens=length, prefill_step_size=chunk, logits_processors=[note])
     tokens = [int(token) for token, _ in steps]
     return Reply(tokens, likeliest[:length])
 
@@ -192,30 +160,9 @@ def ways(short_chunk: int) -> dict[str, Way]:
 def prompts_of(folder: Path, count: int, length: int) -> list[Tokens]:
     """The first tokens of files of Python's library, each of another length."""
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    library = Path(argparse.__file__).parent
+    library = Path(textwrap.__file__).parent
     texts = [(library / f"{name}.py").read_text(encoding="utf-8") for name in MODULES[:count]]
     return [tuple(tokenizer.encode(text).ids[: length + 7 * place]) for place, text in enumerate(texts)]
-
-
-def measured(folder: Path, options: argparse.Namespace) -> list[Row]:
-    """No token ends a reply, so all are of one length."""
-    model = load(folder)
-    resources = EngineResources(
-        model.network, model.tokenizer.token_bytes, frozenset(), max_sequences=len(MODULES), batches=True
-    )
-    prompts = prompts_of(folder, options.prompts, options.prompt_tokens)
-    references = cold(resources, prompts, options.reply_tokens)
-    rows: list[Row] = []
-    for name, way in ways(options.short_chunk).items():
-        row = Row(name, is_rounding=name.startswith("mlx_lm"))
-        for reply, reference in zip(way(resources, prompts, options.reply_tokens), references, strict=True):
-            row.add(reply, reference)
-        print(
-            f"| {folder.name} | {options.prompts} of {options.reply_tokens} tokens | {row.cells()} |",
-            flush=True,
-        )
-        rows.append(row)
-    return rows
 
 
 def wrong(rows: Sequence[Row]) -> list[str]:
@@ -229,25 +176,48 @@ def wrong(rows: Sequence[Row]) -> list[str]:
     ]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
-    parser.add_argument("--kinds", nargs="+", choices=real_model.KINDS, default=["float32"])
-    parser.add_argument("--prompts", type=int, choices=range(1, len(MODULES) + 1), default=4)
-    parser.add_argument("--prompt-tokens", type=int, default=640)
-    parser.add_argument("--reply-tokens", type=int, default=64)
-    parser.add_argument("--short-chunk", type=int, default=64, help="tokens; less than the prompts have")
-    parser.add_argument("--wheels", type=Path, help="a folder with the wheels of the packages")
-    options = parser.parse_args()
-    print(f"{servers.machine('mlx', 'mlx-lm')}\n\n    {shlex.join(['python', *sys.argv])}\n")
-    print(f"| {COLUMNS} |\n|{'---|' * (COLUMNS.count('|') + 1)}", flush=True)
-    said: list[str] = []
-    for kind in options.kinds:
-        folder = real_model.model_folder(kind, real_model.default_folder(), options.wheels)
-        said += [f"{kind}, {sentence}" for sentence in wrong(measured(folder, options))]
-    print("\n" + ("\n".join(said) or "Nothing but rounding."))
-    sys.exit(bool(said))
+def real(
+    _: Path,
+    *,
+    kinds: Annotated[Sequence[str], real_model.KINDS] = ("float32",),
+    prompts: Annotated[int, range(1, len(MODULES) + 1)] = 4,
+    prompt_tokens: int = 640,
+    reply_tokens: int = 64,
+    short_chunk: int = 64,
+    wheels: Path | None = None,
+) -> Iterator[str]:
+    """What the cache and batches change in replies of real weights, beside what chunks alone change.
 
+    Greedy replies of Gemma 3 270M (`scripts/real_model.py`) to the beginnings of files of Python's library.
+    Each is compared with the one of this engine without a cache, alone ("cold"): behind a restored prefix of
+    nine tenths of the prompt, all prompts at once, and mlx_lm's own loop with the chunks of the cold engine
+    and with shorter ones.
 
-if __name__ == "__main__":
-    run_with_openblas()
-    main()
+    Rounding is what mlx_lm's rows differ by. A reply that parts from the cold one where the cold one's choice
+    led by more than twice their largest difference is wrong. The difference is that of log-probabilities, of
+    all tokens that are among the 20 likeliest of both, up to the token at which the replies part. On a CPU, 4
+    bits take about two seconds for each token of a reply, bfloat16 a quarter of one.
+
+    Args:
+        short_chunk: tokens; less than the prompts have
+        wheels: a folder with the wheels of the packages
+    """
+    table(
+        *("model", "replies", "", "the same", "differ from token (lead of the cold one's choice)"),
+        "largest difference",
+    )
+    for kind in kinds:
+        folder = real_model.model_folder(kind, real_model.default_folder(), wheels)
+        model = load(folder)
+        resources = EngineResources(
+            model.network, model.tokenizer.token_bytes, frozenset(), max_sequences=len(MODULES), batches=True
+        )  # no token ends a reply, so all are of one length
+        asked_for = prompts_of(folder, prompts, prompt_tokens)
+        references = cold(resources, asked_for, reply_tokens)
+        rows: list[Row] = []
+        for name, way in ways(short_chunk).items():
+            rows.append(Row(name, is_rounding=name.startswith("mlx_lm")))
+            for reply, reference in zip(way(resources, asked_for, reply_tokens), references, strict=True):
+                rows[-1].add(reply, reference)
+            row(folder.name, f"{prompts} of {reply_tokens} tokens", *rows[-1].cells())
+        yield from (f"{kind}, {sentence}" for sentence in wrong(rows))

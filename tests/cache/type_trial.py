@@ -1,10 +1,8 @@
-"""Check that every model type of mlx_lm answers rightly from its caches and in batches.
+"""One model type is asked everything that depends on its caches and on batches.
 
-    python benchmarks/families.py [--only TYPE ...] [--write FILE] [--jobs N]
-
-Builds a tiny random float32 network of each type (benchmarks/model_configs.py) and lets the engine talk with
-it, with a prompt cache and up to eight sequences at once. Each reply is compared with that of an engine
-without a cache, which computes one row at a time:
+Shared by `tests/cache/test_model_types.py` and `benchmarks/truth_types.py`. The engine talks with a tiny
+random float32 network, with a prompt cache and up to eight sequences at once. Each reply is compared with
+that of an engine without a cache, which computes one row at a time:
 
 - cold: a prompt that nobody has asked;
 - next turn: prompt and reply, and something more;
@@ -13,61 +11,33 @@ without a cache, which computes one row at a time:
 - return: the first conversation goes on;
 - together: two to eight prompts of uneven lengths at once, and then the next turn of each, alone.
 
-Tokens have to be equal up to near-ties (tests/ties.py). The logits after a restored prompt may differ from
+Tokens have to be equal up to near-ties (`tests/ties.py`). The logits after a restored prompt may differ from
 those of a fresh computation by less than 0.0001, or by three times what pieces of other lengths make of them
 without a cache. A type counts only if its logits change by at least 0.01 when a few tokens far from the end
 of a prompt do: a network that hears nothing of its prompt proves nothing.
-
-Each type has a process of its own, so that one that breaks takes no other with it. The table goes to standard
-output, or into FILE. Ends with status 1 if a type is wrong.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-import os
 import random
-import subprocess
-import sys
 import traceback
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any, cast
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+import mlx.core as mx
 
-from start_llm.core.openblas import run_with_openblas  # noqa: E402
-
-os.environ["MLX_ENABLE_TF32"] = "0"  # the limits are those of float32, not of a GPU's shorter matrices
-
-import mlx.core as mx  # noqa: E402 - found through the line above
-
-from benchmarks import servers  # noqa: E402
-from benchmarks.model_configs import SET_ASIDE, model_types  # noqa: E402
-from benchmarks.model_networks import build  # noqa: E402
-from start_llm.cache.eviction import EvictionLimits  # noqa: E402
-from start_llm.cache.layers import Layers, leaves  # noqa: E402
-from start_llm.cache.no_reuse import NoReuse  # noqa: E402
-from start_llm.cache.prompt_cache import PromptCache  # noqa: E402
-from start_llm.core.events import Finished  # noqa: E402
-from start_llm.engine.resources import EngineResources  # noqa: E402
-from start_llm.engine.self_test import check_batching  # noqa: E402
-from start_llm.telemetry.metrics import CacheMetrics  # noqa: E402
-from tests.cache.conversations import (  # noqa: E402
-    PAGE,
-    PLENTY,
-    Tokens,
-    reference,
-    restored_difference,
-    says_too,
-    tokens,
-)
-from tests.engine.harness import Stepper, Watched, Wrapped, engine_request  # noqa: E402
-from tests.ties import Tally  # noqa: E402
+from start_llm.cache.eviction import EvictionLimits
+from start_llm.cache.layers import Layers, leaves
+from start_llm.cache.no_reuse import NoReuse
+from start_llm.cache.prompt_cache import PromptCache
+from start_llm.core.events import Finished
+from start_llm.engine.resources import EngineResources
+from start_llm.engine.self_test import check_batching
+from start_llm.telemetry.metrics import CacheMetrics
+from tests.cache.conversations import PAGE, PLENTY, Tokens, reference, restored_difference, says_too, tokens
+from tests.engine.harness import Stepper, Watched, Wrapped, engine_request
+from tests.ties import Tally
 
 REPLY = 8
 ROWS = 8
@@ -103,12 +73,6 @@ class Finding:
     difference: float = 0.0
     tokens: int = 0
     ties: int = 0
-
-    def row(self) -> str:
-        batching = f"{self.widest} rows" if self.widest > 1 else "turns"
-        marks = ("wrong" if step in self.wrong else "right" for step in (*ALONE, TOGETHER))
-        cells = (self.model_type, self.caches, self.reuse, batching, *marks, f"{self.difference:.0e}")
-        return f"| {' | '.join(cells)} |"
 
 
 class Engine(Stepper):
@@ -289,95 +253,3 @@ def _reuse(layers: Layers) -> str:
     if layers.unknown:
         return "none"
     return "at checkpoints" if layers.has_state else "to the token"
-
-
-def try_out(model_type: str) -> Finding:
-    """Everything about one type, in this process."""
-    network = build(model_type)
-    return Trial(model_type, network, Layers(network)).run()
-
-
-# ------------------------------------------------------------------------------------------------ all of them
-
-
-def in_a_process(model_type: str) -> Finding:
-    """Everything about one type; if its process breaks, that is what is found."""
-    run = subprocess.run(
-        [sys.executable, __file__, "--here", model_type], capture_output=True, text=True, check=False
-    )
-    print(f"{model_type}: status {run.returncode}", file=sys.stderr, flush=True)
-    last = run.stdout.splitlines()[-1:] if run.returncode == 0 else []
-    if not last:
-        reason = (run.stderr.splitlines() or [f"status {run.returncode}"])[-1]
-        return Finding(model_type, wrong=dict.fromkeys((*ALONE, TOGETHER), reason))
-    return Finding(**json.loads(last[0]))
-
-
-def report(findings: Iterable[Finding]) -> tuple[str, bool]:
-    """The page, and whether nothing is wrong."""
-    found = sorted(findings, key=lambda one: one.model_type.lower())
-    columns = ("model type", "caches", "prompt cache", "batching", *ALONE, TOGETHER, "logits")
-    lines = [
-        "# Model types",
-        "",
-        "Written by `python benchmarks/families.py --write docs/model-types.md`, which says what is asked.",
-        "Tiny random networks in float32. *Logits* is the largest difference between those after a restored",
-        "prompt and those of a fresh computation.",
-        "",
-        f"{servers.machine('mlx', 'mlx-lm')}.",
-        "",
-        summary(found),
-        "",
-        f"| {' | '.join(columns)} |",
-        f"|{'---|' * len(columns)}",
-        *(one.row() for one in found),
-        "",
-        "Not run:",
-        "",
-        *(f"- `{name}`: {reason}." for name, reason in SET_ASIDE.items()),
-    ]
-    wrong = [f"- `{one.model_type}`, {step}: {what}" for one in found for step, what in one.wrong.items()]
-    if wrong:
-        lines += ["", "Wrong:", "", *wrong]
-    tally = Tally(sum(one.tokens for one in found), sum(one.ties for one in found))
-    return "\n".join(lines) + "\n", not wrong and tally.has_rare_ties
-
-
-def summary(found: Sequence[Finding]) -> str:
-    """One line with counts."""
-    right = sum(not one.wrong for one in found)
-    reuse = {
-        kind: sum(one.reuse == kind for one in found) for kind in ("to the token", "at checkpoints", "none")
-    }
-    reused = ", ".join(f"{count} {kind}" for kind, count in reuse.items())
-    turns = sum(one.widest <= 1 for one in found)
-    compared = sum(one.tokens for one in found)
-    ties = sum(one.ties for one in found)
-    return (
-        f"{len(found)} types, {right} right, {len(found) - right} wrong. Prompt cache: {reused}. "
-        f"{turns} take turns. {compared:,} tokens compared, {ties} near-ties."
-    )
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
-    parser.add_argument("--only", nargs="+", metavar="TYPE", choices=list(model_types()))
-    parser.add_argument("--write", type=Path, metavar="FILE")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("--here", metavar="TYPE", help="one type in this process, as JSON")
-    options = parser.parse_args()
-    if options.here:
-        print(json.dumps(asdict(try_out(options.here))))
-        return
-    with ThreadPoolExecutor(options.jobs) as pool:
-        page, is_right = report(pool.map(in_a_process, options.only or model_types()))
-    if options.write:
-        options.write.write_text(page, encoding="utf-8")
-    print(page)
-    if not is_right:
-        sys.exit(1)
-
-
-if __name__ == "__main__":
-    run_with_openblas()
-    main()
