@@ -61,12 +61,12 @@ class Scenario:
     """One thing to play.
 
     Attributes:
-        table: whose rows it gives, and what is written above them.
+        columns: of the table whose rows it gives.
         play: None if the chip has no memory for it.
     """
 
     name: str
-    table: str
+    columns: tuple[str, ...]
     play: Callable[[Cost], Outcome | None]
 
 
@@ -326,14 +326,23 @@ def _ideal_s(cost: Cost, stream: Stream) -> float:
 # -------------------------------------------------------------------------------------------------------- all
 
 
-ALONE = "| chip | model | prompt | bare | tok/s | first token | bare / first prompt | bare / next prompt |"
+ALONE = (
+    "chip",
+    "model",
+    "prompt",
+    "bare",
+    "tok/s",
+    "first token",
+    "bare / first prompt",
+    "bare / next prompt",
+)
 RUNNING = (
-    "| chip | model | contexts + prompt, tokens | a step alone | kept | stall | allowed "
-    "| shortest chunk | prompt's first token | allowed | times bare |"
+    *("chip", "model", "contexts + prompt, tokens", "a step alone", "kept", "stall", "allowed"),
+    *("shortest chunk", "prompt's first token", "allowed", "times bare"),
 )
 AGENT = (
-    "| chip | model | agents | TTFT median / max | stall | tok/s | prefill efficiency "
-    "| in chunks of 2,048: TTFT median / max | stall | tok/s | prefill efficiency |"
+    *("chip", "model", "agents", "TTFT median / max", "stall", "tok/s", "prefill efficiency"),
+    *("in chunks of 2,048: TTFT median / max", "stall", "tok/s", "prefill efficiency"),
 )
 
 

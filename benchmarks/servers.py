@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -61,7 +61,7 @@ def send(port: int, path: str, body: object | None = None) -> http.client.HTTPCo
     return connection
 
 
-def events(port: int, path: str, body: Mapping[str, Any]) -> Iterator[Any]:
+def events(port: int, path: str, body: Mapping[str, Any]) -> Generator[Any]:
     """The events of a stream as they come, without the last one.
 
     Raises:

@@ -1,50 +1,30 @@
-"""Measure the cost of reading a reply: tokens to text, text to reasoning, answer and calls.
-
-    python benchmarks/output.py [--rounds N] [--tokens N]
-
-Feeds made-up replies of about four letters a token through the detokenizer and the output stream, as the
-engine thread and an HTTP thread do together, and takes the CPU time of this thread. The figures are medians
-of the rounds. A ratio of the last quarter to the first near 1 says that a long reply costs no more for each
-token than a short one.
-
-The second table is of replies that are nothing but calls that never end: what the dearest token costs, and
-the end of the reply, at which all of it turns out to be text. The mark is an end under 100 ms after 200 kB;
-the exit status is 1 if one is missed.
-
-The third table is of time, in tokens: how long each notation holds back the text of an argument, from the
-token that has it to the event with it. `quoted`: the text quotes a call of the same notation in its middle;
-`-`: such a call has several readings.
-"""
+"""What a request costs beside the network: prompts that are prepared, replies that are read, grammars."""
 
 from __future__ import annotations
 
-import argparse
 import gc
 import json
-import os
-import platform
 import random
 import statistics
-import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from typing import Annotated
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
-
-from start_llm.core.chat import Json  # noqa: E402 - found through the line above
-from start_llm.core.events import CallArguments, Content, Finished, Reasoning, Text, Usage  # noqa: E402
-from start_llm.core.family import Family, ReasoningMarks  # noqa: E402
-from start_llm.core.openblas import run_with_openblas  # noqa: E402
-from start_llm.engine.detokenize import Detokenizer  # noqa: E402
-from start_llm.formats.reading.schema import Tools  # noqa: E402
-from start_llm.formats.registry import family_by_name  # noqa: E402
-from start_llm.output.splitter import make_splitter  # noqa: E402
-from start_llm.output.stream import OutputStream  # noqa: E402
-from tests.output.corpus.writers import WRITERS, Writer  # noqa: E402
+from benchmarks import replies_grammar, replies_prepare
+from benchmarks.harness import Part, row, table
+from start_llm.core.chat import Json
+from start_llm.core.events import CallArguments, Content, Finished, Reasoning, Text, Usage
+from start_llm.core.family import Family, ReasoningMarks
+from start_llm.engine.detokenize import Detokenizer
+from start_llm.formats.reading.schema import Tools
+from start_llm.formats.registry import family_by_name
+from start_llm.output.splitter import make_splitter
+from start_llm.output.stream import OutputStream
+from tests.output.corpus import damage
+from tests.output.corpus.writers import WRITERS, Writer
 
 LETTERS_PER_TOKEN = 4
 TOKENS_PER_SECOND = 500
@@ -158,23 +138,8 @@ def read(tokens: list[bytes]) -> Cost:
     return Cost(tuple(end - begin for begin, end in pairwise(marks)), len(tokens))
 
 
-def row(name: str, costs: list[Cost]) -> str:
-    microseconds = 1e6 * statistics.median(cost.per_token for cost in costs)
-    share = microseconds * TOKENS_PER_SECOND / 1e4
-    growth = statistics.median(cost.growth for cost in costs)
-    return f"| {name} | {costs[0].tokens:,} | {microseconds:.1f} µs | {share:.2f} % | {growth:.2f} |"
-
-
-@dataclass(frozen=True)
-class Ending:
-    """CPU seconds of the dearest token of a reply, and of its end."""
-
-    worst_token: float
-    closing: float
-
-
-def end(family: str, text: str) -> Ending:
-    """Read a reply, four letters at a time, and close it."""
+def end(family: str, text: str) -> tuple[float, float]:
+    """CPU seconds of the dearest token of a reply, which is read four letters at a time, and of its end."""
     splitter = make_splitter(family_by_name(family), TOOLS, reasoning_is_open=False, thinking=True)
     worst = 0.0
     for start in range(0, len(text), LETTERS_PER_TOKEN):
@@ -183,25 +148,7 @@ def end(family: str, text: str) -> Ending:
         worst = max(worst, time.thread_time() - began)
     began = time.thread_time()
     splitter.close(complete=True)
-    return Ending(worst, time.thread_time() - began)
-
-
-def unclosed(rounds: int) -> bool:
-    """Print what unclosed calls cost. Whether every end keeps the mark."""
-    print(f"\n| {UNCLOSED_LETTERS // 1000} kB of unclosed calls | dearest token | end | |")
-    print("|---|---|---|---|")
-    all_kept = True
-    for name, (family, unit, last) in UNCLOSED.items():
-        text = unit * (UNCLOSED_LETTERS // len(unit)) + last
-        endings = [end(family, text) for _ in range(rounds)]
-        # The dearest of 50,000 tokens meets every interruption of the machine, so the calmest round counts.
-        worst = min(ending.worst_token for ending in endings)
-        closing = statistics.median(ending.closing for ending in endings)
-        is_kept = closing < MAX_CLOSING_SECONDS
-        all_kept = all_kept and is_kept
-        mark = "kept" if is_kept else "MISSED"
-        print(f"| {name} | {1e3 * worst:.1f} ms | {1e3 * closing:.1f} ms | {mark} |", flush=True)
-    return all_kept
+    return worst, time.thread_time() - began
 
 
 def held_tokens(writer: Writer, text: str) -> list[int] | None:
@@ -243,12 +190,15 @@ def _waits(reply: str, text: str, lengths: list[int], opening: int) -> list[int]
     return waits
 
 
-def held_back() -> None:
-    """Print for how many tokens the text of an argument waits."""
+def held(_: Path) -> None:
+    """For how many tokens each notation holds back the text of an argument, up to the event with it.
+
+    "Quoted": the text quotes a call of the same notation in its middle; "-": such a call has several
+    readings.
+    """
     plain = prose(ARGUMENT_LETTERS)
     tokens = ARGUMENT_LETTERS // LETTERS_PER_TOKEN
-    print(f"\n| text argument of {tokens:,} tokens | median | most | quoted: median | quoted: most |")
-    print("|---|---|---|---|---|")
+    table(f"text argument of {tokens:,} tokens", "median", "most", "quoted: median", "quoted: most")
     for name, writer in sorted(WRITERS.items()):
         half = len(plain) // 2
         quoting = f"{plain[:half]}\n{writer.call('write', text='a')}\n{plain[half:]}"
@@ -256,30 +206,99 @@ def held_back() -> None:
         for text in (plain, quoting):
             waits = held_tokens(writer, text)
             columns += [f"{statistics.median(waits):.0f}", f"{max(waits)}"] if waits else ["-", "-"]
-        print(f"| {name} | {' | '.join(columns)} |", flush=True)
+        row(name, *columns)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--tokens", type=int, default=30_000)
-    options = parser.parse_args()
-    print(f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores; {options.rounds} rounds\n")
-    print(
-        f"| reply | tokens | CPU per token | of a core at {TOKENS_PER_SECOND} tok/s | last / first quarter |"
-    )
-    print("|---|---|---|---|---|")
+def reading(_: Path, *, rounds: int = 5, tokens: int = 30_000) -> None:
+    """The cost of reading a reply: tokens to text, text to reasoning, answer and calls.
+
+    Made-up replies of about four letters a token go through the detokenizer and the output stream, as the
+    engine thread and an HTTP thread do together. CPU time of this thread; medians of the rounds. A ratio of
+    the last quarter to the first near 1 says that a long reply costs no more for each token than a short one.
+
+    Args:
+        tokens: of each reply
+    """
+    share = f"of a core at {TOKENS_PER_SECOND} tok/s"
+    table("reply", "tokens", "CPU per token", share, "last / first quarter")
     gc.disable()
     for name, make in REPLIES.items():
-        tokens = tokens_of(make(options.tokens * LETTERS_PER_TOKEN))
-        read(tokens)
-        print(row(name, [read(tokens) for _ in range(options.rounds)]), flush=True)
-    is_kept = unclosed(options.rounds)
-    held_back()
-    if not is_kept:
-        sys.exit(1)
+        pieces = tokens_of(make(tokens * LETTERS_PER_TOKEN))
+        read(pieces)
+        costs = [read(pieces) for _ in range(rounds)]
+        microseconds = 1e6 * statistics.median(cost.per_token for cost in costs)
+        growth = statistics.median(cost.growth for cost in costs)
+        used = f"{microseconds * TOKENS_PER_SECOND / 1e4:.2f} %"
+        row(name, f"{len(pieces):,}", f"{microseconds:.1f} µs", used, f"{growth:.2f}")
+    gc.enable()
 
 
-if __name__ == "__main__":
-    run_with_openblas()
-    main()
+def unclosed(_: Path, *, rounds: int = 5) -> Iterator[str]:
+    """Replies that are nothing but calls that never end: the dearest token, and the end of the reply.
+
+    At the end all of it turns out to be text: under 100 ms after 200 kB.
+    """
+    table(f"{UNCLOSED_LETTERS // 1000} kB of unclosed calls", "dearest token", "end")
+    for name, (family, unit, last) in UNCLOSED.items():
+        text = unit * (UNCLOSED_LETTERS // len(unit)) + last
+        worst, closing = zip(*(end(family, text) for _ in range(rounds)), strict=True)
+        # The dearest of 50,000 tokens meets every interruption of the machine, so the calmest round counts.
+        seconds = statistics.median(closing)
+        row(name, f"{1e3 * min(worst):.1f} ms", f"{1e3 * seconds:.1f} ms")
+        if seconds >= MAX_CLOSING_SECONDS:
+            yield f"{name}: the end takes {1e3 * seconds:.0f} ms"
+
+
+def damaged(
+    _: Path,
+    *,
+    notations: Annotated[Sequence[str], WRITERS] = tuple(sorted(WRITERS)),
+    outputs: int = 0,
+    show: int = 0,
+) -> Iterator[str]:
+    """Damaged replies in every notation (`tests/output/corpus/damage.py`), and what would harm an agent.
+
+    Each notation writes two calls, alone and beside prose and reasoning. Each reply is damaged: cut, a
+    character lost, doubled, swapped or put in, a mark lost, doubled, swapped, or another notation's in its
+    place. It is read as one that the model ended, and as one that the limit cut, at once and letter by
+    letter. Counted are
+
+        streamed   it means something else when it comes in pieces
+        open       a call is open although the model ended its reply
+        invalid    arguments that are no JSON object
+        wrong      an argument that nobody meant: no value of the undamaged reply, nor words of this one; or a
+                   value with the tag of another argument or call in it, before which nothing ended a value
+        shown      a control token of Harmony in the answer; markup of others is text where it makes no call
+        words      beside these: a value with such a tag behind its own end tag or in a wrapper, or where more
+                   than one thing is wrong. It has several readings, so it is what the model wrote (ADR 19)
+
+    Args:
+        outputs: of each notation; 0 for all
+        show: examples of each harm
+    """
+    counted = (*damage.HARMS, "words")
+    table("notation", "outputs", "calls", *counted, "CPU")
+    for name in notations:
+        writer, tally, began = WRITERS[name], damage.Tally(), time.process_time()
+        tags = damage.Tags.of(writer)
+        for text, is_single in damage.outputs(writer, outputs).items():
+            damage.check(writer, text, tally, tags, is_single=is_single)
+        counts = (tally.harms[one] for one in counted)
+        row(name, f"{tally.outputs:,}", f"{tally.calls:,}", *counts, f"{time.process_time() - began:.0f} s")
+        for harm in counted:
+            for example in [one for one in tally.examples if one[0] == harm][:show]:
+                print(f"    {harm}: {example[1]!r}", flush=True)
+        if harms := sum(tally.harms[harm] for harm in damage.HARMS):
+            yield f"{name}: {harms} harms"
+
+
+PARTS: Mapping[str, Part] = {
+    "reading": reading,
+    "unclosed": unclosed,
+    "held": held,
+    "damaged": damaged,
+    "prepare": replies_prepare.prepare,
+    "many": replies_prepare.many,
+    "grammar": replies_grammar.grammar,
+    "masks": replies_grammar.masks,
+}

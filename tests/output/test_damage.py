@@ -1,8 +1,8 @@
-"""A part of `benchmarks/degenerate.py`: no damaged reply harms an agent, and a harm would be found."""
+"""No damaged reply harms an agent, and a harm would be found."""
 
 import pytest
 
-from benchmarks.degenerate import HARMS, Tags, Tally, check, outputs
+from tests.output.corpus.damage import HARMS, Tags, Tally, check, outputs
 from tests.output.corpus.writers import WRITERS
 
 QWEN = WRITERS["qwen_xml"]

@@ -1,45 +1,21 @@
-"""Read damaged replies in every notation, and count what would harm an agent.
+"""Replies that are damaged in one way or another, and what of them would harm an agent.
 
-    python benchmarks/degenerate.py [--notations NAME …] [--outputs N] [--show N]
-
-Each notation writes two calls, alone and beside prose and reasoning. Each reply is damaged in every way of
-the table below: cut, a character lost, doubled, swapped or put in, a mark lost, doubled, swapped, or another
-notation's in its place. Each damaged reply is read as one that the model ended, and as one that the limit
-cut, at once and letter by letter. Counted are
-
-    streamed   it means something else when it comes in pieces
-    open       a call is open although the model ended its reply
-    invalid    arguments that are no JSON object
-    wrong      an argument that nobody meant: no value of the undamaged reply, nor words of this one; or a
-               value with the tag of another argument or call in it, before which nothing ended a value
-    shown      a control token of Harmony in the answer; markup of others is text where it makes no call
-    words      beside these: a value with such a tag behind its own end tag or in a wrapper, or where more
-               than one thing is wrong. It has several readings, so it is what the model wrote (ADR 19)
-
-The exit status is 1 if a harm is counted. `tests/output/test_malformed_calls.py` runs a part of it.
+A part of them is read by `tests/output/test_damage.py`, all of them by `benchmarks/replies.py`.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import random
-import sys
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import islice, pairwise
-from pathlib import Path
 
 import regex
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
-
-from start_llm.core.openblas import run_with_openblas  # noqa: E402
-from tests.output.corpus.case import Call, Case, Outcome, leaves, outcome_of, split  # noqa: E402
-from tests.output.corpus.writers import WRITERS, Writer  # noqa: E402
+from tests.output.corpus.case import Call, Case, Outcome, leaves, outcome_of, split
+from tests.output.corpus.writers import Writer
 
 WRITE = Call("write", {"path": "/a.txt", "text": "one\ntwo"})
 READ = Call("read", {"path": "b", "limit": 2})
@@ -296,36 +272,3 @@ def _check_arguments(outcome: Outcome, text: str, tally: Tally, tags: Tags) -> N
 
 HARMS = ("streamed", "open", "invalid", "wrong", "shown")
 COUNTED = (*HARMS, "words")
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--notations", nargs="*", default=sorted(WRITERS))
-    parser.add_argument("--outputs", type=int, default=0, help="of each notation; 0 for all")
-    parser.add_argument("--show", type=int, default=0, help="examples of each harm")
-    options = parser.parse_args()
-    print(f"| notation | outputs | calls | {' | '.join(COUNTED)} | CPU |")
-    print(f"|{'---|' * (len(COUNTED) + 4)}")
-    total = Tally()
-    for name in options.notations:
-        writer, tally = WRITERS[name], Tally()
-        tags, began = Tags.of(writer), time.process_time()
-        for text, is_single in outputs(writer, options.outputs).items():
-            check(writer, text, tally, tags, is_single=is_single)
-        counts = " | ".join(str(tally.harms[one]) for one in COUNTED)
-        seconds = time.process_time() - began
-        print(f"| {name} | {tally.outputs:,} | {tally.calls:,} | {counts} | {seconds:.0f} s |", flush=True)
-        for harm in COUNTED:
-            for _, text in [one for one in tally.examples if one[0] == harm][: options.show]:
-                print(f"    {harm}: {text!r}", flush=True)
-        total.outputs += tally.outputs
-        total.harms.update(tally.harms)
-    harms = sum(total.harms[harm] for harm in HARMS)
-    print(f"\n{total.outputs:,} outputs, each read four times; {harms} harms")
-    if harms:
-        sys.exit(1)
-
-
-if __name__ == "__main__":
-    run_with_openblas()
-    main()
