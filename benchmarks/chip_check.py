@@ -133,10 +133,13 @@ PARTS = (
         read=tables,
     ),
     Part(
-        name="families", shows="a model type of each kind of cache, alone and in batches", command="-m
-        benchmarks truth --only types --jobs 2 --types llama qwen3_next gemma3_text gpt_oss deepseek_v3 "
-        "mamba2 jamba llama4 mixtral", quick="-m benchmarks truth --only types --jobs 1 --types llama",
-        limit_s=60, read=tables,
+        name="families",
+        shows="a model type of each kind of cache, alone and in batches",
+        command="-m benchmarks truth --only types --jobs 2 "
+        "--types llama qwen3_next gemma3_text gpt_oss deepseek_v3 mamba2 jamba llama4 mixtral",
+        quick="-m benchmarks truth --only types --jobs 1 --types llama",
+        limit_s=60,
+        read=tables,
     ),
     Part(
         name="speed",

@@ -94,18 +94,17 @@ def _model_row(model: ModelSpec) -> None:
 def play(_: Path, *, words: Sequence[str] = ()) -> Iterator[str]:
     """Prompts alone, prompts beside replies, and agents on each chip with each model.
 
-    - *alone*: the first prompt of an engine, and another one like it, beside bare chunks of 2,048: at least 0.95
-      of their speed.
+    - *alone*: the first prompt of an engine, and another one like it, beside bare chunks of 2,048: at least
+      0.95 of their speed.
     - *running*: eight replies are there when a prompt of 20,000 tokens comes (half of all that, or a quarter,
-      where there is no memory for it). While it is computed, each keeps at least the engine's `DECODE_SHARE` of
-      the speed that it had, and none stands still for longer than a chunk may last and a step takes. A chunk may
-      last `STALL_S`, or as long as the shortest chunk that makes sense: one that has `PACED_EFFICIENCY` of the
-      speed of 2,048 (a latent cache, MLA, is decompressed for each chunk, however short). The prompt has the
-      rest of the time. A tenth is allowed for, since a chunk's time is predicted.
-    - *agents*: 1, 4 and 16 of them with one system text of 12,000 tokens, three turns of 500 tokens, replies of
-      200 and a tool between them, as many at once as there is memory for; beside it the same scheduler with
-      chunks of 2,048. Every turn has to be answered, and one agent alone has 0.95 of bare speed; the rest is to
-      be read.
+      where there is no memory for it). While it is computed, each keeps at least the engine's `DECODE_SHARE`
+      of the speed that it had, and none stands still for longer than a chunk may last and a step takes. A
+      chunk may last `STALL_S`, or as long as the shortest chunk that makes sense: one that has
+      `PACED_EFFICIENCY` of the speed of 2,048 (a latent cache, MLA, is decompressed for each chunk, however
+      short). The prompt has the rest of the time. A tenth is allowed for, since a chunk's time is predicted.
+    - *agents*: 1, 4 and 16 of them with one system text of 12,000 tokens, three turns of 500 tokens, replies
+      of 200 and a tool between them, as many at once as there is memory for; beside it the same scheduler
+      with chunks of 2,048. Every turn has to be answered, and one agent alone has 0.95 of bare speed.
 
     Args:
         words: what has each of them in its name: "M3 Max" Flash alone
