@@ -11,10 +11,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks import chip_costs
-from benchmarks.chip_costs import CHIPS, GB, MODELS, ChipSpec, Cost, ModelSpec
-from benchmarks.chip_scenarios import Outcome, Scenario, scenarios
 from benchmarks.harness import Part, row, table
+from tests.chips import chip_costs
+from tests.chips.chip_costs import CHIPS, GB, MODELS, ChipSpec, Cost, ModelSpec
+from tests.chips.chip_scenarios import Outcome, Scenario, scenarios
 
 
 @dataclass(frozen=True)

@@ -21,10 +21,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import servers
-from benchmarks.agent_account import Message, Rendering, Request, user
 from scripts import tiny_models
 from start_llm.engine.resources import EngineResources
 from start_llm.models.loader import load
+from tests.agents.agent_account import Message, Rendering, Request, user
 from tests.cache.conversations import reference, says_too, tokens
 from tests.engine.harness import Stepper
 from tests.ties import Tally

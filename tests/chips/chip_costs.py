@@ -28,7 +28,7 @@ GB = 1e9
 T = 1e12
 BANDWIDTH_SHARE = 0.8
 """Of the peak bandwidth, for weights and caches. An estimate; it gives the decode speed of the published
-measurements in `tests/benchmarks/test_chip_costs.py` within a fifth."""
+measurements in `tests/chips/test_chip_costs.py` within a fifth."""
 ATTENTION_SHARE = 0.5
 """Of the speed of matrix products, for attention's: an estimate."""
 TILE = 32

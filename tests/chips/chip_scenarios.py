@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from benchmarks.chip_costs import TILE, Cost
-from benchmarks.chip_engine import BARE, BARE_CHUNK, OURS, Pacing, SimulatedEngine, Stream, bare_prefill_s
 from start_llm.core.events import Finished
 from start_llm.engine.pacing import DECODE_SHARE, PACED_EFFICIENCY, STALL_S
+from tests.chips.chip_costs import TILE, Cost
+from tests.chips.chip_engine import BARE, BARE_CHUNK, OURS, Pacing, SimulatedEngine, Stream, bare_prefill_s
 
 ALONE_TOKENS = (2_000, 20_000, 100_000)
 LEAST_OF_BARE = 0.95

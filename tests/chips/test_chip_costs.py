@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks.chip_costs import CHIPS, MODELS, Attention, ChipSpec, Cost, ModelSpec
+from tests.chips.chip_costs import CHIPS, MODELS, Attention, ChipSpec, Cost, ModelSpec
 
 LLAMA_7B = ModelSpec(
     name="LLaMA 7B",

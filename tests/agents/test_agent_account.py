@@ -5,11 +5,10 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from benchmarks import agent_models
-from benchmarks.agent_account import SLACK_TOKENS, Ledger, Message, Rendering, Request, Sample, user
-from benchmarks.agent_clients import CLIENTS, Change, Client, new_lines
 from benchmarks.agent_servers import HttpServer
-from benchmarks.agent_shapes import SHAPES, Chat, Player, Reply, Size
+from tests.agents.agent_account import SLACK_TOKENS, Ledger, Message, Rendering, Request, Sample, user
+from tests.agents.agent_clients import CLIENTS, Change, Client, new_lines
+from tests.agents.agent_shapes import SHAPES, Chat, Player, Reply, Size, build_model
 from tests.serving import serving
 from tests.templates.traits import trait_folder
 
@@ -26,7 +25,7 @@ CALL = {
 
 @pytest.fixture(scope="module")
 def rendering(tmp_path_factory) -> Rendering:
-    return Rendering(agent_models.build("random", "qwen3", tmp_path_factory.mktemp("account") / "model"))
+    return Rendering(build_model("random", "qwen3", tmp_path_factory.mktemp("account") / "model"))
 
 
 @dataclass

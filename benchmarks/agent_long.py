@@ -1,52 +1,28 @@
-"""Long prompts of three real agents on a real tokenizer: tokens that are computed, and times to the first.
-
-    python benchmarks/long_prompts.py [--clients NAME ...] [--tokens N ...] [--kind float32] [--wheels FOLDER]
-
-The recorded conversations of Claude Code (Messages), Codex (Responses) and pi (chat), with their own fields,
-ids and metadata, get this project's guide for agents as system prompt and its sources as results of their
-tools, so that the last prompt has about so many tokens. Gemma 3 270M (`scripts/real_model.py`) reads them.
-
-All requests but the last go to one server, the last one to another that was started on the same disk cache.
-Efficiency is unavoidable / computed tokens, as in `agent_turns.py`: what the recorded replies say is new to
-this model. A reply has one token, so the time of an answer is the time to the first token; "cold" is that of
-the last prompt on a server which keeps nothing. The tokens of the prompt are those of the last request.
-"""
+"""Long prompts of three real agents: a part of `agents.py`."""
 
 from __future__ import annotations
 
-import argparse
 import json
-import os
-import shlex
 import statistics
-import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, cycle
 from pathlib import Path
-from typing import Any
+from tempfile import TemporaryDirectory
+from typing import Annotated, Any
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
-
-from benchmarks import servers  # noqa: E402 - found through the line above
-from benchmarks.agent_account import Charge, Ledger, Message, Rendering, Request  # noqa: E402
-from scripts import real_model  # noqa: E402
-from start_llm.core import chat  # noqa: E402
-from start_llm.core.chat import ChatRequest  # noqa: E402
-from start_llm.core.openblas import run_with_openblas  # noqa: E402
-from tests.serving import Server, serving  # noqa: E402
-from tests.transcripts.recorded import parsed, raw_recording  # noqa: E402
+from benchmarks.harness import ROOT, row, table
+from scripts import real_model
+from start_llm.core import chat
+from start_llm.core.chat import ChatRequest
+from tests.agents.agent_account import Charge, Ledger, Message, Rendering, Request
+from tests.serving import Server, serving
+from tests.transcripts.recorded import parsed, raw_recording
 
 CLIENTS = ("claude", "codex", "pi")
 PATHS = {"messages": "/v1/messages", "responses": "/v1/responses", "chat": "/v1/chat/completions"}
 LIMITS = {"messages": "max_tokens", "responses": "max_output_tokens", "chat": "max_completion_tokens"}
-COLUMNS = (
-    "client | prompt | requests | computed | unavoidable | efficiency | first token, warm ÷ cold |"
-    " computed after a restart | unavoidable | first token ÷ cold"
-)
 
 type Body = dict[str, Any]
 
@@ -183,52 +159,69 @@ def ask(server: Server, prompt: Prompt, ledger: Ledger) -> Answer:
     return Answer(computed, seconds, charge)
 
 
-def row(folder: Path, rendering: Rendering, client: str, tokens: int) -> str:
-    *before, last = conversation(client, rendering, tokens)
+def long(
+    _: Path,
+    *,
+    clients: Annotated[Sequence[str], CLIENTS] = CLIENTS,
+    tokens: Sequence[int] = (2048, 4096, 8192, 16384),
+    kind: Annotated[str, real_model.KINDS] = "float32",
+    wheels: Path | None = None,
+) -> None:
+    """Long prompts of three real agents on a real tokenizer: tokens computed, and times to the first one.
+
+    The recorded conversations of Claude Code (Messages), Codex (Responses) and pi (chat), with their own
+    fields, ids and metadata, get this project's guide for agents as system prompt and its sources as results
+    of their tools, so that the last prompt has about so many tokens. Gemma 3 270M (`scripts/real_model.py`)
+    reads them.
+
+    All requests but the last go to one server, the last one to another that was started on the same disk
+    cache. Efficiency is unavoidable / computed tokens, as for `turns`: what the recorded replies say is new
+    to this model. A reply has one token, so the time of an answer is the time to the first token; "cold" is
+    that of the last prompt on a server which keeps nothing. The tokens of the prompt are those of the last
+    request.
+
+    Args:
+        tokens: of the last prompt
+        wheels: a folder with the wheels of the packages
+    """
+    folder = real_model.model_folder(kind, real_model.default_folder(), wheels)
+    rendering = Rendering(folder)
+    table(
+        *(
+            "client",
+            "prompt",
+            "requests",
+            "computed",
+            "unavoidable",
+            "efficiency",
+            "first token, warm ÷ cold",
+        ),
+        *("computed after a restart", "unavoidable", "first token ÷ cold"),
+    )
+    for length in tokens:
+        for client in clients:
+            row(client, *_long_cells(folder, rendering, conversation(client, rendering, length)))
+
+
+def _long_cells(folder: Path, rendering: Rendering, prompts: Sequence[Prompt]) -> list[str]:
+    *before, last = prompts
     ledger = Ledger(rendering)
-    with tempfile.TemporaryDirectory() as disk:
+    with TemporaryDirectory() as disk:
         with serving(folder, ssd_folder=disk, drain_s=60) as server:
             answers = [ask(server, prompt, ledger) for prompt in before]
         with serving(folder, ssd_folder=disk) as server:
             restarted = ask(server, last, ledger)
     with serving(folder, prompt_cache=False) as server:
-        cold = [ask(server, prompt, Ledger(rendering)) for prompt in (*before, last)]
+        cold = [ask(server, prompt, Ledger(rendering)) for prompt in prompts]
     computed = sum(answer.computed for answer in answers)
     unavoidable = sum(answer.charge.unavoidable for answer in answers)
     warm = [one.seconds / other.seconds for one, other in zip(answers[1:], cold[1:-1], strict=True)]
-    cells = [
-        client,
-        f"{len(rendering.tokens(last.charged)):,}",
-        f"{len(answers)}",
-        f"{computed:,}",
-        f"{unavoidable:,}",
-        f"{unavoidable / computed:.3f}",
-        f"{statistics.median(warm):.3f}",
-        f"{restarted.computed:,}",
-        f"{restarted.charge.unavoidable:,}",
+    return [
+        *(
+            f"{count:,}"
+            for count in (len(rendering.tokens(last.charged)), len(answers), computed, unavoidable)
+        ),
+        *(f"{unavoidable / computed:.3f}", f"{statistics.median(warm):.3f}"),
+        *(f"{count:,}" for count in (restarted.computed, restarted.charge.unavoidable)),
         f"{restarted.seconds / cold[-1].seconds:.3f}",
     ]
-    return f"| {' | '.join(cells)} |"
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
-    parser.add_argument("--clients", nargs="+", choices=CLIENTS, default=CLIENTS)
-    parser.add_argument("--tokens", nargs="+", type=int, default=[2048, 4096, 8192, 16384])
-    parser.add_argument("--kind", choices=real_model.KINDS, default="float32")
-    parser.add_argument("--wheels", type=Path, help="a folder with the wheels of the packages")
-    options = parser.parse_args()
-    folder = real_model.model_folder(options.kind, real_model.default_folder(), options.wheels)
-    rendering = Rendering(folder)
-    print(f"{servers.machine('mlx', 'mlx-lm')}\n\n    {shlex.join(['python', *sys.argv])}\n")
-    print(f"| {COLUMNS} |\n|{'---|' * (COLUMNS.count('|') + 1)}", flush=True)
-    with tempfile.TemporaryDirectory() as state:
-        os.environ["STATE_ROOT"] = state
-        for tokens in options.tokens:
-            for client in options.clients:
-                print(row(folder, rendering, client, tokens), flush=True)
-
-
-if __name__ == "__main__":
-    run_with_openblas()
-    main()

@@ -2,18 +2,18 @@
 
 import pytest
 
-from benchmarks.chip_costs import CHIPS, MODELS, Cost
-from benchmarks.chip_engine import (
+from benchmarks.chips import cases
+from start_llm.engine.pacing import ChunkPacer
+from start_llm.engine.resources import TimeLimits
+from tests.chips.chip_costs import CHIPS, MODELS, Cost
+from tests.chips.chip_engine import (
     BARE,
     BARE_CHUNK,
     Pacing,
     SimulatedEngine,
     bare_prefill_s,
 )
-from benchmarks.chip_scenarios import alone, running, work
-from benchmarks.chips import cases
-from start_llm.engine.pacing import ChunkPacer
-from start_llm.engine.resources import TimeLimits
+from tests.chips.chip_scenarios import alone, running, work
 
 
 class Collapsed(ChunkPacer):

@@ -18,7 +18,6 @@ import mlx.core as mx
 from mlx_lm.generate import generation_stream
 from mlx_lm.models.cache import ArraysCache, KVCache
 
-from benchmarks.chip_costs import Cost
 from start_llm.cache.eviction import EvictionLimits
 from start_llm.cache.layers import Layers
 from start_llm.cache.prompt_cache import PromptCache
@@ -35,6 +34,7 @@ from start_llm.engine.pacing import Chunk, ChunkPacer
 from start_llm.engine.resources import EngineResources, TimeLimits
 from start_llm.engine.work import measure_work
 from start_llm.telemetry.metrics import CacheMetrics, EngineMetrics
+from tests.chips.chip_costs import Cost
 
 TOKEN_BYTES = 8
 """One key and one value of 32 bits."""

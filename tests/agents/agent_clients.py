@@ -12,7 +12,7 @@ from enum import Enum, auto
 from itertools import groupby
 from typing import Any
 
-from benchmarks.agent_account import TOOLS, Message, Tool
+from tests.agents.agent_account import TOOLS, Message, Tool
 
 type Spell = Callable[[Sequence[Message], int], list[Message]]
 """Messages as a request of that number has them."""
@@ -97,20 +97,8 @@ def _lines(message: Message) -> list[str]:
 
 def with_billing_header(messages: Sequence[Message], number: int) -> list[Message]:
     """Claude Code 2.1.126: the first line of the system prompt has another `cch` in every request."""
-    first, *others = messages
     line = f"x-anthropic-billing-header: cc_version=2.1.126.d79; cc_entrypoint=cli; cch={number:05x};"
-    return [{**first, "content": f"{line}\n{first['content']}"}, *others]
-
-
-def with_message_id(messages: Sequence[Message], number: int) -> list[Message]:
-    """OpenClaw: a user message has its id in a block of metadata, as long as it is the last one."""
-    last = max(index for index, message in enumerate(messages) if message["role"] == "user")
-    return [
-        {**message, "content": _metadata(number if index == last else None) + message["content"]}
-        if message["role"] == "user"
-        else message
-        for index, message in enumerate(messages)
-    ]
+    return _first(messages, lambda text: f"{line}\n{text}")
 
 
 def _metadata(number: int | None) -> str:
@@ -123,14 +111,17 @@ def _with_envelopes(newest: Callable[[int], str], older: str) -> Spell:
 
     def spelled(messages: Sequence[Message], number: int) -> list[Message]:
         last = max(index for index, message in enumerate(messages) if message["role"] == "user")
-        return [
-            {**message, "content": (newest(number) if index == last else older) + message["content"]}
-            if message["role"] == "user"
-            else message
-            for index, message in enumerate(messages)
-        ]
+        return _questions(messages, lambda at, text: (newest(number) if at == last else older) + text)
 
     return spelled
+
+
+def _questions(messages: Sequence[Message], spell: Callable[[int, str], str]) -> list[Message]:
+    """The messages, with each user's text as `spell` writes it at its place."""
+    return [
+        {**one, "content": spell(at, one["content"])} if one["role"] == "user" else one
+        for at, one in enumerate(messages)
+    ]
 
 
 def _hint(number: int) -> str:
@@ -153,15 +144,14 @@ def _reasoning_as_reasoning(messages: Sequence[Message], _: int) -> list[Message
 
 
 def _reasoning_in_the_text(messages: Sequence[Message], _: int) -> list[Message]:
-    return [
-        {
-            **_with_reasoning(message, None),
-            "content": f"<think>\n{reasoning.strip()}\n</think>\n\n{message['content']}",
-        }
-        if (reasoning := message.get("reasoning_content"))
-        else message
-        for message in messages
-    ]
+    def spelled(message: Message) -> Message:
+        reasoning = message.get("reasoning_content")
+        if not reasoning:
+            return message
+        content = f"<think>\n{reasoning.strip()}\n</think>\n\n{message['content']}"
+        return {**_with_reasoning(message, None), "content": content}
+
+    return [spelled(message) for message in messages]
 
 
 def _reasoning_now_and_then(messages: Sequence[Message], number: int) -> list[Message]:
@@ -256,18 +246,18 @@ def _turned[Item](items: Sequence[Item], by: int) -> list[Item]:
 
 def _with_line_in_front(line: Callable[[int], str]) -> Spell:
     """The system prompt begins with it."""
-    return lambda messages, number: [
-        {**messages[0], "content": f"{line(number)}\n{messages[0]['content']}"},
-        *messages[1:],
-    ]
+    return lambda messages, number: _first(messages, lambda text: f"{line(number)}\n{text}")
 
 
 def _with_line_after(line: Callable[[int], str]) -> Spell:
     """The system prompt ends with it."""
-    return lambda messages, number: [
-        {**messages[0], "content": f"{messages[0]['content']}\n{line(number)}"},
-        *messages[1:],
-    ]
+    return lambda messages, number: _first(messages, lambda text: f"{text}\n{line(number)}")
+
+
+def _first(messages: Sequence[Message], spell: Callable[[str], str], place: int = 0) -> list[Message]:
+    """The messages, with the text of the system prompt, or of another place, as `spell` writes it."""
+    spelled = {**messages[place], "content": spell(messages[place]["content"])}
+    return [*messages[:place], spelled, *messages[place + 1 :]]
 
 
 def _clock(number: int) -> str:
@@ -297,8 +287,7 @@ def _git_status(number: int) -> str:
 
 def _with_statistics(messages: Sequence[Message], number: int) -> list[Message]:
     """Add statistics to the first question, as a sub-agent shows the time and tokens it took so far."""
-    first, question, *others = messages
-    return [first, {**question, "content": f"{question['content']}\nStats: runtime {number}s"}, *others]
+    return _first(messages, lambda text: f"{text}\nStats: runtime {number}s", place=1)
 
 
 def _with_carrier(messages: Sequence[Message], number: int) -> list[Message]:
@@ -315,14 +304,13 @@ def _temporal_context(number: int) -> str:
 
 def _with_changing_reminder(messages: Sequence[Message], number: int) -> list[Message]:
     """Claude Code 2.1.197: the first question begins with it; who continues a session reads it anew."""
-    first, question, *others = messages
     reminder = (
         "<system-reminder>\nYou can use the following context:\n# claudeMd\nThe project's instructions:\n\n"
         f"Use tabs.\nTest what you change.\nThis is version {number}.\n# currentDate\n"
         f"Today's date is 2026-11-{20 + number}.\n\n      IMPORTANT: this context may not be relevant.\n"
         "</system-reminder>\n\n"
     )
-    return [first, {**question, "content": reminder + question["content"]}, *others]
+    return _first(messages, lambda text: reminder + text, place=1)
 
 
 # ------------------------------------------------------------------------------------- what they add or edit
@@ -331,12 +319,7 @@ def _with_changing_reminder(messages: Sequence[Message], number: int) -> list[Me
 def _with_reminders(messages: Sequence[Message], _: int) -> list[Message]:
     """Each question has one, and keeps it."""
     reminder = "\n<system-reminder>\nStep {}.\n</system-reminder>"
-    return [
-        {**message, "content": message["content"] + reminder.format(index)}
-        if message["role"] == "user"
-        else message
-        for index, message in enumerate(messages)
-    ]
+    return _questions(messages, lambda at, text: text + reminder.format(at))
 
 
 def _with_system_messages(messages: Sequence[Message], _: int) -> list[Message]:
@@ -355,8 +338,7 @@ def _with_edited_result(messages: Sequence[Message], number: int) -> list[Messag
     edited = next((index for index, one in enumerate(messages) if one["role"] == "tool"), None)
     if number < FIRST_EDITED or edited is None:
         return list(messages)
-    result = {**messages[edited], "content": "This result was cleared."}
-    return [*messages[:edited], result, *messages[edited + 1 :]]
+    return _first(messages, lambda _: "This result was cleared.", place=edited)
 
 
 def _envelopes() -> dict[str, Client]:
@@ -406,7 +388,9 @@ CLIENTS: dict[str, Client] = {
         is_about_calls=True,
     ),
     # After a reply that the server wrote: the same words with another id may be another client's.
-    "message-id": Client(title="message id vanishes", spell=with_message_id, hears=(CALLS,)),
+    "message-id": Client(
+        title="message id vanishes", spell=_with_envelopes(_metadata, _metadata(None)), hears=(CALLS,)
+    ),
     **_envelopes(),
     "deferred": Client(
         title="list of tools changes",

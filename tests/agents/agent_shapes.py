@@ -10,9 +10,11 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Protocol
+from pathlib import Path
+from typing import Literal, Protocol
 
-from benchmarks.agent_account import (
+from scripts import tiny_models
+from tests.agents.agent_account import (
     REPLY_TOKENS,
     Account,
     Charge,
@@ -23,8 +25,9 @@ from benchmarks.agent_account import (
     Sample,
     user,
 )
-from benchmarks.agent_clients import CLIENTS, PLAIN, REASONING, Change, Client, new_lines
-from benchmarks.agent_models import Model
+from tests.agents.agent_clients import CLIENTS, PLAIN, REASONING, Change, Client, new_lines
+
+type Model = Literal["random", "thinks", "calls"]
 
 SYSTEM_TOKENS = 950
 """With the tools and the markup it makes 1,200."""
@@ -299,7 +302,7 @@ def _tool_turns(player: Player, size: Size) -> None:
         chat.turn()
 
 
-def _sub_agents(count: int, player: Player, size: Size) -> None:  # noqa: ARG001 - as many in every size
+def _sub_agents(count: int, player: Player, size: Size) -> None:
     system = f"{count} sub-agents"
     chats = [Chat.begin(player, system, f"Task {number} of {count}") for number in range(count)]
     player.ask(*(chat.request for chat in chats))
@@ -452,3 +455,35 @@ SHAPES = {
     **{name: _shape_of(client) for name, client in CLIENTS.items()},
     **{name: Shape(way.title, partial(_compacted, way)) for name, way in COMPACTIONS.items()},
 }
+
+
+# ------------------------------------------------------------------------------------------------ the models
+
+
+_WORDS = [f" w{number}" for number in range(100)]
+_CALL = ["<tool_call>", '\n{"name": "run_command", "arguments": ']
+_BEHIND = ["}\n", "</tool_call>"]
+
+_SCRIPTS: dict[Model, list[str]] = {
+    # Reasoning and a call, as the template itself would write them.
+    "thinks": [
+        "<think>",
+        "\nI have to look at",
+        *_WORDS,
+        " first.\n",
+        "</think>",
+        "\n\n",
+        *_CALL,
+        '{"command": "cat notes"}',
+        *_BEHIND,
+    ],
+    # A call as no JSON library would write it.
+    "calls": [*_CALL, '{"timeout":  1000.0,   "command":  "caf\\u00e9 \\/', *_WORDS, '" }', *_BEHIND],
+}
+
+
+def build_model(model: Model, family: str, folder: Path) -> Path:
+    """Write a model of `family`, of the same size whatever it says."""
+    if model == "random":
+        return tiny_models.build(family, folder)
+    return tiny_models.build_chain(folder, {"\n": _SCRIPTS[model]}, family=family, hidden=256, layers=4)
