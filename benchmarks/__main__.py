@@ -1,4 +1,4 @@
-"""Run a benchmark: `.venv/bin/python -m benchmarks PROGRAM [--only PART ...]`; without a program, list all."""
+"""Run a benchmark: `.venv/bin/python -m benchmarks PROGRAM [--only PART ...]`; without PROGRAM, list all."""
 
 from __future__ import annotations
 

@@ -105,7 +105,7 @@ def turns(
     request, with a sign if it is more than 64 tokens. A server that compares tokens also saves the opening of
     a new message that equals an old one, and may reach 1.01.
 
-    In many shapes a client changes what it sends again, at every request anew: see `tests/agents/agent_clients.py`. Where
+    In many shapes a client changes what it sends again, at every request anew: see `tests/agents`. Where
     the server's own reasoning and calls are sent again, a scripted model says them. A server that cannot play
     a shape fails in it, in words, and goes on with the next. "restarted" is stopped and started again before
     each request, with a disk tier; "bare mlx_lm" runs in this process, keeps nothing (the floor) and reads no

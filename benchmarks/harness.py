@@ -34,7 +34,7 @@ ROOT = FOLDER.parent
 
 def main(arguments: Sequence[str]) -> int:
     """Run a program, or list all of them. Returns the exit status."""
-    programs = _programs()
+    programs = list_programs()
     if not arguments or arguments[0] not in programs:
         print("\n".join(f"{name:12} {shows}" for name, shows in programs.items()))
         return 0 if not arguments or arguments[0] in ("-h", "--help") else 2
@@ -44,7 +44,7 @@ def main(arguments: Sequence[str]) -> int:
     return module.main(rest) if hasattr(module, "main") else _run(name, module, rest)
 
 
-def _programs() -> dict[str, str]:
+def list_programs() -> dict[str, str]:
     """Each program with the first line of its docstring."""
     paths = [path for path in sorted(FOLDER.glob("*.py")) if path != Path(__file__)]
     trees = {path.stem: ast.parse(path.read_text(encoding="utf-8")) for path in paths}
@@ -62,11 +62,10 @@ def _runs(tree: ast.Module) -> bool:
 
 
 def _run(name: str, module: Any, arguments: Sequence[str]) -> int:
-    parts: Mapping[str, Part] = module.PARTS
-    options = vars(_parser(name, module.__doc__ or "", parts).parse_args(arguments))
+    options = vars(parser_of(name, module).parse_args(arguments))
     print(f"{machine(*getattr(module, 'PACKAGES', ('mlx', 'mlx-lm')))}\n", flush=True)
     print(f"    python -m benchmarks {shlex.join([name, *arguments])}", flush=True)
-    problems = [problem for part in options["only"] for problem in _play(parts[part], options)]
+    problems = [problem for part in options["only"] for problem in _play(module.PARTS[part], options)]
     for problem in problems:
         print(f"NOT AS IT HAS TO BE: {problem[:2000]}")
     return 1 if problems else 0
@@ -83,11 +82,13 @@ def _play(part: Part, options: Mapping[str, Any]) -> list[str]:
         return list(part(folder, **asked) or ())
 
 
-def _parser(name: str, doc: str, parts: Mapping[str, Part]) -> argparse.ArgumentParser:
+def parser_of(name: str, module: Any) -> argparse.ArgumentParser:
+    """What reads the arguments of a program: `--only`, and the options of all its parts."""
+    parts: Mapping[str, Part] = module.PARTS
     shown = "\n\n".join(f"{one}: {inspect.getdoc(part)}" for one, part in parts.items())
     parser = argparse.ArgumentParser(
         prog=f"python -m benchmarks {name}",
-        description=f"{doc}\n{shown}",
+        description=f"{module.__doc__}\n{shown}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--only", nargs="+", choices=parts, default=list(parts), metavar="PART")

@@ -68,8 +68,8 @@ def page(found: Sequence[Finding]) -> str:
     lines = [
         "# Model types",
         "",
-        "Written by `.venv/bin/python -m benchmarks truth --only types --write docs/model-types.md`; what is",
-        "asked is in `tests/cache/type_trial.py`.",
+        "Written by `.venv/bin/python -m benchmarks truth --only types --write docs/model-types.md`;",
+        "`tests/cache/type_trial.py` says what is asked.",
         "Tiny random networks in float32. *Logits* is the largest difference between those after a restored",
         "prompt and those of a fresh computation.",
         "",

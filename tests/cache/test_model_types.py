@@ -1,6 +1,6 @@
 """One type for each class of cache says what an engine without a cache says; what is planted is found.
 
-All types: `benchmarks/truth_types.py`.
+All types: `benchmarks truth --only types`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Servers in processes of their own, told to end or killed; `benchmarks/disk_restarts.py` is the long form."""
+"""Servers in processes of their own, told to end or killed; `benchmarks disk` is the long form."""
 
 from __future__ import annotations
 
