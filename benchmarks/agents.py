@@ -14,7 +14,7 @@ from typing import Annotated
 
 from benchmarks import agent_long, servers
 from benchmarks.agent_servers import Bare, HttpServer, Restarted
-from benchmarks.harness import Part, row, table
+from benchmarks.harness import Part, refuse, row, table
 from tests.agents.agent_account import Rendering
 from tests.agents.agent_shapes import (
     FULL,
@@ -141,7 +141,7 @@ def turns(
     )
     if base_url:
         if model is None:
-            raise SystemExit("--base-url needs --model, to count tokens")
+            refuse("--base-url needs --model, to count tokens")
         server = HttpServer(base_url.rstrip("/"), model_name, api_key).named()
         for shape, cells in plan.rows(server, Rendering(model)):
             row(model.name, SHAPES[shape].title, server.base_url, *cells)

@@ -195,13 +195,14 @@ def _compute(model: Model, kept: PromptCache, ids: tuple[int, ...], boundaries: 
 
 
 def _copied(kept: PromptCache, ids: tuple[int, ...], length: int) -> float:
-    """Seconds until another conversation has caches of `length` tokens; they are dropped again."""
+    """Seconds until another conversation has caches of `length` tokens; they become pages again."""
     began = time.perf_counter()
     seq_cache = kept.open(ids, b"", ()).seq_cache
     seconds = time.perf_counter() - began
     if len(seq_cache.tokens) != length:
         raise SystemExit(f"{len(seq_cache.tokens)} tokens were restored, and not {length}.")
-    kept.discard(seq_cache)
+    kept.close(seq_cache, seq_cache.caches, ids[:length])
+    _cut_into_pages(kept)
     return seconds
 
 

@@ -15,7 +15,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from benchmarks import servers
-from benchmarks.harness import ROOT, Part, row, table
+from benchmarks.harness import ROOT, Part, refuse, row, table
 from scripts.demo_model.conversations import ANSWER, REASONING, RETURNED, TOO_LONG
 from scripts.demo_model.corpus import read_corpus
 from scripts.demo_model.wordings import filled
@@ -240,9 +240,7 @@ def answers(
         show_wrong: examples of each behaviour
     """
     if unclear := [length for length in tokens if LONGEST < length < BEYOND]:
-        raise SystemExit(
-            f"--tokens {unclear[0]}: from {LONGEST} to {BEYOND} no answer is right for every text"
-        )
+        refuse(f"--tokens {unclear[0]}: from {LONGEST} to {BEYOND} no answer is right for every text")
     tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
     table("behaviour", "tokens", "right", "share")
     with servers.served("--model", model, proxy=True) as server, ThreadPoolExecutor(AT_ONCE) as pool:

@@ -5,6 +5,7 @@ What is restored comes out of the system's page cache unless `--cold` empties it
 
 from __future__ import annotations
 
+import atexit
 import os
 import random
 import statistics
@@ -221,7 +222,6 @@ def restore(
         )
         for count in tokens:
             measure(network, shape, Path(place) / str(count), count, cold=cold)
-    mx.clear_streams()
 
 
 def first(
@@ -307,7 +307,6 @@ def beside(folder: Path, *, hidden: int = 512, layers: int = 4) -> None:
                 written.append(one.metrics.written_bytes - before)
                 if not one.metrics.queue:
                     raise SystemExit("the writer had nothing left to write")
-    mx.clear_streams()
     mine, other = (REPLY / statistics.median(seconds) for seconds in (alone, together))
     rate = f"{sum(written) / sum(together) / 1e6:.0f} MB/s"
     print(f"A reply alone has {mine:.0f} tokens/s, {other:.0f} beside a writer of {rate}: {other / mine:.3f}")
@@ -328,6 +327,8 @@ def scan_files(folder: Path, *, files: int = 20_000) -> None:
             index.add(found.cached)
     print(f"A scan of {len(index):,} files took {1000 * (time.perf_counter() - began):.0f} ms.")
 
+
+atexit.register(mx.clear_streams)  # else the process aborts when it ends (lesson 4)
 
 PARTS: Mapping[str, Part] = {
     "restore": restore,

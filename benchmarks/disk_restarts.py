@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Annotated
+from unittest.mock import patch
 
 from benchmarks import servers
 from benchmarks.harness import row, table
@@ -61,7 +62,7 @@ def hold(model: Path, folder: Path, turns: int, idle_s: float | None) -> Round:
     found = Round(conversations())
     for number in range(turns):
         began = time.monotonic()
-        with _life(model, folder, folder / "ssd") as server:
+        with _life(model, folder, "--ssd-cache-dir", folder / "ssd") as server:
             found.starts.append(time.monotonic() - began)
             turn(partial(servers.ask, server.port), found.everybody, number)
             ssd = servers.ask(server.port, "/stats")["ssd"]
@@ -76,14 +77,14 @@ def hold(model: Path, folder: Path, turns: int, idle_s: float | None) -> Round:
 
 def never_stopped(model: Path, folder: Path, turns: int) -> list[Conversation]:
     everybody = conversations()
-    with _life(model, folder, "off") as server:
+    with patch.dict(os.environ, SSD_CACHE_DIR="off"), _life(model, folder) as server:
         for number in range(turns):
             turn(partial(servers.ask, server.port), everybody, number)
     return everybody
 
 
-def _life(model: Path, folder: Path, ssd_folder: Path | str) -> AbstractContextManager[servers.Served]:
-    return servers.served("--model", model, "--ssd-cache-dir", ssd_folder, log=folder / "server.log")
+def _life(model: Path, folder: Path, *options: object) -> AbstractContextManager[servers.Served]:
+    return servers.served("--model", model, *options, log=folder / "server.log")
 
 
 def settings(root: Path, write_after_s: float) -> dict[str, str]:

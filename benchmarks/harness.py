@@ -23,7 +23,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated, Any, TypeAliasType, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, NoReturn, TypeAliasType, get_args, get_origin, get_type_hints
 from unittest.mock import patch
 
 type Part = Callable[..., Iterable[str] | None]
@@ -65,21 +65,32 @@ def _run(name: str, module: Any, arguments: Sequence[str]) -> int:
     options = vars(parser_of(name, module).parse_args(arguments))
     print(f"{machine(*getattr(module, 'PACKAGES', ('mlx', 'mlx-lm')))}\n", flush=True)
     print(f"    python -m benchmarks {shlex.join([name, *arguments])}", flush=True)
-    problems = [problem for part in options["only"] for problem in _play(module.PARTS[part], options)]
-    for problem in problems:
-        print(f"NOT AS IT HAS TO BE: {problem[:2000]}")
-    return 1 if problems else 0
+    return 1 if sum(_play(module.PARTS[part], options) for part in options["only"]) else 0
 
 
-def _play(part: Part, options: Mapping[str, Any]) -> list[str]:
-    """Run a part with what was asked for, in a folder that holds its state and logs too."""
+def _play(part: Part, options: Mapping[str, Any]) -> int:
+    """Run a part with what was asked for, in a folder that holds its state and logs too.
+
+    Returns:
+        How many things were not as they have to be.
+    """
     asked = {option: options[option] for option in _parameters(part) if options[option] is not None}
+    wrong = 0
     with tempfile.TemporaryDirectory() as root, patch.dict(os.environ):
         os.environ |= {"STATE_ROOT": f"{root}/state", "LOG_ROOT": f"{root}/logs"}
         folder = Path(root) / "part"
         folder.mkdir()
         print()
-        return list(part(folder, **asked) or ())
+        for problem in part(folder, **asked) or ():
+            print(f"NOT AS IT HAS TO BE: {problem[:2000]}", flush=True)
+            wrong += 1
+    return wrong
+
+
+def refuse(why: str) -> NoReturn:
+    """End the program: its options do not go together."""
+    print(why, file=sys.stderr)
+    raise SystemExit(2)
 
 
 def parser_of(name: str, module: Any) -> argparse.ArgumentParser:
