@@ -19,9 +19,9 @@ import mlx.core as mx
 from mlx_lm import load
 from mlx_lm.generate import generate_step
 
-from benchmarks.agent_account import Message, Rendering, Request
-from benchmarks.agent_shapes import Reply, ServerFailed
 from start_llm.app import App
+from tests.agents.agent_account import Message, Rendering, Request
+from tests.agents.agent_shapes import Reply, ServerFailed
 from tests.serving import serving
 
 PREFILL_STEP = 512

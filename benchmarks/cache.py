@@ -1,151 +1,123 @@
 """The speed and the memory of the prompt cache, beside its marks.
 
-    python benchmarks/cache.py [--only SECTION ...] [--family NAME ...] [--lengths N ...] [--rounds N]
-                               [--conversations N]
-
-- `ttft`: a conversation grows turn by turn. Time to its first token through the engine loop, beside what
-  mlx_lm needs for as many new tokens on a cache that is ready, in chunks as long as the engine's longest one.
-  Both take turns; the median of their ratios.
-- `restore`: another conversation copies n tokens out of pages; beside computing them, and for each token. And
-  the next turn of the same one, which is handed its caches.
-- `lookup`: planning a restore of a long prompt, without copying; what taking it in costs for each token.
-- `cut`: the longest time for which the engine stands still when a long sequence cache becomes a run, when one
-  leaf of that is cut, and when caches are put together from it. Tiny arrays: overhead alone.
-- `stored`: bytes after many sessions on one system prompt, beside KV of distinct tokens and kept states.
-- `peak`: highest MLX memory of a growing conversation, weights left out, over the KV that it ends with; less
-  a chunk's work, which is what the same chunks take beyond their KV in mlx_lm's own caches. Then over the
-  budget, if that is 1.1 conversations: of one that goes on from pages, of rows that join and leave a batch.
-- `budget`: after every step of a random run with little room, MLX memory beside the weights over the budget
-  and the caches of live rows, each row counted once: with rows that take turns, and with rows in a batch.
-- `texts`: prompts without messages that are repeated, extended and edited: tokens that were unavoidable over
-  those that were computed.
-- `growth`: resident memory of the process along a random run: the median of the end of each quarter.
-
-Everything runs in this process, on random models. --lengths replaces the prompt lengths of every section but
-the random runs, for a quick look.
+Everything runs in this process, on random float32 models, with pages of 256 tokens. `--lengths` replaces the
+prompt lengths of every part but the random runs, for a quick look.
 """
 
 from __future__ import annotations
 
-import argparse
-import shlex
-import sys
-import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import mlx.core as mx
+from benchmarks import cache_memory, cache_speed
+from benchmarks.cache_engine import (
+    FAMILIES,
+    MAX_STEPS,
+    REPLY_TOKENS,
+    SMALL,
+    CachedEngine,
+    Families,
+    Model,
+    mark,
+    marks,
+    models,
+    prompt,
+)
+from benchmarks.harness import Part
+from start_llm.cache.pages import common_length
+from start_llm.core.events import Finished
+from tests.engine.harness import engine_request
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
-
-from mlx_lm.generate import generation_stream  # noqa: E402
-
-from benchmarks import cache_cut, cache_memory, cache_speed, cache_texts, servers  # noqa: E402 - found through the line above
-from benchmarks.cache_engine import PAGE, Model, Row, Size, build  # noqa: E402
-from start_llm.core.openblas import run_with_openblas  # noqa: E402
-
-FAMILIES = {"dense": "qwen3", "hybrid": "qwen3_5", "sliding": "gemma3_text"}
-ALL_FAMILIES = {**FAMILIES, "latent": "glm4_moe_lite"}
-USUAL = Size(256, 4)
-FOUR_LAYERS = Size(64, 4)
-SMALL = Size(64, 2)
-
-
-@dataclass(frozen=True)
-class Bench:
-    """The arguments of the command line, and the models that it takes."""
-
-    folder: Path
-    lengths: Sequence[int]
-    rounds: int
-    conversations: int
-
-    def model(self, family: str, size: Size) -> Model:
-        return build(self.folder / f"{family} {size}", family, size)
-
-    def lengths_or(self, *usual: int) -> Sequence[int]:
-        return self.lengths or usual
-
-    def ttft(self, family: str) -> Iterator[Row]:
-        for length in self.lengths_or(8192, 32_768):
-            yield from cache_speed.ttft(self.model(family, USUAL), length, self.rounds)
-
-    def restore(self, family: str) -> Iterator[Row]:
-        yield from cache_speed.restore(self.model(family, SMALL), self.lengths_or(4096, 8192, 16_384, 32_768))
-
-    def lookup(self, _: str) -> Iterator[Row]:
-        for length in self.lengths_or(100_000):
-            yield from cache_speed.lookup(length)
-
-    def cut(self, _: str) -> Iterator[Row]:
-        for length in self.lengths_or(100_000):
-            yield from cache_cut.cut(length)
-
-    def stored(self, family: str) -> Iterator[Row]:
-        for length in self.lengths_or(8192):
-            yield from cache_memory.stored(self.model(family, FOUR_LAYERS), length)
-
-    def peak(self, family: str) -> Iterator[Row]:
-        for length in self.lengths_or(32_768):
-            yield from cache_memory.peak(
-                self.model(family, cache_memory.DEEP.get(family, cache_memory.DEEPER)), length
-            )
-            yield from cache_memory.tight(self.model(family, cache_memory.DEEPER), length)
-
-    def budget(self, family: str) -> Iterator[Row]:
-        yield from cache_memory.budget(self.model(family, SMALL), self.conversations)
-
-    def texts(self, family: str) -> Iterator[Row]:
-        for length in self.lengths_or(1024, 2048, 4096):
-            yield from cache_texts.texts(self.model(family, SMALL), length)
-
-    def growth(self, family: str) -> Iterator[Row]:
-        yield from cache_memory.growth(self.model(family, SMALL), self.conversations)
+NEW_TOKENS = 40
+EDITED_TOKENS = 5
+EDITS = 4
+PLACES = {"the middle": 0.55, "three quarters": 0.8}
+"""Where texts are edited, as shares of them: at no multiple of anything."""
 
 
-SECTIONS: dict[str, Callable[[Bench, str], Iterator[Row]]] = {
-    "ttft": Bench.ttft,
-    "restore": Bench.restore,
-    "lookup": Bench.lookup,
-    "cut": Bench.cut,
-    "stored": Bench.stored,
-    "peak": Bench.peak,
-    "budget": Bench.budget,
-    "texts": Bench.texts,
-    "growth": Bench.growth,
+class _Reader:
+    """Reads prompts, and keeps the ledger."""
+
+    def __init__(self, model: Model) -> None:
+        self._engine = CachedEngine(model)
+        self._ledger: list[tuple[int, ...]] = []
+        self.computed: dict[str, list[int]] = {}
+        self.unavoidable: dict[str, list[int]] = {}
+
+    def read(self, what: str, ids: Sequence[int]) -> tuple[int, ...]:
+        """Read a prompt and return the reply."""
+        watched = self._engine.submit(engine_request(ids, REPLY_TOKENS))
+        self._engine.finish(watched, max_steps=MAX_STEPS)
+        if not isinstance(watched.ending, Finished):
+            raise SystemExit(f"The engine failed: {watched.ending}")
+        known = max((common_length(tuple(ids), one) for one in self._ledger), default=0)
+        self._ledger.append((*ids, *watched.tokens))
+        usage = watched.ending.usage
+        self.computed.setdefault(what, []).append(usage.prompt - usage.cached)
+        self.unavoidable.setdefault(what, []).append(len(ids) - min(known, len(ids) - 1))
+        return tuple(watched.tokens)
+
+    @property
+    def told(self) -> tuple[int, int]:
+        """Tokens computed and unavoidable, as the cache itself counts them."""
+        return self._engine.cached.computed_tokens, self._engine.cached.unavoidable_tokens
+
+    @property
+    def checkpoint_bytes(self) -> int:
+        return self._engine.cached.checkpoint_bytes
+
+
+@marks
+def texts(
+    folder: Path, *, family: Families = tuple(FAMILIES), lengths: Sequence[int] = (1024, 2048, 4096)
+) -> None:
+    """Prompts without messages are repeated, extended and edited: unavoidable tokens over computed ones.
+
+    What is unavoidable is counted here: what lies after the longest prefix that was computed before, and at
+    least one token.
+    """
+    for model in models(folder, family, SMALL):
+        for length in lengths:
+            _repeated_extended_edited(model, length)
+
+
+def _repeated_extended_edited(model: Model, length: int) -> None:
+    reader, text = _Reader(model), prompt(length)
+    reader.read("new", text)
+    reader.read("repeated", text)
+    for seed in range(3):
+        text = (*text, *reader.read("repeated", text), *prompt(NEW_TOKENS, seed + 1))
+        reader.read("extended", text)
+    for name, share in PLACES.items():
+        place = int(share * length)
+        for edit in range(EDITS):
+            text = (*text[:place], *prompt(EDITED_TOKENS, 100 + edit), *text[place + EDITED_TOKENS :])
+            reader.read(f"{'edited again' if edit else 'edited'} in {name}", text)
+    told = f"{length:,} tokens"
+    for what, computed in reader.computed.items():
+        _text_mark(model, what, told, sum(computed), sum(reader.unavoidable[what]))
+    computed = sum(map(sum, reader.computed.values()))
+    unavoidable = sum(map(sum, reader.unavoidable.values()))
+    if reader.told != (computed, unavoidable):
+        raise SystemExit(f"The cache counts {reader.told} where {(computed, unavoidable)} is.")
+    _text_mark(model, "all of it", told, computed, unavoidable, ">= 0.97")
+    states = f"{reader.checkpoint_bytes / model.bytes_of().of(length):.2f}"
+    mark("text, states of all of it / KV of one prompt", model, told, states)
+
+
+def _text_mark(model: Model, what: str, told: str, computed: int, unavoidable: int, limit: str = "") -> None:
+    measured = f"{unavoidable / computed:.3f} ({unavoidable:,} of {computed:,})"
+    mark(f"text, {what}: unavoidable / computed", model, told, measured, limit)
+
+
+PARTS: Mapping[str, Part] = {
+    "ttft": cache_speed.ttft,
+    "restore": cache_speed.restore,
+    "lookup": cache_speed.lookup,
+    "cut": cache_speed.cut,
+    "stored": cache_memory.stored,
+    "peak": cache_memory.peak,
+    "budget": cache_memory.budget,
+    "texts": texts,
+    "growth": cache_memory.growth,
 }
-FOR_ANY_FAMILY = ["lookup", "cut"]
-
-
-def parsed() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
-    parser.add_argument("--only", nargs="+", choices=SECTIONS, default=list(SECTIONS))
-    parser.add_argument("--family", nargs="+", choices=ALL_FAMILIES)
-    parser.add_argument("--lengths", nargs="+", type=int, default=[], help="tokens; a multiple of 256")
-    parser.add_argument("--rounds", type=int, default=10, help="turns of ttft")
-    parser.add_argument(
-        "--conversations", type=int, default=2000, help="requests of budget and growth, 40 or more"
-    )
-    return parser.parse_args()
-
-
-def main() -> None:
-    options = parsed()
-    machine = servers.machine("mlx", "mlx-lm")
-    print(f"{machine}, {mx.default_device()}; float32, pages of {PAGE}\n")
-    print(f"    {shlex.join(['python', 'benchmarks/cache.py', *sys.argv[1:]])}\n")
-    print("| mark | family | size | measured | limit |\n|---|---|---|---|---|")
-    with tempfile.TemporaryDirectory() as name, mx.stream(generation_stream):
-        bench = Bench(Path(name), options.lengths, options.rounds, options.conversations)
-        for section in options.only:
-            usual = ALL_FAMILIES if section == "texts" else FAMILIES
-            for family in [""] if section in FOR_ANY_FAMILY else options.family or usual:
-                for row in SECTIONS[section](bench, ALL_FAMILIES.get(family, "")):
-                    print(row, flush=True)
-
-
-if __name__ == "__main__":
-    run_with_openblas()
-    main()

@@ -1,15 +1,18 @@
-"""Shared by both halves of the cache benchmark: tiny models, an engine with a cache, rows of the table."""
+"""Shared by the parts of `cache.py`: tiny models, an engine with a cache, rows of the table."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import wraps
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import mlx.core as mx
+from mlx_lm.generate import generation_stream
 
+from benchmarks.harness import row, table
 from scripts import tiny_models
 from start_llm.cache.eviction import EvictionLimits
 from start_llm.cache.layers import Layers
@@ -32,6 +35,11 @@ VOCABULARY = 1500
 MAX_STEPS = 100_000
 
 
+FAMILIES = {"dense": "qwen3", "hybrid": "qwen3_5", "sliding": "gemma3_text", "latent": "glm4_moe_lite"}
+USUAL_FAMILIES = ("dense", "hybrid", "sliding")
+type Families = Annotated[Sequence[str], FAMILIES]
+
+
 @dataclass(frozen=True)
 class Size:
     """The size of a tiny model, beside its family."""
@@ -45,18 +53,7 @@ class Size:
         return f"hidden {self.hidden}, {self.layers} layers{told}"
 
 
-@dataclass(frozen=True)
-class Row:
-    """One line of the table."""
-
-    mark: str
-    family: str
-    size: str
-    measured: str
-    limit: str = ""
-
-    def __str__(self) -> str:
-        return f"| {self.mark} | {self.family} | {self.size} | {self.measured} | {self.limit} |"
+SMALL, FOUR_LAYERS, USUAL = Size(64, 2), Size(64, 4), Size(256, 4)
 
 
 @dataclass(frozen=True)
@@ -97,6 +94,11 @@ class Bytes:
 
     def of(self, tokens: int) -> int:
         return self.token * tokens + self.state
+
+
+def models(folder: Path, families: Sequence[str], size: Size) -> Iterator[Model]:
+    """A model of each family, one after the other."""
+    return (build(folder / f"{family} {size}", FAMILIES[family], size) for family in families)
 
 
 def build(folder: Path, family: str, size: Size) -> Model:
@@ -172,3 +174,21 @@ class Conversation:
 
     def ask(self, new: Sequence[int]) -> int:
         return self.finish(self.submit(new))
+
+
+def marks[**Options](part: Callable[Options, None]) -> Callable[Options, None]:
+    """A part that prints rows of the table of marks, and computes where the engine does."""
+
+    @wraps(part)
+    def run(*arguments: Options.args, **options: Options.kwargs) -> None:
+        table("mark", "family", "size", "measured", "limit")
+        with mx.stream(generation_stream):
+            part(*arguments, **options)
+
+    return run
+
+
+def mark(name: str, model: Model | str, told: str, measured: str, limit: str = "") -> None:
+    """Print a row."""
+    family, size = (model, told) if isinstance(model, str) else (model.family, f"{told}; {model.size}")
+    row(name, family, size, measured, limit)

@@ -1,4 +1,4 @@
-"""The memory marks of the prompt cache; `benchmarks/cache.py` runs them and says what they are."""
+"""The memory of the prompt cache: parts of `cache.py`."""
 
 from __future__ import annotations
 
@@ -6,21 +6,28 @@ import os
 import random
 import statistics
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from pathlib import Path
 
 import mlx.core as mx
 from mlx_lm.generate import generation_stream
 
 from benchmarks.cache_engine import (
     CHUNK,
+    FOUR_LAYERS,
     MAX_STEPS,
     REPLY_TOKENS,
+    SMALL,
+    USUAL_FAMILIES,
     CachedEngine,
     Conversation,
+    Families,
     Model,
-    Row,
     Size,
+    mark,
+    marks,
+    models,
     prompt,
 )
 from start_llm.engine.admission import Admission
@@ -31,7 +38,7 @@ from tests.engine.harness import Watched, Wrapped, engine_request
 from tests.mlx_memory import active_bytes
 
 _HEADS = {"num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 64}
-DEEP = {"qwen3": Size(128, 8, _HEADS)}
+DEEP = {"dense": Size(128, 8, _HEADS)}
 DEEPER = Size(128, 24, _HEADS)
 """Models whose KV outweighs what a step takes, as in real ones: attention without a fused kernel takes memory
 for each head, and one layer at a time is copied when caches grow. Where not all layers have full attention,
@@ -52,8 +59,15 @@ REMEMBERED = 6
 """The conversations that `Talkers` may go on with, beside the first, and the requests that it may repeat."""
 
 
-def stored(model: Model, system_tokens: int) -> Iterator[Row]:
-    """Bytes stored after many sessions with one system prompt, beside those of the distinct tokens."""
+@marks
+def stored(folder: Path, *, family: Families = USUAL_FAMILIES, lengths: Sequence[int] = (8192,)) -> None:
+    """Bytes after many sessions on one system prompt, beside KV of distinct tokens and kept states."""
+    for model in models(folder, family, FOUR_LAYERS):
+        for length in lengths:
+            _many_sessions(model, length)
+
+
+def _many_sessions(model: Model, system_tokens: int) -> None:
     engine, system = CachedEngine(model), prompt(system_tokens)
     for seed in range(1, SESSIONS + 1):
         Conversation(engine, system).ask(prompt(SESSION_TOKENS, seed))
@@ -61,32 +75,40 @@ def stored(model: Model, system_tokens: int) -> Iterator[Row]:
     states = engine.cached.checkpoints + engine.cached.seq_caches if model.layers.has_state else 0
     one = model.bytes_of()
     held, ideal = engine.cached.stored_bytes, one.token * tokens + one.state * states
-    told = (
-        f"{SESSIONS} sessions of {SESSION_TOKENS} on {system_tokens:,} tokens, {states} states; {model.size}"
-    )
+    told = f"{SESSIONS} sessions of {SESSION_TOKENS} on {system_tokens:,} tokens, {states} states"
     measured = f"{held / ideal:.3f} ({held / 1e6:.1f} of {ideal / 1e6:.1f} MB)"
-    yield Row("stored / ideal", model.family, told, measured, "<= 1.05")
+    mark("stored / ideal", model, told, measured, "<= 1.05")
 
 
 # ------------------------------------------------------------------------------------------------------- peak
 
 
-def peak(model: Model, length: int) -> Iterator[Row]:
-    """Highest memory of a conversation, in units of the KV that it has in the end.
+@marks
+def peak(folder: Path, *, family: Families = USUAL_FAMILIES, lengths: Sequence[int] = (32_768,)) -> None:
+    """Highest MLX memory of a growing conversation, weights left out, over the KV that it ends with.
 
-    A chunk's work is what bare mlx_lm takes beyond that KV in the same chunks.
+    Less a chunk's work, which is what the same chunks take beyond their KV in mlx_lm's own caches. Then over
+    the budget, if that is 1.1 conversations: of one that goes on from pages, of rows that join and leave a
+    batch.
     """
+    for name in family:
+        for length in lengths:
+            _highest_of_a_conversation(next(models(folder, [name], DEEP.get(name, DEEPER))), length)
+            _highest_over_a_tight_budget(next(models(folder, [name], DEEPER)), length)
+
+
+def _highest_of_a_conversation(model: Model, length: int) -> None:
     needed = model.bytes_of().of(length)
     chunks: list[int] = []
     ours, between = _highest(lambda after_step: _grow(model, length, chunks, after_step))
     bare, _ = _highest(lambda _: _compute_bare(model, chunks))
-    told = f"{length:,} tokens in {TURNS} turns, chunks up to {max(chunks)}; {model.size}"
-    for mark, held, limit in (
+    told = f"{length:,} tokens in {TURNS} turns, chunks up to {max(chunks)}"
+    for name, held, limit in (
         ("(peak - a chunk's work) / final KV", ours - max(bare - needed, 0), "<= 1.3"),
         ("peak / final KV, bare mlx_lm, same chunks", bare, ""),
         ("highest between two steps / final KV", between, ""),
     ):
-        yield Row(mark, model.family, told, f"{held / needed:.2f} ({held / 1e6:.0f} MB)", limit)
+        mark(name, model, told, f"{held / needed:.2f} ({held / 1e6:.0f} MB)", limit)
 
 
 def _highest(run: Callable[[Callable[[], None]], None]) -> tuple[int, int]:
@@ -112,33 +134,28 @@ def _compute_bare(model: Model, chunks: list[int]) -> None:
         model.compute(prompt(length), caches, chunk=length)
 
 
-def tight(model: Model, length: int) -> Iterator[Row]:
-    """Highest memory over the budget, where that holds little more than what runs needs."""
+def _highest_over_a_tight_budget(model: Model, length: int) -> None:
+    """Where the budget holds little more than what runs needs."""
     # MLX frees buffers in another thread, so measurements differ by a tenth.
     measured = [measure_work(model.network, model.layers).cost for _ in range(5)]
     work = max(one.bytes_of(CHUNK, length) for one in measured)
     needed = measure_sequence(model.network, model.layers.fresh())
-    left = CHUNK * sum(
-        window.token_bytes for window in needed.windows
-    )  # which windows hold until the next one
+    left = CHUNK * sum(one.token_bytes for one in needed.windows)  # which windows hold until the next one
+    joined = ROWS * needed.bytes_of(length // ROWS)
     for what, run, held in (
         (f"a conversation of {length:,} goes on from pages", _go_on_from_pages, needed.bytes_of(length)),
-        (
-            f"{ROWS} rows of {length // ROWS:,} join, and leave one by one",
-            _join_and_leave,
-            ROWS * needed.bytes_of(length // ROWS),
-        ),
+        (f"{ROWS} rows of {length // ROWS:,} join, and leave one by one", _join_and_leave, joined),
     ):
         room = int(ROOM * held)
         admission = Admission(room, needed)
         # No time passes, so one step stands between two chunks: no reply ends before the last row comes.
         engine = CachedEngine(model, room, longest_chunk=CHUNK, admission=admission, clock=lambda: 0.0)
         highest, between = _highest(partial(_watched, engine, run, length))
-        told = f"{what}, budget {ROOM} of them, {room / 1e6:.0f} MB; {model.size}"
+        told = f"{what}, budget {ROOM} of them, {room / 1e6:.0f} MB"
         measured = f"{(highest - work) / room:.2f} (with the chunk {highest / room:.2f})"
-        yield Row("(peak - a chunk's work) / budget", model.family, told, measured, "<= 1.0")
+        mark("(peak - a chunk's work) / budget", model, told, measured, "<= 1.0")
         between = f"{(between - left) / room:.2f} (with the chunk's end {between / room:.2f})"
-        yield Row("(between two steps - a chunk's end) / budget", model.family, told, between, "<= 1.0")
+        mark("(between two steps - a chunk's end) / budget", model, told, between, "<= 1.0")
 
 
 def _watched(
@@ -179,15 +196,24 @@ def _join_and_leave(engine: CachedEngine, length: int) -> None:
 # ----------------------------------------------------------------------------------- random runs, little room
 
 
-def budget(model: Model, rounds: int) -> Iterator[Row]:
-    """Measure what MLX holds beside the weights after each step, as a share of what it may hold."""
-    room = model.bytes_of().of(SMALL_BUDGET_TOKENS)
-    for batches, what in ((False, "rows take turns"), (True, "rows share a batch")):
-        shares = _shares(model, room, rounds, batches)
-        told = f"budget {room / 1e6:.1f} MB, {what}, {rounds} requests; {model.size}"
-        over = sum(share > 1 for share in shares)
-        measured = f"{max(shares):.3f}, {over} of {len(shares):,} samples over 1"
-        yield Row("held / (budget + live rows)", model.family, told, measured, "<= 1.0")
+@marks
+def budget(folder: Path, *, family: Families = USUAL_FAMILIES, conversations: int = 2000) -> None:
+    """MLX memory beside the weights after every step of a random run with little room, over what it may hold.
+
+    That is the budget and the caches of live rows, each row counted once: with rows that take turns, and with
+    rows in a batch.
+
+    Args:
+        conversations: requests, 40 or more
+    """
+    for model in models(folder, family, SMALL):
+        room = model.bytes_of().of(SMALL_BUDGET_TOKENS)
+        for batches, what in ((False, "rows take turns"), (True, "rows share a batch")):
+            shares = _shares(model, room, conversations, batches)
+            told = f"budget {room / 1e6:.1f} MB, {what}, {conversations} requests"
+            over = sum(share > 1 for share in shares)
+            measured = f"{max(shares):.3f}, {over} of {len(shares):,} samples over 1"
+            mark("held / (budget + live rows)", model, told, measured, "<= 1.0")
 
 
 def _shares(model: Model, room: int, rounds: int, batches: bool) -> list[float]:
@@ -205,8 +231,14 @@ def _shares(model: Model, room: int, rounds: int, batches: bool) -> list[float]:
     return shares
 
 
-def growth(model: Model, conversations: int) -> Iterator[Row]:
-    """Resident memory at the end of each quarter of the conversations: medians, since it goes up and down."""
+@marks
+def growth(folder: Path, *, family: Families = USUAL_FAMILIES, conversations: int = 2000) -> None:
+    """Resident memory of the process along a random run: the median of the end of each quarter."""
+    for model in models(folder, family, SMALL):
+        _resident_by_quarters(model, conversations)
+
+
+def _resident_by_quarters(model: Model, conversations: int) -> None:
     engine = CachedEngine(model, model.bytes_of().of(SMALL_BUDGET_TOKENS), page_size=SMALL_PAGE)
     quarter = conversations / 4
     resident: list[list[int]] = [[], [], [], []]
@@ -215,10 +247,10 @@ def growth(model: Model, conversations: int) -> Iterator[Row]:
         if after >= (1 - _SAMPLED) * quarter:
             resident[int(place)].append(_resident_bytes())
     medians = [statistics.median(samples) for samples in resident]
-    told = f"conversation {conversations // 4:,} to {conversations:,}; {model.size}"
+    told = f"conversation {conversations // 4:,} to {conversations:,}"
     quarters = ", ".join(f"{held / 1e6:.1f}" for held in medians)
     measured = f"{medians[-1] / medians[0] - 1:+.1%} ({quarters} MB)"
-    yield Row("growth of resident memory", model.family, told, measured, "< 5 %")
+    mark("growth of resident memory", model, told, measured, "< 5 %")
 
 
 def _random_run(engine: CachedEngine, conversations: int) -> Iterator[int]:

@@ -1,13 +1,14 @@
-"""The speed marks of the prompt cache; `benchmarks/cache.py` runs them and says what they are."""
+"""The speed of the prompt cache: parts of `cache.py`."""
 
 from __future__ import annotations
 
 import ctypes
 import statistics
 import time
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
@@ -17,18 +18,28 @@ from benchmarks.cache_engine import (
     PAGE,
     PLENTY,
     REPLY_TOKENS,
+    SMALL,
+    USUAL,
+    USUAL_FAMILIES,
     CachedEngine,
     Conversation,
+    Families,
     Model,
-    Row,
+    mark,
+    marks,
+    models,
     prompt,
 )
+from benchmarks.harness import medians, ratio
 from start_llm.cache.eviction import EvictionLimits
 from start_llm.cache.layers import Layers
+from start_llm.cache.page_store import PageStore
+from start_llm.cache.pages import SequenceCache
 from start_llm.cache.plan import plan_restore
 from start_llm.cache.prompt_cache import PromptCache
 from start_llm.telemetry.metrics import CacheMetrics
 from tests.cache.fakes import FakeLayers
+from tests.cache.integrity import check_store
 from tests.engine.harness import Wrapped
 
 NEW_TOKENS = 200
@@ -43,8 +54,28 @@ STATES = {"attention": (False, 0), "with state": (True, 1000), "one early state"
 # ------------------------------------------------------------------------------------------------------- ttft
 
 
-def ttft(model: Model, length: int, rounds: int) -> Iterator[Row]:
-    """A warm turn through the engine beside the same number of tokens on a ready cache."""
+@marks
+def ttft(
+    folder: Path,
+    *,
+    family: Families = USUAL_FAMILIES,
+    lengths: Sequence[int] = (8192, 32_768),
+    rounds: int = 10,
+) -> None:
+    """A conversation grows: the time to its first token, beside mlx_lm on a cache that is ready.
+
+    Through the engine loop, and through mlx_lm in chunks as long as the engine's longest one. Both take
+    turns; the median of their ratios.
+
+    Args:
+        lengths: of prompts, in tokens
+    """
+    for model in models(folder, family, USUAL):
+        for length in lengths:
+            _warm_turns(model, length, rounds)
+
+
+def _warm_turns(model: Model, length: int, rounds: int) -> None:
     chunks: list[int] = []
     engine = CachedEngine(model, network=Wrapped(model.network, lambda shape: chunks.append(shape[-1])))
     conversation, caches = Conversation(engine), model.layers.fresh()
@@ -56,15 +87,10 @@ def ttft(model: Model, length: int, rounds: int) -> Iterator[Row]:
         new = prompt(NEW_TOKENS, seed)
         ours = _served(conversation, new)
         pairs.append((ours, _bare(model, caches, new, max(chunks))))
-    yield _ttft_row(model, length, pairs[1:])
-
-
-def _ttft_row(model: Model, length: int, pairs: list[tuple[float, float]]) -> Row:
-    ratio = statistics.median(ours / bare for ours, bare in pairs)
-    ours, bare = (1000 * statistics.median(column) for column in zip(*pairs, strict=True))
-    told = f"{length:,} + {NEW_TOKENS} a turn, median of {len(pairs)}; {model.size}"
-    measured = f"{ratio:.3f} ({ours:.1f} ms beside {bare:.1f} ms)"
-    return Row("warm TTFT / bare mlx_lm", model.family, told, measured, "<= 1.15")
+    ours, bare = (1000 * seconds for seconds in medians(pairs[1:]))
+    told = f"{length:,} + {NEW_TOKENS} a turn, median of {rounds}"
+    measured = f"{ratio(pairs[1:]):.3f} ({ours:.1f} ms beside {bare:.1f} ms)"
+    mark("warm TTFT / bare mlx_lm", model, told, measured, "<= 1.15")
 
 
 def _served(conversation: Conversation, new: Sequence[int]) -> float:
@@ -107,22 +133,29 @@ class Restored:
     reused_in_place: float
 
 
-def restore(model: Model, lengths: Sequence[int]) -> Iterator[Row]:
-    """Measure the cost of a restore beside computing, and whether it is the same for each token.
+@marks
+def restore(
+    folder: Path,
+    *,
+    family: Families = USUAL_FAMILIES,
+    lengths: Sequence[int] = (4096, 8192, 16_384, 32_768),
+) -> None:
+    """Another conversation copies tokens out of pages, beside computing them; the next turn is handed caches.
 
     Copies go to memory that this process had before: what new pages cost is the system's affair, and on a
     virtual machine that is ten times the copy, or nothing.
     """
-    with _freed_memory_kept():
-        measured = [_restored(model, length) for length in lengths]
-    for one in measured:
-        per_token = 1e6 * one.copied / one.tokens
-        told = f"{one.tokens:,} tokens, median of {FORKS}; {model.size}"
-        limit = "<= 2 %" if one.tokens >= 32_768 else ""
-        copied = f"{one.copied / one.computed:.2%} ({1000 * one.copied:.2f} ms of {one.computed:.2f} s)"
-        yield Row("copied / computed", model.family, told, copied, limit)
-        yield Row("copied, for each token", model.family, told, f"{per_token:.3f} µs", "flat")
-        yield Row("handed over", model.family, told, f"{1000 * one.reused_in_place:.2f} ms")
+    for model in models(folder, family, SMALL):
+        with _freed_memory_kept():
+            measured = [_restored(model, length) for length in lengths]
+        for one in measured:
+            per_token = 1e6 * one.copied / one.tokens
+            told = f"{one.tokens:,} tokens, median of {FORKS}"
+            limit = "<= 2 %" if one.tokens >= 32_768 else ""
+            copied = f"{one.copied / one.computed:.2%} ({1000 * one.copied:.2f} ms of {one.computed:.2f} s)"
+            mark("copied / computed", model, told, copied, limit)
+            mark("copied, for each token", model, told, f"{per_token:.3f} µs", "flat")
+            mark("handed over", model, told, f"{1000 * one.reused_in_place:.2f} ms")
 
 
 def _new_cache(layers: Layers) -> PromptCache:
@@ -163,13 +196,14 @@ def _compute(model: Model, kept: PromptCache, ids: tuple[int, ...], boundaries: 
 
 
 def _copied(kept: PromptCache, ids: tuple[int, ...], length: int) -> float:
-    """Seconds until another conversation has caches of `length` tokens; they are dropped again."""
+    """Seconds until another conversation has caches of `length` tokens; they become pages again."""
     began = time.perf_counter()
     seq_cache = kept.open(ids, b"", ()).seq_cache
     seconds = time.perf_counter() - began
     if len(seq_cache.tokens) != length:
         raise SystemExit(f"{len(seq_cache.tokens)} tokens were restored, and not {length}.")
-    kept.discard(seq_cache)
+    kept.close(seq_cache, seq_cache.caches, ids[:length])
+    _cut_into_pages(kept)
     return seconds
 
 
@@ -205,8 +239,15 @@ def _handed_over(layers: Layers, caches: list[Any], ids: tuple[int, ...]) -> flo
 # ----------------------------------------------------------------------------------------------------- lookup
 
 
-def lookup(length: int) -> Iterator[Row]:
-    """Plans for prompts of which much is stored, over caches that compute nothing."""
+@marks
+def lookup(_: Path, *, lengths: Sequence[int] = (100_000,)) -> None:
+    """Planning a restore of a long prompt, without copying; and what taking it in costs for each token."""
+    for length in lengths:
+        _plans(length)
+
+
+def _plans(length: int) -> None:
+    """For prompts of which much is stored, over caches that compute nothing."""
     ids, other = prompt(length), prompt(length, 1)
     half = length // 2
     prompts = {
@@ -216,11 +257,10 @@ def lookup(length: int) -> Iterator[Row]:
     }
     for name, (has_state, states) in STATES.items():
         kept = _new_cache(FakeLayers(has_state=has_state))
-        yield _growing_row(name, _insert(kept, ids, states), length)
+        _growing_mark(name, _insert(kept, ids, states), length)
         for what, asked in prompts.items():
             milliseconds = 1000 * statistics.median(_plan_seconds(kept, asked, has_state) for _ in range(9))
-            told = f"{length:,} tokens, {what}"
-            yield Row("lookup", name, told, f"{milliseconds:.2f} ms", "< 20 ms")
+            mark("lookup", name, f"{length:,} tokens, {what}", f"{milliseconds:.2f} ms", "< 20 ms")
 
 
 def _insert(kept: PromptCache, ids: tuple[int, ...], states: int) -> list[float]:
@@ -238,11 +278,11 @@ def _insert(kept: PromptCache, ids: tuple[int, ...], states: int) -> list[float]
     return seconds
 
 
-def _growing_row(name: str, seconds: list[float], length: int) -> Row:
+def _growing_mark(name: str, seconds: list[float], length: int) -> None:
     quarter = len(seconds) // 4
     growth = statistics.median(seconds[-quarter:]) / statistics.median(seconds[:quarter])
     measured = f"{1e6 * sum(seconds) / length:.2f} µs for each; last quarter of chunks / first {growth:.2f}"
-    return Row("taking in", name, f"{length:,} tokens, chunks of {LOOKUP_CHUNK}", measured, "linear")
+    mark("taking in", name, f"{length:,} tokens, chunks of {LOOKUP_CHUNK}", measured, "linear")
 
 
 def _plan_seconds(kept: PromptCache, ids: tuple[int, ...], has_state: bool) -> float:
@@ -254,3 +294,67 @@ def _plan_seconds(kept: PromptCache, ids: tuple[int, ...], has_state: bool) -> f
     if not plan.length:
         raise SystemExit("Nothing was found of a prompt that is stored.")
     return seconds
+
+
+# -------------------------------------------------------------------------------------------------------- cut
+
+
+LAYERS = 64
+_STALL_S = 0.23
+
+
+class _Deep:
+    """A network that only has caches."""
+
+    layers = (None,) * LAYERS
+
+
+@marks
+def cut(_: Path, *, lengths: Sequence[int] = (100_000,)) -> None:
+    """The longest time for which the engine stands still when a long sequence cache becomes a run.
+
+    And when one leaf of that is cut, and when caches are put together from it. The arrays are tiny: this is
+    overhead alone.
+    """
+    for length in lengths:
+        _cut_leaf_by_leaf(length)
+
+
+def _cut_leaf_by_leaf(tokens: int) -> None:
+    store = PageStore(Layers(_Deep()), PAGE)
+    seq_cache = _resting(store, tokens)
+    path = list(seq_cache.path)
+    calls = {"a sequence cache becomes a run": [_timed(lambda: store.split_into_pages(seq_cache))]}
+    leaves = calls["one leaf of it is cut"] = list[float]()
+    while store.tree.untrimmed_runs:
+        leaves.append(_timed(lambda: store.tidy(lambda: True)))
+    copy = SequenceCache([], seq_cache.root, list(range(path[-1].end)), path)
+    store.admit(copy)
+    calls["caches are put together from it"] = [
+        _timed(lambda: store.assemble(copy, None, None, path[-1].end, tokens))
+    ]
+    check_store(store)
+    told = f"{tokens:,} tokens, {LAYERS} layers"
+    for what, seconds in calls.items():
+        measured = f"{max(seconds):.3f} s, {sum(seconds):.3f} s of {len(seconds)} calls"
+        mark(f"longest call: {what}", "any", told, measured, f"< {_STALL_S} s")
+
+
+def _resting(store: PageStore, tokens: int) -> SequenceCache:
+    caches = store.layers.fresh(tokens)
+    values = mx.zeros((1, 1, tokens, 2))
+    for leaf in caches:
+        leaf.update_and_fetch(values, values)
+    mx.eval([leaf.state for leaf in caches])
+    seq_cache = SequenceCache(caches, store.tree.root(b""))
+    store.admit(seq_cache)
+    seq_cache.tokens = list(range(tokens))
+    store.extend(seq_cache)
+    store.make_idle(seq_cache)
+    return seq_cache
+
+
+def _timed(work: Callable[[], Any]) -> float:
+    began = time.perf_counter()
+    work()
+    return time.perf_counter() - began

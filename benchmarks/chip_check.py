@@ -37,11 +37,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any, Literal
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
-
-from start_llm.core.openblas import run_with_openblas  # noqa: E402
-from start_llm.doctor.machine import device_finding  # noqa: E402 - found through the line above
+from benchmarks.harness import ROOT
+from start_llm.doctor.machine import device_finding
 
 MOST_S = 600
 END_S = 8
@@ -130,41 +127,41 @@ PARTS = (
     Part(
         name="truth",
         shows="replies on the prompt cache beside those of an engine without one",
-        command="benchmarks/truth.py --conversations 16 --rounds 6",
-        quick="benchmarks/truth.py --conversations 1 --rounds 2 --family qwen3",
+        command="-m benchmarks truth --only replies --conversations 16 --rounds 6",
+        quick="-m benchmarks truth --only replies --conversations 1 --rounds 2 --family qwen3",
         limit_s=70,
         read=tables,
     ),
     Part(
         name="families",
         shows="a model type of each kind of cache, alone and in batches",
-        command="benchmarks/families.py --jobs 2 --only llama qwen3_next gemma3_text gpt_oss deepseek_v3 "
-        "mamba2 jamba llama4 mixtral",
-        quick="benchmarks/families.py --jobs 1 --only llama",
+        command="-m benchmarks truth --only types --jobs 2 "
+        "--types llama qwen3_next gemma3_text gpt_oss deepseek_v3 mamba2 jamba llama4 mixtral",
+        quick="-m benchmarks truth --only types --jobs 1 --types llama",
         limit_s=60,
         read=tables,
     ),
     Part(
         name="speed",
         shows="decode, a batch and prefill beside mlx_lm",
-        command="benchmarks/engine.py --only decode batch prefill --rounds 3",
-        quick="benchmarks/engine.py --only decode --rounds 1",
+        command="-m benchmarks engine --only decode batch prefill --rounds 3",
+        quick="-m benchmarks engine --only decode --rounds 1",
         limit_s=80,
         read=tables,
     ),
     Part(
         name="memory",
         shows="the memory marks of the prompt cache",
-        command="benchmarks/cache.py --only peak budget growth --family dense --conversations 200",
-        quick="benchmarks/cache.py --only lookup",
+        command="-m benchmarks cache --only peak budget growth --family dense --conversations 200",
+        quick="-m benchmarks cache --only lookup",
         limit_s=40,
         read=tables,
     ),
     Part(
         name="disk",
         shows="restores from the disk tier beside computing",
-        command="benchmarks/ssd.py --only restore first --tokens 4096 --first 4096",
-        quick="benchmarks/ssd.py --only restore --tokens 512 --hidden 64 --layers 1",
+        command="-m benchmarks disk --only restore first --tokens 4096 --first 4096",
+        quick="-m benchmarks disk --only restore --tokens 512 --hidden 64 --layers 1",
         limit_s=30,
         read=tables,
     ),
@@ -264,7 +261,7 @@ def commit() -> str:
     return said.stdout.strip()
 
 
-def read_options() -> argparse.Namespace:
+def read_options(arguments: Sequence[str]) -> argparse.Namespace:
     names = [part.name for part in PARTS]
     parser = argparse.ArgumentParser(
         prog="scripts/chip_check", description=__doc__.partition("\n")[0] if __doc__ else None
@@ -274,14 +271,14 @@ def read_options() -> argparse.Namespace:
     parser.add_argument("--json", type=Path, default=Path("chip_check.json"), metavar="FILE")
     parser.add_argument("--model", metavar="FOLDER", help="for doctor (default: the demo model)")
     parser.add_argument("--patience", type=float, default=1, metavar="N", help="multiplies all time limits")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     if unknown := [name for name in options.parts if name not in names]:
         parser.error(f"there is no part {unknown[0]!r}; there are {', '.join(names)}")
     return options
 
 
-def main() -> int:
-    options = read_options()
+def main(arguments: Sequence[str]) -> int:
+    options = read_options(arguments)
     chosen = [part for part in PARTS if not options.parts or part.name in options.parts]
     machine = device_finding()
     most = sum(options.patience * part.limit_s + END_S for part in chosen)
@@ -302,8 +299,3 @@ def main() -> int:
     bad = [one["part"] for one in report["parts"] if one["outcome"] != "passed"]
     print(f"\n{', '.join(bad)} did not pass." if bad else "\nAll passed.", f"{options.json} has the figures.")
     return 1 if bad else 0
-
-
-if __name__ == "__main__":
-    run_with_openblas()
-    sys.exit(main())

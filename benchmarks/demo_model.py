@@ -1,56 +1,33 @@
-"""How often a trained demo model does what it is for: prompts that it never saw, asked through the proxy.
-
-    python benchmarks/demo_model.py [--model FOLDER] [--prompts N] [--tokens 500 4000 30000] [--show-wrong N]
-
-Starts the real server with its proxy and sends chats to the proxy's port, one conversation each, greedy. Of
-each behaviour there are N prompts of at least so many tokens, half of them with thinking, after ten texts
-for each length. Words, names, values, results and texts are made of what the training left out (of numbers,
-flags, and common commands and hosts there are too few for that). The wordings, in `benchmarks/wordings`, were
-written apart from those of the training, and each is at least two words away from all of them. Tools come
-with whole JSON schemas, of which the model's template shows it the name and the first required parameter;
-where no call is wanted, none, one or three are offered. An answer counts if every character of it is right. A
-reasoning counts if it is the one of its behaviour, or is not there when it is not wanted.
-
-At 30,000 tokens, for which the model was not made, the one right answer is to say so; there a fifth of the
-prompts is asked, after one text. The limit is 16,000 characters, and no more of the messages is shown to the
-model, so the lengths that are printed are shorter. Which of the two answers is right between 4,500 and 10,000
-tokens depends on the text: such lengths are refused.
-"""
+"""How often the demo model does what it was trained for."""
 
 from __future__ import annotations
 
-import argparse
-import http.client
 import json
 import random
-import sys
-import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
-from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+from benchmarks import servers
+from benchmarks.harness import ROOT, Part, refuse, row, table
+from scripts.demo_model.conversations import ANSWER, REASONING, RETURNED, TOO_LONG
+from scripts.demo_model.corpus import read_corpus
+from scripts.demo_model.wordings import filled
+from scripts.demo_model.words import Words
 
-from benchmarks import servers  # noqa: E402 - found through the line above
-from scripts.demo_model.conversations import ANSWER, REASONING, RETURNED, TOO_LONG  # noqa: E402
-from scripts.demo_model.corpus import read_corpus  # noqa: E402
-from scripts.demo_model.wordings import filled  # noqa: E402
-from scripts.demo_model.words import Words  # noqa: E402
-from start_llm.core.openblas import run_with_openblas  # noqa: E402
+PACKAGES = ("mlx", "mlx-lm", "litellm")
+
 
 LONGEST, BEYOND = 4500, 10_000
 """Tokens that are surely not too long for the model, and that surely are."""
 FILLERS = 10
 AT_ONCE = 4
-PATIENCE_S = 1800
 
 
 def _wordings(name: str) -> tuple[str, ...]:
@@ -201,12 +178,8 @@ def ask(port: int, prompt: Prompt) -> Verdict:
         "reasoning_effort": "medium" if prompt.thinks else "none",
         **({"tools": prompt.tools} if prompt.tools else {}),
     }
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE_S)
-    connection.request("POST", "/v1/chat/completions", json.dumps(body), {"Content-Type": "application/json"})
-    response = connection.getresponse()
-    reply = json.load(response)
-    connection.close()
-    if response.status != HTTPStatus.OK:
+    reply = servers.ask(port, "/v1/chat/completions", body)
+    if "choices" not in reply:
         raise SystemExit(f"The server refused a prompt: {reply}")
     return judge(prompt, reply)
 
@@ -237,19 +210,58 @@ def _are_those_wanted(calls: Sequence[tuple[str, str]], wanted: tuple[str, dict[
     return called == ([wanted] if wanted else [])
 
 
-def report(tokens: int, verdicts: Sequence[Verdict], seconds: float) -> None:
+def answers(
+    _: Path,
+    *,
+    model: Path = ROOT / "models" / "demo",
+    prompts: int = 200,
+    tokens: Sequence[int] = (500, 4000, 30_000),
+    seed: int = 1,
+    show_wrong: int = 0,
+) -> None:
+    """How often a trained demo model does what it is for: prompts that it never saw, asked through the proxy.
+
+    Greedy chats go to the proxy's port, one conversation each. Of each behaviour there are so many prompts of
+    at least so many tokens, half of them with thinking, after ten texts for each length. Words, names,
+    values, results and texts are made of what the training left out (of numbers, flags, and common commands
+    and hosts there are too few for that). The wordings, in `benchmarks/wordings`, were written apart from
+    those of the training, and each is at least two words away from all of them. Tools come with whole JSON
+    schemas, of which the model's template shows it the name and the first required parameter; where no call
+    is wanted, none, one or three are offered. An answer counts if every character of it is right. A reasoning
+    counts if it is the one of its behaviour, or is not there when it is not wanted.
+
+    At 30,000 tokens, for which the model was not made, the one right answer is to say so; there a fifth of
+    the prompts is asked, after one text. The limit is 16,000 characters, and no more of the messages is shown
+    to the model, so the lengths that are printed are shorter. Which of the two answers is right between 4,500
+    and 10,000 tokens depends on the text: such lengths are refused.
+
+    Args:
+        tokens: of the prompts
+        show_wrong: examples of each behaviour
+    """
+    if unclear := [length for length in tokens if LONGEST < length < BEYOND]:
+        refuse(f"--tokens {unclear[0]}: from {LONGEST} to {BEYOND} no answer is right for every text")
+    tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
+    table("behaviour", "tokens", "right", "share")
+    with servers.served("--model", model, proxy=True) as server, ThreadPoolExecutor(AT_ONCE) as pool:
+        for length in tokens:
+            count = -(-prompts // 5) if length >= BEYOND else prompts
+            asked = list(Examiner(length, tokenizer, seed).prompts(count))
+            verdicts = list(pool.map(partial(ask, server.proxy_port), asked))
+            report(length, verdicts)
+            show(verdicts, show_wrong)
+
+
+def report(tokens: int, verdicts: Sequence[Verdict]) -> None:
     lengths = sorted(verdict.prompt_tokens for verdict in verdicts)
-    print(f"\n{tokens} tokens ({lengths[0]} to {lengths[-1]}), {len(verdicts)} prompts in {seconds:.0f} s")
     rows: dict[str, list[bool]] = {}
     for verdict in verdicts:
         rows.setdefault(verdict.prompt.behaviour, []).append(verdict.answer)
     for verdict in verdicts:
         rows.setdefault(f"reasoning {'on' if verdict.prompt.thinks else 'off'}", []).append(verdict.reasoning)
     for name, right in rows.items():
-        print(
-            f"| {name} | {tokens} | {sum(right)} of {len(right)} | {sum(right) / len(right):.1%} |",
-            flush=True,
-        )
+        told = f"{tokens} ({lengths[0]} to {lengths[-1]})"
+        row(name, told, f"{sum(right)} of {len(right)}", f"{sum(right) / len(right):.1%}")
 
 
 def show(verdicts: Sequence[Verdict], most: int) -> None:
@@ -264,43 +276,4 @@ def show(verdicts: Sequence[Verdict], most: int) -> None:
         print(f"  [{name}] {last!r}\n     wanted {wanted!r}\n     came   {verdict.said}")
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--model", type=Path, default=ROOT / "models" / "demo")
-    parser.add_argument("--prompts", type=int, default=200)
-    parser.add_argument("--tokens", type=int, nargs="+", default=[500, 4000, 30_000])
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--show-wrong", type=int, default=0, metavar="N")
-    options = parser.parse_args()
-    if unclear := [tokens for tokens in options.tokens if LONGEST < tokens < BEYOND]:
-        parser.error(
-            f"--tokens {unclear[0]}: between {LONGEST} and {BEYOND} no answer is right for every text"
-        )
-    ports = {"server": servers.free_port(), "proxy": servers.free_port()}
-    flags = [
-        "--model",
-        str(options.model),
-        "--mlx-port",
-        str(ports["server"]),
-        "--proxy-port",
-        str(ports["proxy"]),
-    ]
-    probes = [partial(servers.health_seconds, port) for port in ports.values()]
-    tokenizer = Tokenizer.from_file(str(options.model / "tokenizer.json"))
-    print(servers.machine("mlx", "mlx-lm", "litellm"))
-    with (
-        servers.running(servers.start_llm(*flags), *probes, patience_s=120),
-        ThreadPoolExecutor(AT_ONCE) as pool,
-    ):
-        for tokens in options.tokens:
-            count = -(-options.prompts // 5) if tokens >= BEYOND else options.prompts
-            prompts = list(Examiner(tokens, tokenizer, options.seed).prompts(count))
-            begun = time.monotonic()
-            verdicts = list(pool.map(partial(ask, ports["proxy"]), prompts))
-            report(tokens, verdicts, time.monotonic() - begun)
-            show(verdicts, options.show_wrong)
-
-
-if __name__ == "__main__":
-    run_with_openblas()
-    main()
+PARTS: Mapping[str, Part] = {"answers": answers}

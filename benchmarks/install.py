@@ -1,44 +1,24 @@
-"""Time from a fresh clone to a served demo, and the same after installations that were interrupted.
-
-    python benchmarks/install.py [--interruptions 5] [--seed N]
-    python benchmarks/install.py --package
-    python benchmarks/install.py --beside 53e9ee4 [--rounds 3]
-
-Copies what git tracks into a folder of its own, whose installer sees no Python 3.12 and no uv on PATH and has
-empty caches of pip and uv. It installs and serves the demo model there until both ports answer. Then, in
-another copy, it is ended by Ctrl-C at random moments of the installation, each start going on with what the
-one before has left, and is started once more. What must not be is printed, and the status is then 1.
-
-With `--package` it installs the copy as a package instead (`uv tool install`, with empty caches and a home of
-its own), and serves the demo model until both ports answer.
-
-With `--beside` it times a clone of HEAD and one of this commit, in turns: seconds from the command to the
-first reply on the server's port and until the proxy replies too, and how many lines were printed. All need a
-package index.
-"""
+"""Time from a fresh clone, or a package, to a served demo. Needs a package index."""
 
 from __future__ import annotations
 
-import argparse
 import http.client
 import io
 import os
 import random
 import shutil
 import signal
-import statistics
 import subprocess
 import sys
 import tarfile
-import tempfile
 import time
+from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
-
-from benchmarks import servers  # noqa: E402 - found through the line above
+from benchmarks import servers
+from benchmarks.harness import ROOT, Part, alternate, medians, row, table
 
 PATIENCE_S = 600
 HELLO = {"model": "demo", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 8}
@@ -61,6 +41,7 @@ class Copy:
 
     def __init__(self, folder: Path, commit: str | None = None) -> None:
         self.root = folder / "clone"
+        self.root.mkdir(parents=True)
         if commit is None:
             self._copy_tracked()
         else:
@@ -158,43 +139,11 @@ class Package(Copy):
         return sum(path.lstat().st_size for path in self.tools.rglob("*")) / 1e6
 
 
-def measure_package() -> None:
-    """Print how long the installation as a package takes, and the start after it."""
-    with tempfile.TemporaryDirectory() as folder:
-        package = Package(Path(folder))
-        install_s = package.install()
-        first_s, second_s = (package.serve().proxy_s for _ in range(2))
-        print(f"uv tool install: {install_s:.1f} s, {package.megabytes:,.0f} MB")
-    print(f"from there to both ports: {first_s:.1f} s; the second start: {second_s:.1f} s")
-
-
 def git(*words: str) -> bytes:
     """Return what git prints here."""
     return subprocess.run(
         [shutil.which("git") or "git", *words], cwd=ROOT, capture_output=True, check=True
     ).stdout
-
-
-def measure_beside(commit: str, rounds: int) -> None:
-    """Print the first start of clones of HEAD and of another commit, which take turns at going first."""
-    commits = {name: git("rev-parse", "--short", name).decode().strip() for name in ("HEAD", commit)}
-    starts: dict[str, list[Served]] = {name: [] for name in commits.values()}
-    for number in range(rounds):
-        for name in [*starts] if number % 2 == 0 else reversed([*starts]):
-            with tempfile.TemporaryDirectory() as folder:
-                served = Copy(Path(folder), name).serve()
-            starts[name].append(served)
-            print(f"{name}: {told(served.reply_s, served.proxy_s, len(served.lines))}", flush=True)
-    for name, measured in starts.items():
-        medians = (
-            statistics.median(column)
-            for column in zip(*((one.reply_s, one.proxy_s, len(one.lines)) for one in measured), strict=True)
-        )
-        print(f"{name}, median of {rounds}: {told(*medians)}")
-
-
-def told(reply_s: float, proxy_s: float, lines: float) -> str:
-    return f"first reply after {reply_s:.1f} s, through the proxy after {proxy_s:.1f} s, {lines:.0f} lines"
 
 
 def end(process: subprocess.Popen[str]) -> None:
@@ -205,48 +154,55 @@ def end(process: subprocess.Popen[str]) -> None:
         os.killpg(process.pid, signal.SIGKILL)
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--interruptions", type=int, default=5)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--package", action="store_true", help="install a package instead")
-    parser.add_argument("--beside", metavar="COMMIT", help="HEAD and this commit in turns instead")
-    parser.add_argument("--rounds", type=int, default=3, help="of --beside")
-    wanted = parser.parse_args()
-    print(servers.machine("mlx", "mlx-lm"))
-    if wanted.package:
-        measure_package()
-        return 0
-    if wanted.beside:
-        measure_beside(wanted.beside, wanted.rounds)
-        return 0
-    return measure_clone(random.Random(wanted.seed), wanted.interruptions)
+def clone(folder: Path, *, interruptions: int = 5, seed: int = 0) -> Iterator[str]:
+    """Time from a fresh clone to a served demo, and the same after installations that were interrupted.
 
-
-def measure_clone(rng: random.Random, interruptions: int) -> int:
-    """Print how long a fresh clone takes, also after interruptions. Return 1 if something was wrong."""
-    problems = list[str]()
-    with tempfile.TemporaryDirectory() as folder:
-        copy = Copy(Path(folder))
-        _, first_s, lines = copy.serve()
-        print("\n".join(lines[:5]))
-        second_s = copy.serve().proxy_s
+    What git tracks is copied into a folder of its own, whose installer sees no Python 3.12 and no uv on PATH
+    and has empty caches of pip and uv. It installs and serves the demo model there until both ports answer.
+    Then, in another copy, it is ended by Ctrl-C at random moments of the installation, each start going on
+    with what the one before has left, and is started once more.
+    """
+    rng, copy = random.Random(seed), Copy(folder / "first")
+    _, first_s, lines = copy.serve()
+    print("\n".join(lines[:5]))
+    second_s = copy.serve().proxy_s
     print(f"from a fresh clone to both ports: {first_s:.1f} s; the second start: {second_s:.1f} s")
-    with tempfile.TemporaryDirectory() as folder:
-        copy = Copy(Path(folder))
-        for _ in range(interruptions):
-            after_s = rng.uniform(0.3, 0.4 * first_s)  # the rest is the start of server and proxy
-            status, printed = copy.interrupt(after_s)
-            print(f"Ctrl-C after {after_s:.1f} s: status {status}")
-            if status not in (0, 130) or "Traceback" in printed:
-                problems.append(f"status {status} after {after_s:.1f} s:\n{printed}")
-        last_s = copy.serve().proxy_s
-    print(f"from there to both ports: {last_s:.1f} s")
-    print("\n".join(problems) or "Nothing is wrong.")
-    return bool(problems)
+    copy = Copy(folder / "second")
+    for _ in range(interruptions):
+        after_s = rng.uniform(0.3, 0.4 * first_s)  # the rest is the start of server and proxy
+        status, printed = copy.interrupt(after_s)
+        print(f"Ctrl-C after {after_s:.1f} s: status {status}")
+        if status not in (0, 130) or "Traceback" in printed:
+            yield f"status {status} after {after_s:.1f} s:\n{printed}"
+    print(f"from there to both ports: {copy.serve().proxy_s:.1f} s")
 
 
-if __name__ == "__main__":
-    raise SystemExit(main())
+def package(folder: Path) -> None:
+    """The same as a package (`uv tool install`, with empty caches and a home of its own)."""
+    copy = Package(folder)
+    install_s = copy.install()
+    first_s, second_s = (copy.serve().proxy_s for _ in range(2))
+    print(f"uv tool install: {install_s:.1f} s, {copy.megabytes:,.0f} MB")
+    print(f"from there to both ports: {first_s:.1f} s; the second start: {second_s:.1f} s")
+
+
+def beside(folder: Path, *, commit: str = "HEAD~1", rounds: int = 3) -> None:
+    """The first start of clones of HEAD and of another commit, in turns.
+
+    Seconds from the command to the first reply on the server's port and until the proxy replies too, and how
+    many lines were printed.
+    """
+    names = [git("rev-parse", "--short", name).decode().strip() for name in ("HEAD", commit)]
+
+    def start(name: str, number: int) -> tuple[float, float, float]:
+        served = Copy(folder / f"{name}-{number}", name).serve()
+        shutil.rmtree(folder / f"{name}-{number}")
+        return served.reply_s, served.proxy_s, len(served.lines)
+
+    table("commit", "first reply after, s", "through the proxy after, s", f"lines (medians of {rounds})")
+    starts = alternate(rounds, *(partial(start, name) for name in names))
+    for name, measured in zip(names, zip(*starts, strict=True), strict=True):
+        row(name, *(f"{one:.1f}" for one in medians(measured)))
+
+
+PARTS: Mapping[str, Part] = {"clone": clone, "package": package, "beside": beside}

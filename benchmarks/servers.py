@@ -1,31 +1,26 @@
-"""Shared by the benchmarks: servers in processes of their own, and the line that names the machine."""
+"""Servers in processes of their own, and what clients do with them."""
 
 from __future__ import annotations
 
 import http.client
 import json
 import os
-import platform
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
-from importlib.metadata import version
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
 ROOT = Path(__file__).resolve().parent.parent
+AS_JSON = {"Content-Type": "application/json"}
 _PAUSE_S = 0.1
 _STOP_S = 15
-
-
-def machine(*packages: str) -> str:
-    """System, cores, versions of `packages` and BLAS, for the head of a table."""
-    versions = ", ".join(f"{name} {version(name)}" for name in packages)
-    blas = Path(os.environ["LD_PRELOAD"]).name if os.environ.get("LD_PRELOAD") else "bundled BLAS"
-    return f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores, {versions}, {blas}"
+_PATIENCE_S = 600
 
 
 def free_port() -> int:
@@ -42,10 +37,9 @@ def start_llm(*options: str) -> list[str]:
 def health_seconds(port: int) -> float:
     """Seconds that one `GET /health` takes."""
     began = time.perf_counter()
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
-    connection.request("GET", "/health")
-    connection.getresponse().read()
-    connection.close()
+    with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=60)) as connection:
+        connection.request("GET", "/health")
+        connection.getresponse().read()
     return time.perf_counter() - began
 
 
@@ -55,14 +49,86 @@ def ask(port: int, path: str, body: object | None = None) -> Any:
     Raises:
         OSError, http.client.HTTPException, ValueError: the server is dead, or dies while it answers.
     """
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
-    try:
-        text = None if body is None else json.dumps(body)
-        headers = {"Content-Type": "application/json"}
-        connection.request("GET" if body is None else "POST", path, text, headers)
+    with closing(send(port, path, body)) as connection:
         return json.load(connection.getresponse())
-    finally:
-        connection.close()
+
+
+def send(port: int, path: str, body: object | None = None) -> http.client.HTTPConnection:
+    """POST, or GET without a body. The caller reads the answer, and closes."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=_PATIENCE_S)
+    data = body if isinstance(body, bytes) or body is None else json.dumps(body).encode()
+    connection.request("GET" if body is None else "POST", path, data, AS_JSON)
+    return connection
+
+
+def events(port: int, path: str, body: Mapping[str, Any]) -> Generator[Any]:
+    """The events of a stream as they come, without the last one.
+
+    Raises:
+        SystemExit: the stream is refused, fails, or is cut.
+    """
+    with closing(send(port, path, {**body, "stream": True})) as connection:
+        reply = connection.getresponse()
+        if reply.status != http.HTTPStatus.OK:
+            raise SystemExit(f"A stream was refused: {reply.read()[:500]!r}")
+        for line in reply:
+            if line.startswith(b"data: {"):
+                event = json.loads(line[6:])
+                if "error" in event:
+                    raise SystemExit(f"A stream failed: {event}")
+                yield event
+            elif line.startswith(b"data: [DONE]"):
+                return
+        raise SystemExit("A stream was cut.")
+
+
+def bare_socket(port: int, path: str, body: bytes) -> socket.socket:
+    """A connection on which a body was sent: its client takes as little of the machine as can be."""
+    head = (
+        f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n"
+        f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    )
+    connection = socket.create_connection(("127.0.0.1", port), timeout=_PATIENCE_S)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connection.sendall(head.encode() + body)
+    return connection
+
+
+@dataclass(frozen=True)
+class Served:
+    """A server that runs: its port, the proxy's if it has one, and its process."""
+
+    port: int
+    proxy_port: int
+    pid: int
+
+    def resident_bytes(self) -> int:
+        """Linux only, like the next one."""
+        pages = int(Path(f"/proc/{self.pid}/statm").read_text().split()[1])
+        return pages * os.sysconf("SC_PAGE_SIZE")
+
+    def cpu_s(self) -> float:
+        """CPU seconds that all threads have used so far."""
+        return cpu_s(self.pid)
+
+
+def cpu_s(pid: int) -> float:
+    """CPU seconds of a process so far; nan where there is no /proc."""
+    if not Path("/proc").is_dir():
+        return float("nan")
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+@contextmanager
+def served(*options: object, proxy: bool = False, log: Path | None = None) -> Generator[Served]:
+    """start_llm with these options of `serve`, from the moment that all its ports answer."""
+    port, proxy_port = free_port(), free_port()
+    ends = ["--proxy-port", str(proxy_port)] if proxy else ["--no-proxy"]
+    command = start_llm(*map(str, options), "--mlx-port", str(port), *ends)
+    probes = [partial(health_seconds, one) for one in ((port, proxy_port) if proxy else (port,))]
+    with running(command, *probes, patience_s=120 if proxy else 60, log=log) as pid:
+        yield Served(port, proxy_port, pid)
 
 
 @contextmanager

@@ -1,65 +1,26 @@
-"""Check that an engine with a prompt cache says what one without says, in many random conversations.
-
-    python benchmarks/truth.py [--conversations N] [--first N] [--rounds N] [--family NAME ...] [--seed N]
-    python benchmarks/truth.py [--images] [--restarts] ...
-
-Builds a tiny random float32 model of each family and plays conversations with an engine that has a prompt
-cache: new chats, turns that go on, branches, edits in the middle, the same prompt again, clients that leave
-while their prompt is computed or their reply is written; one to four requests at once. Every second
-conversation has memory for about one prompt, so that something goes all the time. The cache is checked
-against itself after every step.
-
-Each reply is compared with what an engine without a cache says to the same prompt. They have to be equal
-token by token, but for near-ties: where the two highest logits of the reference are less than 0.001 apart,
-either may win, and the rest of that reply is not compared. The same holds where the tie is inside of the
-network, of two experts for instance: where an engine without a cache says the other token too if it computes
-the same tokens in other pieces. At most one tie for each 5,000 tokens is allowed.
-After each round one more prompt is restored, and its logits may differ from those of a fresh computation by
-less than 0.0001: of the nearest of several, since computing a prompt in other pieces changes them too.
-
-With `--images` the models see, and most prompts have images: the same ones behind other words, other ones
-behind the same words, and edits that cut them. Log-probabilities of the likeliest tokens are compared in
-place of all logits.
-
-With `--restarts` the cache has a disk tier, whose files outlive it: one round of four ends with a cache that
-is stopped, or killed before it has written everything, and with another one in the same folder.
-
-What is wrong is printed with the number of its conversation; `--first` with that number plays it again.
-Chunks follow the measured speed, so a second run is not the same in every detail. Ends with status 1 if
-anything is wrong.
-"""
+"""Replies from the prompt cache, from batches and beside other models, and those of an engine without."""
 
 from __future__ import annotations
 
-import argparse
 import os
 import random
-import shlex
-import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
-
-from start_llm.core.openblas import run_with_openblas  # noqa: E402
-from tests.cache.integrity import check_cache  # noqa: E402
-
-os.environ["MLX_ENABLE_TF32"] = "0"  # the limits are those of float32, not of a GPU's shorter matrices
-
-from benchmarks import servers  # noqa: E402 - found through the line above
-from scripts import tiny_models, tiny_vision_models  # noqa: E402
-from start_llm.cache.layers import Layers  # noqa: E402
-from start_llm.core.events import Finished  # noqa: E402
-from start_llm.engine.resources import EngineResources  # noqa: E402
-from start_llm.engine.self_test import check_batching  # noqa: E402
-from start_llm.models.loader import load  # noqa: E402
-from tests.cache.conversations import (  # noqa: E402
+from benchmarks import truth_real, truth_several, truth_types
+from benchmarks.harness import Part, row, table
+from scripts import tiny_models, tiny_vision_models
+from start_llm.cache.layers import Layers
+from start_llm.core.events import Finished
+from start_llm.engine.resources import EngineResources
+from start_llm.engine.self_test import check_batching
+from start_llm.models.loader import load
+from tests.cache.conversations import (
     PLENTY,
     Cached,
     Picture,
@@ -73,10 +34,15 @@ from tests.cache.conversations import (  # noqa: E402
     says_too,
     talk,
 )
-from tests.cache.disk import OnDisk  # noqa: E402
-from tests.engine.harness import Stepper, uncached_resources  # noqa: E402
-from tests.ties import Tally  # noqa: E402
-from tests.vision.seeing import pictures  # noqa: E402
+from tests.cache.disk import OnDisk
+from tests.cache.integrity import check_cache
+from tests.engine.harness import Stepper, uncached_resources
+from tests.ties import Tally
+from tests.vision.seeing import pictures
+
+os.environ["MLX_ENABLE_TF32"] = "0"  # the limits are those of float32, not of a GPU's shorter matrices
+
+os.environ["MLX_ENABLE_TF32"] = "0"  # the limits are those of float32, not of a GPU's shorter matrices
 
 FAMILIES = (
     *("qwen3", "llama", "qwen3_moe", "qwen3_5", "qwen3_next"),
@@ -90,11 +56,6 @@ PICTURES = 5
 FRESH_LOOP = 0.5
 RESTART = 0.25
 MAX_DIFFERENCE = 1e-4
-COLUMNS = (
-    "family | conversations | requests | left in prompt + in reply | replies compared | tokens compared "
-    "| ties | wrong | restored tokens | from the disk | evictions | hand-overs | largest logit difference "
-    "| seconds"
-)
 
 
 @dataclass
@@ -104,7 +65,6 @@ class Account:
     Attributes:
         prompt_tokens, restored_tokens: of requests that were answered to their end.
         disk_tokens: restored from the disk, for these requests and for others.
-        wrong: a sentence for each thing that must not be.
     """
 
     family: str
@@ -134,21 +94,15 @@ class Account:
             case _:
                 self.left_in_prompt += 1
 
-    def row(self) -> str:
-        cells = (
+    def print(self) -> None:
+        row(
             self.family,
             *(self.conversations, self.requests, f"{self.left_in_prompt} + {self.left_in_reply}"),
             *(self.replies, f"{self.tally.tokens:,}", self.tally.ties, len(self.wrong)),
             f"{self.restored_tokens / max(self.prompt_tokens, 1):.0%}",
-            *(
-                f"{self.disk_tokens:,}",
-                f"{self.evictions:,}",
-                f"{self.reused_in_place:,}",
-                f"{self.difference:.1e}",
-                f"{self.seconds:.0f}",
-            ),
+            *(f"{count:,}" for count in (self.disk_tokens, self.evictions, self.reused_in_place)),
+            *(f"{self.difference:.1e}", f"{self.seconds:.0f}"),
         )
-        return f"| {' | '.join(map(str, cells))} |"
 
 
 class Conversation:
@@ -239,16 +193,6 @@ class Conversation:
 
 
 @dataclass(frozen=True)
-class Plan:
-    """Which conversations are played."""
-
-    numbers: range
-    rounds: int
-    seed: int
-    restarts: bool
-
-
-@dataclass(frozen=True)
 class World:
     """What conversations of one family are played with."""
 
@@ -273,62 +217,81 @@ def build(family: str, folder: Path, *, images: bool) -> World:
     return World(resources, pictures(model, PICTURES) if images else ())
 
 
-def play(family: str, world: World, plan: Plan) -> Account:
-    """Every conversation of one family. What goes wrong ends its conversation, not the others."""
-    tight = memory_for(world.resources, TIGHT_TOKENS)
-    account, began = Account(family), time.perf_counter()
-    for number in plan.numbers:
-        rng = random.Random(f"{plan.seed} {family} {number}")
+def replies(
+    _: Path,
+    *,
+    conversations: int = 200,
+    first: int = 0,
+    rounds: int = 12,
+    family: Sequence[str] = (),
+    images: bool = False,
+    restarts: bool = False,
+    seed: int = 0,
+) -> Iterator[str]:
+    """An engine with a prompt cache says what one without says, in many random conversations.
+
+    Tiny random float32 models of each family play with an engine that has a prompt cache: new chats, turns
+    that go on, branches, edits in the middle, the same prompt again, clients that leave while their prompt is
+    computed or their reply is written; one to four requests at once. Every second conversation has memory for
+    about one prompt, so that something goes all the time. The cache is checked against itself after every
+    step.
+
+    Each reply is compared with what an engine without a cache says to the same prompt. They have to be equal
+    token by token, but for near-ties: where the two highest logits of the reference are less than 0.001
+    apart, either may win, and the rest of that reply is not compared. The same holds where the tie is inside
+    of the network, of two experts for instance: where an engine without a cache says the other token too if
+    it computes the same tokens in other pieces. At most one tie for each 5,000 tokens is allowed. After each
+    round one more prompt is restored, and its logits may differ from those of a fresh computation by less
+    than 0.0001: of the nearest of several, since computing a prompt in other pieces changes them too.
+
+    What is wrong is told with the number of its conversation; `--first` with that number plays it again.
+    Chunks follow the measured speed, so a second run is not the same in every detail.
+
+    Args:
+        conversations: of each family
+        first: number of the first conversation
+        rounds: of each conversation
+        images: models that see; most prompts have images, and log-probabilities of likely tokens are compared
+        restarts: the cache has a disk tier; one round of four ends with a cache that is stopped, or killed
+    """
+    table(
+        *("family", "conversations", "requests", "left in prompt + in reply", "replies compared"),
+        *("tokens compared", "ties", "wrong", "restored tokens", "from the disk", "evictions", "hand-overs"),
+        *("largest logit difference", "seconds"),
+    )
+    for name in family or (tiny_vision_models.VISION_FAMILIES if images else FAMILIES):
+        account, began = Account(name), time.perf_counter()
         with tempfile.TemporaryDirectory() as folder:
-            budget, disk = tight if number % 2 else PLENTY, Path(folder) if plan.restarts else None
-            conversation = Conversation(world, rng, budget, account, disk)
+            world = build(name, Path(folder), images=images)
+        for number in range(first, first + conversations):
+            _play(world, account, number, rounds=rounds, restarts=restarts, seed=seed)
+        if not account.tally.has_rare_ties:
+            account.wrong.append(f"{name}: {account.tally.ties} near-ties in {account.tally.tokens} tokens")
+        account.seconds = time.perf_counter() - began
+        account.print()
+        yield from account.wrong
+
+
+def _play(world: World, account: Account, number: int, *, rounds: int, restarts: bool, seed: int) -> None:
+    """One conversation. What goes wrong ends it, not the others."""
+    rng = random.Random(f"{seed} {account.family} {number}")
+    with tempfile.TemporaryDirectory() as folder:
+        budget = memory_for(world.resources, TIGHT_TOKENS) if number % 2 else PLENTY
+        conversation = Conversation(world, rng, budget, account, Path(folder) if restarts else None)
+        try:
             try:
-                try:
-                    conversation.play(plan.rounds)
-                finally:
-                    conversation.end()
-            except Exception as error:  # noqa: BLE001 - whatever it is, it is told, and the others are played
-                traceback.print_exc()
-                account.wrong.append(f"{family}, conversation {number}: {type(error).__name__}: {error}")
-            account.conversations += 1
-    if not account.tally.has_rare_ties:
-        account.wrong.append(f"{family}: {account.tally.ties} near-ties in {account.tally.tokens} tokens")
-    account.seconds = time.perf_counter() - began
-    return account
+                conversation.play(rounds)
+            finally:
+                conversation.end()
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is told, and the others are played
+            traceback.print_exc()
+            account.wrong.append(f"{account.family}, conversation {number}: {type(error).__name__}: {error}")
+        account.conversations += 1
 
 
-def report(families: Sequence[str], plan: Plan, *, images: bool) -> bool:
-    """Print a row for each family, and what is wrong below it. True if nothing is."""
-    print(f"{servers.machine('mlx', 'mlx-lm', *(['mlx-vlm'] if images else []))}, float32\n")
-    print(f"    python {shlex.join(sys.argv)}\n")
-    print(f"| {COLUMNS} |\n|{'---|' * (COLUMNS.count('|') + 1)}")
-    wrong: list[str] = []
-    for family in families:
-        with tempfile.TemporaryDirectory() as folder:
-            account = play(family, build(family, Path(folder), images=images), plan)
-        print(account.row(), flush=True)
-        wrong += account.wrong
-    print("\n" + ("\n".join(wrong) or "Nothing is wrong."))
-    return not wrong
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
-    parser.add_argument("--conversations", type=int, default=200)
-    parser.add_argument("--first", type=int, default=0, help="number of the first conversation")
-    parser.add_argument("--rounds", type=int, default=12, help="of each conversation")
-    parser.add_argument("--family", nargs="+", help="all by default")
-    parser.add_argument("--images", action="store_true", help="play with models that see")
-    parser.add_argument("--restarts", action="store_true", help="on a disk tier, with caches that end")
-    parser.add_argument("--seed", type=int, default=0)
-    options = parser.parse_args()
-    numbers = range(options.first, options.first + options.conversations)
-    families = options.family or (tiny_vision_models.VISION_FAMILIES if options.images else FAMILIES)
-    plan = Plan(numbers, options.rounds, options.seed, options.restarts)
-    if not report(families, plan, images=options.images):
-        sys.exit(1)
-
-
-if __name__ == "__main__":
-    run_with_openblas()
-    main()
+PARTS: Mapping[str, Part] = {
+    "replies": replies,
+    "types": truth_types.types,
+    "real": truth_real.real,
+    "several": truth_several.several,
+}

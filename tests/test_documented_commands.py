@@ -93,7 +93,8 @@ PARSED: Mapping[str, str] = {
     r"(?:[A-Z_]+=\S+ )*python3(\.12)? install_and_run\.py(?! --setup-only).*": "a server, or tests",
     r"(scripts/)?start_llm (serve|doctor|audit|fit|pull|search|rm).*": "a model, the network or minutes",
     r"(scripts/)?start_llm (service|upgrade|cache clear|completion).*": "would change the machine",
-    r"\.venv/bin/python (-m scripts\.|scripts/|benchmarks/).*": "minutes; tests/scripts and tests/benchmarks",
+    r"\.venv/bin/python (-m scripts\.|scripts/).*": "minutes; tests/scripts",
+    r"\.venv/bin/python -m benchmarks\b.*": "minutes; tests/benchmarks/test_programs.py",
     r"scripts/(check|chip_check|install_clients\.sh).*": "minutes, or the network",
     r"CLIENTS_HOME=\S+ scripts/install_clients\.sh.*": "the network",
     r"\.venv/bin/python start-llm\.py.*": "a server that stays; tests/seeds",
@@ -227,7 +228,7 @@ def test_the_installer_takes_each_command_of_its_own() -> None:
 
 def test_each_script_is_there_and_has_the_options_that_are_named() -> None:
     for one in COMMANDS:
-        if not re.match(r"\.venv/bin/python (-m )?(scripts|benchmarks|start-llm)", one.line):
+        if not re.match(r"\.venv/bin/python (-m )?(scripts|start-llm)", one.line):
             continue
         words = words_behind(one.line)[1:]
         name = f"{words[1].replace('.', '/')}.py" if words[0] == "-m" else words[0]

@@ -1,7 +1,7 @@
 """How people ask for what the demo model can do, as it is trained on them.
 
 The wordings stand in `calls.txt`, `echoes.txt` and `questions.txt`, one in a line. The judge,
-`benchmarks/demo_model.py`, asks in words of its own, which stand nowhere here.
+`benchmarks demo_model`, asks in words of its own, which stand nowhere here.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ _PATIENCE_S = 20.0
 _WRONG_IN_LONG_BATCHES = {
     "minimax_m3_vl": "its sparse attention counts the blocks that it drops from the padding on"
 }
-"""Model types of mlx_lm 0.32.2 that only short batches compute right; see `benchmarks/families.py`."""
+"""Model types of mlx_lm 0.32.2 that only short batches compute right; see `benchmarks truth --only types`."""
 
 type Caches = list[Any]
 

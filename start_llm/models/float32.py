@@ -2,7 +2,7 @@
 
 MLX's kernels for a CPU multiply float32 matrices with BLAS, and all others with plain loops. A step of Gemma
 3 270M takes about ten times as long with 4-bit weights and 1.5 times as long in bfloat16, and 8 tokens of a
-prompt 60 times and 4 times as long (`benchmarks/cpu_weights.py`).
+prompt 60 times and 4 times as long (`benchmarks precision --only float32`).
 """
 
 import math

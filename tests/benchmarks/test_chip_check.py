@@ -29,8 +29,7 @@ def part(code: str, **more: Any) -> Part:
 
 def run(monkeypatch: pytest.MonkeyPatch, parts: Sequence[Part], *arguments: object) -> int:
     monkeypatch.setattr(chip_check, "PARTS", tuple(parts))
-    monkeypatch.setattr(sys, "argv", ["chip_check", *map(str, arguments)])
-    return chip_check.main()
+    return chip_check.main([*map(str, arguments)])
 
 
 def test_all_parts_together_take_at_most_ten_minutes():
@@ -158,7 +157,8 @@ def test_a_quick_version_of_each_part_runs_here_and_has_figures(name: str, tmp_p
     environment = os.environ | {"STATE_ROOT": str(tmp_path / "state")}
     command = [
         sys.executable,
-        str(ROOT / "benchmarks" / "chip_check.py"),
+        str(ROOT / "benchmarks"),
+        "chip_check",
         name,
         "--quick",
         "--json",

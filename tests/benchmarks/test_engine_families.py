@@ -2,7 +2,8 @@
 
 import pytest
 
-from benchmarks.engine_families import SKIPPED, Rates, Speed, Stamp, _rate, _rounds, measure
+from benchmarks.engine_families import SKIPPED, Rates, Speed, Stamp, _rate, measure
+from benchmarks.harness import alternate
 
 
 def test_a_rate_counts_what_all_replies_say_while_all_of_them_run():
@@ -19,21 +20,23 @@ def test_rounds_take_turns_and_the_first_one_is_not_counted():
     asked = []
 
     def side(name):
-        def run(prompt):
-            asked.append((name, prompt[0]))
-            return Speed(prompt[0], 1.0)
+        def run(number):
+            asked.append((name, number))
+            return Speed(number, 1.0)
 
         return run
 
-    bare, served = _rounds(side("bare"), side("served"), [[0], [1], [2]])
-    assert asked == [("served", 0), ("bare", 0), ("bare", 1), ("served", 1), ("served", 2), ("bare", 2)]
-    assert [one.wall for one in bare] == [one.wall for one in served] == [1, 2]
+    rounds = alternate(2, side("bare"), side("served"), warm_up=1)
+    assert asked == [("bare", 0), ("served", 0), ("served", 1), ("bare", 1), ("bare", 2), ("served", 2)]
+    assert [(bare.wall, served.wall) for bare, served in rounds] == [(1, 1), (2, 2)]
 
 
 def test_one_slow_round_of_three_does_not_fail_a_demand():
     bare = [Speed(10.0, 10.0)] * 3
-    assert Rates("", 0.98, bare, [Speed(10.0, 5.0), Speed(1.0, 5.0), Speed(10.1, 5.0)]).holds
-    assert not Rates("", 0.98, bare, [Speed(9.0, 5.0), Speed(1.0, 5.0), Speed(9.7, 5.0)]).holds
+    good = zip(bare, [Speed(10.0, 5.0), Speed(1.0, 5.0), Speed(10.1, 5.0)], strict=True)
+    slow = zip(bare, [Speed(9.0, 5.0), Speed(1.0, 5.0), Speed(9.7, 5.0)], strict=True)
+    assert Rates("", 0.98, list(good)).holds
+    assert not Rates("", 0.98, list(slow)).holds
 
 
 @pytest.mark.thorough

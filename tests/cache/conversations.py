@@ -1,6 +1,6 @@
 """Random conversations with an engine that has a prompt cache, and what they are measured against.
 
-Shared by `tests/cache/test_truth.py` and `benchmarks/truth.py`.
+Shared by `tests/cache/test_truth.py` and `benchmarks truth --only replies`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Prompts whose pages were quantised: what a network says behind them, beside what it says behind exact ones.
 
-Shared by `tests/cache/test_kv_bits.py` and `benchmarks/kv_bits.py`.
+Shared by `tests/cache/test_kv_bits.py` and `benchmarks precision --only kv-bits kv-costs`.
 """
 
 from __future__ import annotations

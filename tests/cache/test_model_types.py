@@ -1,6 +1,6 @@
 """One type for each class of cache says what an engine without a cache says; what is planted is found.
 
-All types: `benchmarks/families.py`.
+All types: `benchmarks truth --only types`.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from benchmarks import model_configs
-from benchmarks.families import LEAST_FELT, Finding, Trial
-from benchmarks.model_networks import build
+from scripts import model_types
+from scripts.model_types import build
 from start_llm.cache.arrays import StateSnapshot
 from start_llm.cache.layers import Layers, leaves
 from start_llm.cache.pages import EarlierState
+from tests.cache.type_trial import LEAST_FELT, Finding, Trial
 
 FEW = ((20, 75, 50),)
 TYPES = {
@@ -90,13 +90,13 @@ def test_what_is_planted_is_found(model_type: str, planted: Callable[[Any], Laye
 
 def test_every_type_has_a_configuration():
     """Its own class takes it; a new type of mlx_lm asks for a sequence."""
-    found = list(model_configs.model_types())
+    found = list(model_types.model_types())
     assert len(found) > 120
     for model_type in found:
-        assert model_configs.config_of(model_type)["model_type"] == model_type
+        assert model_types.config_of(model_type)["model_type"] == model_type
 
 
 def test_no_table_speaks_of_a_type_that_is_gone():
-    known = {*model_configs.model_types(), *model_configs.SET_ASIDE}
-    assert model_configs.TEXT.keys() <= known
-    assert model_configs.ROWS.keys() <= known
+    known = {*model_types.model_types(), *model_types.SET_ASIDE}
+    assert model_types.TEXT.keys() <= known
+    assert model_types.ROWS.keys() <= known

@@ -1,4 +1,4 @@
-"""Ten seconds of trouble; `benchmarks/chaos.py` has the half hour, with the proxy."""
+"""Ten seconds of trouble; `benchmarks stress --only chaos` has the half hour, with the proxy."""
 
 from __future__ import annotations
 

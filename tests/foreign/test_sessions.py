@@ -1,4 +1,4 @@
-"""Sessions with the same words, interleaved at random: `benchmarks/foreign.py` in short."""
+"""Sessions with the same words, interleaved at random: `benchmarks stress --only foreign` in short."""
 
 from __future__ import annotations
 

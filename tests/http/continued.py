@@ -1,4 +1,4 @@
-"""Conversations that go on over several lives of a server. Shared by tests and `benchmarks/restarts.py`."""
+"""Conversations that go on over several lives of a server. Shared by tests and `benchmarks disk`."""
 
 from __future__ import annotations
 

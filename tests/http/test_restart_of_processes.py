@@ -1,4 +1,4 @@
-"""Servers in processes of their own, told to end or killed; `benchmarks/restarts.py` is the long form."""
+"""Servers in processes of their own, told to end or killed; `benchmarks disk` is the long form."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.restarts import hold, never_stopped, settings
+from benchmarks.disk_restarts import hold, never_stopped, settings
 from tests.conftest import TinyModel
 
 pytestmark = pytest.mark.thorough

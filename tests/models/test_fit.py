@@ -12,9 +12,8 @@ from mlx.utils import tree_flatten
 from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.utils import save_model
 
-from benchmarks.model_configs import config_of, model_types
-from benchmarks.model_networks import build
 from scripts import tiny_models
+from scripts.model_types import build, config_of, model_types
 from start_llm.cache.layers import Layers
 from start_llm.core.errors import ModelError
 from start_llm.core.sequence_cost import SequenceCost, WindowCost

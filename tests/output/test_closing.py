@@ -1,6 +1,6 @@
 """Text that looks like calls and is none costs work in proportion to its length, in every format.
 
-Counted, not timed: what readers are given, and how often one is made. `benchmarks/output.py` has the times.
+Counted, not timed: what readers are given, and how often one is made. `benchmarks/replies.py` has the times.
 """
 
 import statistics

@@ -1,7 +1,7 @@
 """A long reply costs no more for each token than a short one: nothing is copied again and again.
 
 Counted, not timed: what has to be kept is kept piece by piece, so no text that a splitter holds grows with
-the reply. `benchmarks/output.py` has the times.
+the reply. `benchmarks/replies.py` has the times.
 """
 
 import gc
@@ -11,7 +11,7 @@ from types import BuiltinFunctionType, FunctionType, ModuleType
 
 import pytest
 
-from benchmarks import output as benchmark
+from benchmarks import replies as benchmark
 from start_llm.core.family import Family
 from start_llm.formats.registry import family_by_name
 from start_llm.output.calls import QuoteWatch

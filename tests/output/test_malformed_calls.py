@@ -5,20 +5,16 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests.output.corpus.case import Call, Case, leaves, outcome_of, split
+from tests.output.corpus.case import Case, leaves, outcome_of, split
+from tests.output.corpus.damage import (
+    INTENDED,
+    READ,
+    WRITE,
+    cuts,
+    with_a_line_twice,
+    without_a_character,
+)
 from tests.output.corpus.writers import WRITERS
-
-WRITE = Call("write", {"path": "/a.txt", "text": "one\ntwo"})
-READ = Call("read", {"path": "b", "limit": 2})
-INTENDED = [value for call in (WRITE, READ) for value in call.arguments.values()]
-
-
-def beginnings(text: str) -> Iterator[str]:
-    yield from (text[:end] for end in range(1, len(text)))
-
-
-def without_a_character(text: str) -> Iterator[str]:
-    yield from (text[:place] + text[place + 1 :] for place in range(len(text)))
 
 
 def without_a_mark(text: str) -> Iterator[str]:
@@ -27,11 +23,6 @@ def without_a_mark(text: str) -> Iterator[str]:
 
 def with_a_mark_twice(text: str) -> Iterator[str]:
     yield from (text.replace(mark, mark + mark, 1) for mark in marks(text))
-
-
-def with_a_line_twice(text: str) -> Iterator[str]:
-    lines = text.splitlines(keepends=True)
-    yield from ("".join([*lines[:place], lines[place], *lines[place:]]) for place in range(len(lines)))
 
 
 def marks(text: str) -> list[str]:
@@ -50,7 +41,7 @@ def is_right(value: object, text: str) -> bool:
 @pytest.mark.sample(32)
 @pytest.mark.parametrize("name", sorted(WRITERS))
 @pytest.mark.parametrize(
-    "changed", [beginnings, without_a_character, without_a_mark, with_a_mark_twice, with_a_line_twice]
+    "changed", [cuts, without_a_character, without_a_mark, with_a_mark_twice, with_a_line_twice]
 )
 def test_no_argument_of_a_malformed_call_is_another(name: str, changed: Callable[[str], Iterator[str]]):
     family = WRITERS[name].family

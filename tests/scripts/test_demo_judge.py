@@ -18,7 +18,7 @@ from scripts.demo_model.conversations import REASONING, TOO_LONG
 from scripts.demo_model.corpus import read_corpus
 from scripts.demo_model.tokenizer import make_tokenizer
 
-JUDGE = Path(__file__).resolve().parents[2] / "benchmarks" / "demo_model.py"
+BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 ECHO = Prompt("echo", [], [], "pelican")
 CALL = Prompt("call, 1 offered", [], [], "", ("read", {"path": "a.txt"}))
 THINKING_ECHO = Prompt("echo", [], [], "pelican", thinks=True)
@@ -141,7 +141,7 @@ def test_beyond_what_the_model_was_made_for_saying_so_is_the_one_right_answer():
 
 
 def test_lengths_at_which_no_answer_is_right_for_every_text_are_refused():
-    command = [sys.executable, JUDGE, "--tokens", "500", "7000"]
+    command = [sys.executable, BENCHMARKS, "demo_model", "--tokens", "500", "7000"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert "--tokens 7000" in done.stderr

@@ -1,4 +1,4 @@
-"""Random requests, most of them wrong in one way or another: `benchmarks/fuzz.py` in short."""
+"""Random requests, most of them wrong in one way or another: `benchmarks stress --only fuzz` in short."""
 
 from __future__ import annotations
 

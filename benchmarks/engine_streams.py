@@ -1,0 +1,206 @@
+"""Many streams over HTTP, beside mlx_lm.server: parts of `engine.py`.
+
+Both servers run in processes of their own on the same tiny random model, so what is compared is what a token
+costs beside the network. The client is one thread that empties all sockets every few milliseconds, so it
+takes next to nothing of the machine. Tokens are those of `usage`. CPU time is that of the server's whole
+process, which varies far less than the clock.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import selectors
+import sys
+import time
+from collections.abc import Generator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+from benchmarks import servers
+from benchmarks.harness import alternate, medians, ratio, row, table
+from scripts import tiny_models
+
+LOOKS_S = 0.004
+"""Between two looks at the sockets: a hundredth of the shortest run."""
+PATIENCE_S = 120
+PREFIX_WORDS = 400
+SAMPLING = {"top_p": 0.95, "top_k": 20, "min_p": 0}
+"""Asked of both beside the temperature: each has defaults of its own."""
+_SAYS_SOMETHING = re.compile(rb'"(?:content|reasoning|reasoning_content)": ?"[^"]')
+_USAGE = re.compile(rb'"completion_tokens": ?(\d+)')
+
+type Message = dict[str, str]
+
+
+class Stream:
+    """One reply on a socket of its own. `first_s` is when it first said something, from its start."""
+
+    def __init__(self, port: int, body: bytes) -> None:
+        self._began = time.perf_counter()
+        self.connection = servers.bare_socket(port, "/v1/chat/completions", body)
+        self.first_s: float | None = None
+        self._received: list[bytes] = []
+
+    def read(self) -> bool:
+        """Take what has come. False at the end."""
+        data = self.connection.recv(262_144)
+        self._received.append(data)
+        if self.first_s is None and _SAYS_SOMETHING.search(data):
+            self.first_s = time.perf_counter() - self._began
+        return bool(data)
+
+    @property
+    def text(self) -> bytes:
+        return b"".join(self._received)
+
+    def tokens(self) -> int:
+        """Of the reply, as the server counts them. Raises SystemExit if it is not whole."""
+        counts = _USAGE.findall(self.text)
+        if not counts or b"[DONE]" not in self.text:
+            raise SystemExit(f"A stream was not whole: {self.text[-500:]!r}")
+        return int(counts[-1])
+
+    def events(self) -> int:
+        """That say something."""
+        return len(_SAYS_SOMETHING.findall(self.text))
+
+
+@dataclass
+class Server:
+    """One that is measured, and what its streams took together."""
+
+    name: str
+    port: int
+    process: int
+    cpu_s: float = 0
+    tokens: int = 0
+    events: int = 0
+
+    def rate(self, bodies: Sequence[bytes], _: int = 0) -> float:
+        """Tokens per second of all these replies at once, their short prompts included."""
+        spent, began = servers.cpu_s(self.process), time.perf_counter()
+        streams = [Stream(self.port, body) for body in bodies]
+        read_all(streams, LOOKS_S)
+        seconds = time.perf_counter() - began
+        made = sum(one.tokens() for one in streams)
+        self.cpu_s += servers.cpu_s(self.process) - spent
+        self.tokens += made
+        self.events += sum(one.events() for one in streams)
+        return made / seconds
+
+    def first_s(self, messages: list[Message], temperature: float) -> float:
+        """Seconds to the first token of a reply."""
+        stream = Stream(self.port, body_of(messages, 2, temperature))
+        read_all([stream], 0)
+        if stream.first_s is None:
+            raise SystemExit(f"{self.name} said nothing: {stream.text[-500:]!r}")
+        return stream.first_s
+
+
+def read_all(streams: Sequence[Stream], pause_s: float) -> None:
+    """Read all to their ends, with a pause between two looks."""
+    with selectors.DefaultSelector() as selector:
+        for one in streams:
+            selector.register(one.connection, selectors.EVENT_READ, one)
+        while selector.get_map():
+            ready = selector.select(PATIENCE_S)
+            if not ready:
+                raise SystemExit(f"Nothing came for {PATIENCE_S} s.")
+            for key, _ in ready:
+                if not key.data.read():
+                    selector.unregister(key.fileobj)
+                    key.data.connection.close()
+            time.sleep(pause_s)
+
+
+def body_of(messages: list[Message], most: int, temperature: float) -> bytes:
+    body = {"model": "default_model", "messages": messages, "max_tokens": most, "temperature": temperature}
+    body |= SAMPLING | {"stream": True, "stream_options": {"include_usage": True}}
+    return json.dumps(body).encode()
+
+
+def question(number: int, words: int = 4) -> Message:
+    return {"role": "user", "content": " ".join(f"item {number * 7919 + word}," for word in range(words))}
+
+
+def follow_up(number: int) -> list[Message]:
+    """The next turn of the conversation that begins with this question."""
+    return [question(number, PREFIX_WORDS), {"role": "assistant", "content": "Yes."}, question(number)]
+
+
+@contextmanager
+def both(folder: Path, most: int, hidden: int, layers: int) -> Generator[tuple[Server, Server]]:
+    """start_llm and mlx_lm.server on the same model, for so many streams at once."""
+    model = tiny_models.build("qwen3", folder, hidden=hidden, layers=layers)
+    port = servers.free_port()
+    other = [sys.executable, "-m", "mlx_lm", "server", "--model", str(model), "--port", str(port)]
+    other += ["--decode-concurrency", str(most), "--log-level", "ERROR"]
+    with ExitStack() as stack:
+        ours = stack.enter_context(servers.served("--model", model, "--batch", most, log=folder / "ours.log"))
+        probe, log = partial(servers.health_seconds, port), folder / "theirs.log"
+        process = stack.enter_context(servers.running(other, probe, log=log))
+        yield Server("start_llm", ours.port, ours.pid), Server("mlx_lm.server", port, process)
+
+
+def streams(
+    folder: Path,
+    *,
+    streams: Sequence[int] = (1, 8, 32),
+    temperatures: Sequence[float] = (0, 0.7),
+    rounds: int = 5,
+    tokens: int = 256,
+    hidden: int = 128,
+    layers: int = 2,
+) -> None:
+    """Tokens per second of several streams beside mlx_lm.server, and CPU time and events for each token.
+
+    Args:
+        tokens: of each reply
+        hidden: width of the model
+    """
+    table("", "start_llm", "mlx_lm.server", "ratio (mark)", "CPU µs per token", "events per token")
+    with both(folder, max(streams), hidden, layers) as sides:
+        for temperature in temperatures:
+            for count in streams:
+                bodies = [body_of([question(number)], tokens, temperature) for number in range(count)]
+                measured = [replace(side) for side in sides]
+                for side in sides:
+                    side.rate(bodies)
+                rates = alternate(rounds, *(partial(one.rate, bodies) for one in measured))
+                ours, theirs = medians(rates)
+                cpu = [1e6 * one.cpu_s / one.tokens for one in measured]
+                row(
+                    f"{count} streams, temperature {temperature:g}: tokens per second",
+                    f"{ours:,.4g}",
+                    f"{theirs:,.4g}",
+                    f"{ratio(rates):.2f} (≥ {1.1 if count == 1 else 1.0})",
+                    f"{cpu[0]:.0f} : {cpu[1]:.0f} = {cpu[0] / cpu[1]:.2f}",
+                    " : ".join(f"{one.events / one.tokens:.2f}" for one in measured),
+                )
+
+
+def first_token(
+    folder: Path,
+    *,
+    temperatures: Sequence[float] = (0, 0.7),
+    rounds: int = 5,
+    hidden: int = 128,
+    layers: int = 2,
+) -> None:
+    """The time to the first token of a second turn beside mlx_lm.server."""
+
+    def warm(number: int, server: Server, temperature: float) -> float:
+        server.first_s([question(number, PREFIX_WORDS)], temperature)
+        return 1000 * server.first_s(follow_up(number), temperature)
+
+    table("", "start_llm", "mlx_lm.server", "ratio (mark)")
+    with both(folder, 1, hidden, layers) as sides:
+        for temperature in temperatures:
+            ways = [partial(warm, server=server, temperature=temperature) for server in sides]
+            times = alternate(3 * rounds, *ways, warm_up=1)
+            ours, theirs = medians(times)
+            name = f"warm first token, temperature {temperature:g}: ms"
+            row(name, f"{ours:.1f}", f"{theirs:.1f}", f"{ratio(times):.2f} (≤ 1.0)")

@@ -1,0 +1,262 @@
+"""What fewer bits lose and save: quantised pages of the prompt cache, and float32 weights on a CPU."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from statistics import fmean, median
+from typing import Any, NamedTuple, cast
+
+import mlx.core as mx
+from mlx_lm.models.cache import make_prompt_cache
+
+from benchmarks.harness import ROOT, Part, row, table
+from scripts import tiny_models
+from start_llm.cache.kv_format import KVFormat, first_quantized
+from start_llm.cache.layers import Layers
+from start_llm.config.paths import DEMO_MODEL
+from start_llm.models.loader import LoadedModel, load
+from start_llm.models.machines import gib
+from tests.cache.conversations import layers_of, tokens
+from tests.cache.quantised_prompts import Loss, PromptBehindPages, loss
+
+TEXTS = ("LICENSE", "docs/demo-model.md", "docs/prompt-cache.md", "start_llm/engine/loop.py")
+REAL_TEXTS = (
+    *("docs/prompt-cache.md", "start_llm/engine/loop.py", "tests/transcripts/echoes/codex.json"),
+    "docs/ARCHITECTURE.md",
+)
+FAMILIES = ("qwen3", "gemma3_text", "qwen3_5", "glm4_moe_lite")
+_PAGE = 256
+
+
+class Sizes(NamedTuple):
+    """Tokens that are restored and said, places in each text, and tokens of a page."""
+
+    known: int
+    said: int
+    places: int
+    page: int
+
+
+SMALL, REAL = Sizes(400, 80, 12, 32), Sizes(800, 96, 4, _PAGE)
+
+
+class Subject(NamedTuple):
+    name: str
+    network: Any
+    prompts: Sequence[tuple[int, ...]]
+
+
+def formats_of(page: int) -> Mapping[str, KVFormat]:
+    start = first_quantized(0, page)
+    return {
+        "8 bits": KVFormat(8, 64, start),
+        "4 bits": KVFormat(4, 64, start),
+        "turboquant, 4 bits": KVFormat(4, 64, start, "turboquant"),
+        "turboquant, 3.5 bits": KVFormat(3.5, 64, start, "turboquant"),
+    }
+
+
+def documents(model: LoadedModel, name: str, texts: Sequence[str], sizes: Sizes) -> Iterator[Subject]:
+    """Yield parts of texts, each behind the token that begins a document, if the tokenizer has one."""
+    length = sizes.known + sizes.said
+    beginning = tuple(model.tokenizer.encode("", as_document=True))
+    for text in texts:
+        ids = tuple(model.tokenizer.encode((ROOT / text).read_text(encoding="utf-8"), as_document=False))
+        starts = [place * (len(ids) - length) // sizes.places for place in range(sizes.places)]
+        prompts = [(*beginning, *ids[start : start + length])[:length] for start in starts]
+        yield Subject(f"{name}, {Path(text).name}", model.network, prompts)
+
+
+def losses(subject: Subject, sizes: Sizes, formats: Mapping[str, KVFormat]) -> Iterator[str]:
+    pages = [PromptBehindPages.read(subject.network, prompt, sizes.known) for prompt in subject.prompts]
+    for form in formats.values():
+        yield _told([loss(one.exact, one.behind(form)) for one in pages])
+
+
+def _told(found: Sequence[Loss]) -> str:
+    lost = [one.divergence for one in found]
+    same = fmean(one.same_top for one in found)
+    return f"{fmean(lost):.1e} ({min(lost):.1e} to {max(lost):.1e}) {same:.3f}"
+
+
+def cost(name: str, width: int) -> str:
+    """Return bytes beside those of bfloat16, and CPU milliseconds to quantise and to restore."""
+    form = formats_of(_PAGE)[name]
+    network = _Heads(width)
+    layers = layers_of(network, form)
+    exact = network.filled(layers)
+    page = layers.page(layers.borrow(exact, 0, _PAGE), form.start)
+    share = page.nbytes / layers.cut(exact, 0, _PAGE).nbytes
+    pack_ms = _cpu_ms(lambda: layers.page(layers.borrow(exact, 0, _PAGE), form.start))
+    restore_ms = _cpu_ms(lambda: layers.assemble([page], None, _PAGE))
+    return f"{share:.3f}, {pack_ms:.1f}, {restore_ms:.1f}"
+
+
+class _Heads:
+    """Stands for a network of 8 layers with 8 heads of keys and values."""
+
+    def __init__(self, width: int) -> None:
+        self._width = width
+
+    def make_cache(self) -> list[Any]:
+        from mlx_lm.models.cache import KVCache  # noqa: PLC0415 - start_llm.models has to be first (lesson 2)
+
+        return [KVCache() for _ in range(8)]
+
+    def __call__(self, ids: mx.array, cache: Sequence[Any]) -> None:
+        shape = (1, 8, ids.shape[1], self._width)
+        for one in cache:
+            one.update_and_fetch(*(mx.random.normal(shape).astype(mx.bfloat16) for _ in range(2)))
+
+    def filled(self, layers: Layers) -> list[Any]:
+        caches = layers.fresh()
+        self(mx.zeros((1, _PAGE)), caches)
+        mx.eval([one.state for one in caches])
+        return caches
+
+
+def _cpu_ms(work: Callable[[], object], times: int = 5) -> float:
+    """Return the median; `work` evaluates what it makes."""
+    spent: list[float] = []
+    for _ in range(times):
+        began = time.process_time()
+        work()
+        spent.append((time.process_time() - began) * 1000)
+    return sorted(spent)[times // 2]
+
+
+# ------------------------------------------------------------------------------------------- float32 weights
+
+
+PROMPT, TOKENS, COMPARED = 8, 3, 8
+STORED_TEXTS = ("LICENSE", "docs/prompt-cache.md", "start_llm/engine/loop.py")
+NEVER, ALWAYS = 0, 10**15
+
+
+def seconds(work: Callable[[], Any]) -> float:
+    """CPU seconds, of all threads."""
+    began = time.process_time()
+    work()
+    return time.process_time() - began
+
+
+def forward(model: LoadedModel, tokens: list[int], caches: list[Any]) -> mx.array:
+    logits = model.network(mx.array([tokens]), cache=caches)
+    mx.eval(logits, [cache.state for cache in caches])
+    return logits[0].astype(mx.float32)
+
+
+def distributions(model: LoadedModel) -> list[mx.array]:
+    """Logarithms of probabilities [tokens, vocabulary] of each text."""
+    found: list[mx.array] = []
+    for text in STORED_TEXTS:
+        tokens = model.tokenizer.encode((ROOT / text).read_text(encoding="utf-8"), as_document=True)
+        logits = forward(model, tokens[:COMPARED], make_prompt_cache(model.network))
+        found.append(logits - mx.logsumexp(logits, axis=-1, keepdims=True))
+    mx.eval(found)
+    return found
+
+
+def measure(folder: Path, most_float32_bytes: int) -> tuple[list[str], float, list[mx.array]]:
+    """Return the cells of a row, the seconds of a token, and distributions."""
+    mx.clear_cache()
+    before = mx.get_active_memory()
+    mx.reset_peak_memory()
+    loaded: list[LoadedModel] = []
+    load_s = seconds(lambda: loaded.append(load(folder, most_float32_bytes=most_float32_bytes)))
+    peak, (model,) = mx.get_peak_memory() - before, loaded
+    caches = make_prompt_cache(model.network)
+    forward(model, [2], caches)
+    token_s = median(seconds(lambda: forward(model, [7], caches)) for _ in range(TOKENS))
+    prompt_s = seconds(lambda: forward(model, [5] * PROMPT, caches))
+    kind = "float32" if most_float32_bytes else model.precision.stored
+    cells = [folder.name, kind, f"{load_s:.1f}", gib(peak), f"{token_s:.3f}", f"{prompt_s:.2f}"]
+    return cells, token_s, distributions(model)
+
+
+def exactly(folder: Path) -> list[mx.array]:
+    """Distributions by the stored weights, without rounding to 16 bits between the layers."""
+    model = load(folder)
+    model.network.set_dtype(mx.float32)
+    return distributions(model)
+
+
+def compared(stored: list[mx.array], converted: list[mx.array]) -> tuple[float, float]:
+    """Return the mean KL divergence, and the share of places at which the likeliest token is the same."""
+    pairs = list(zip(stored, converted, strict=True))
+    divergences = [(mx.exp(one) * (one - other)).sum(axis=-1) for one, other in pairs]
+    same = [one.argmax(axis=-1) == other.argmax(axis=-1) for one, other in pairs]
+    return mean(divergences), mean(same)
+
+
+def mean(values: list[mx.array]) -> float:
+    return cast("float", mx.concatenate(values).astype(mx.float32).mean().item())
+
+
+def kv_bits(folder: Path, *, real: Path | None = None) -> None:
+    """What quantised pages lose: next tokens behind them, beside those behind exact ones.
+
+    The demo model reads 400 tokens at 12 places of each text and says what comes next, 80 times. Tiny random
+    models read random tokens. A real model reads 800 tokens at 4 places of each text: prose, code, JSON, and
+    a mix. The first page is exact, as it always is; all else is quantised. `QUANTIZED_KV_START`, which keeps
+    the first 5000 tokens exact, is 0 here. Told is the mean KL divergence in nats (lowest to highest place),
+    and the share of top tokens that stay.
+
+    Args:
+        real: a model with real weights
+    """
+    sizes = REAL if real else SMALL
+    formats = formats_of(sizes.page)
+    table(f"{sizes.known} tokens restored, {sizes.said} said, {sizes.places} places", *formats)
+    for subject in _subjects(folder, real):
+        row(subject.name, *losses(subject, sizes, formats))
+
+
+def _subjects(folder: Path, real: Path | None) -> Iterator[Subject]:
+    if real:
+        yield from documents(load(real), real.name, REAL_TEXTS, REAL)
+        return
+    yield from documents(load(DEMO_MODEL), "demo", TEXTS, SMALL)
+    length = SMALL.known + SMALL.said
+    for family in FAMILIES:
+        model = load(tiny_models.build(family, folder / family, hidden=128, layers=2))
+        prompts = [tokens(random.Random(place), length, length) for place in range(SMALL.places)]
+        yield Subject(f"tiny {family}", model.network, prompts)
+
+
+def kv_costs(_: Path) -> None:
+    """What quantised pages save and cost: share of bytes, and CPU ms to quantise and to restore."""
+    widths = (64, 128, 256)
+    table(f"{_PAGE} tokens, 8 layers of 8 heads, bfloat16", *(f"{width} elements a head" for width in widths))
+    for name in formats_of(_PAGE):
+        row(name, *(cost(name, width) for width in widths))
+
+
+def float32(_: Path, *, models: Sequence[Path] = ()) -> None:
+    """What float32 weights win on a CPU: the weights of folders as they are stored, beside converted ones.
+
+    CPU seconds to load it, of a token that is decoded and of 8 tokens of a prompt; the memory at its highest
+    while it is loaded; and how far the next tokens' distributions behind some texts are apart. MLX adds up in
+    the type of the numbers that it multiplies. So the converted weights are compared with the stored ones
+    once more, while scales, norms and the numbers between the layers are float32 ("exactly").
+
+    Args:
+        models: folders
+    """
+    table(
+        *("model", "weights", "load", "highest memory", "a token", f"{PROMPT} tokens of a prompt", "faster"),
+        *("KL, top-1", "exactly"),
+    )
+    for folder in models:
+        cells, stored_s, stored = measure(folder, NEVER)
+        row(*cells, "", "", "")
+        cells, converted_s, converted = measure(folder, ALWAYS)
+        apart = (compared(one, converted) for one in (stored, exactly(folder)))
+        told = (f"{divergence:.1e}, {same:.3f}" for divergence, same in apart)
+        row(*cells, f"{stored_s / converted_s:.1f} ×", *told)
+
+
+PARTS: Mapping[str, Part] = {"kv-bits": kv_bits, "kv-costs": kv_costs, "float32": float32}

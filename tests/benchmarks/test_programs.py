@@ -1,0 +1,72 @@
+"""Each program is documented, and each documented command is one that a program takes."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import shlex
+from collections.abc import Iterator
+from itertools import takewhile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks import harness
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCUMENTS = [
+    *(ROOT / name for name in ("README.md", "CLAUDE.md", "CONTRIBUTING.md", "benchmarks/RESULTS.md")),
+    *(path for folder in ("docs", ".context") for path in (ROOT / folder).rglob("*.md")),
+]
+PROGRAMS = [name for name in harness.list_programs() if name != "chip_check"]
+"""tests/benchmarks/test_chip_check.py has the one that reads its arguments itself."""
+
+
+def commands() -> Iterator[tuple[str, str]]:
+    """Document, and what stands behind `benchmarks` in each command."""
+    for path in DOCUMENTS:
+        text = path.read_text(encoding="utf-8")
+        for found in re.finditer(r"(?:python3? -m |`)benchmarks (?!\.\.\.)([^`\n#|…]+)", text):
+            yield path.name, found[1].strip()
+
+
+COMMANDS = sorted(set(commands()))
+
+
+def program(name: str) -> Any:
+    return importlib.import_module(f"benchmarks.{name}")
+
+
+def test_the_table_has_each_program_with_its_parts_and_their_minutes():
+    text = (ROOT / "docs" / "benchmarking.md").read_text(encoding="utf-8").partition("## A new chip")[0]
+    rows = re.findall(r"^\| `(\w+)` \| .+ \| (.+) \|$", text, re.MULTILINE)
+    table = {name: {*re.findall(r"`([\w-]+)`", minutes)} for name, minutes in rows if name in PROGRAMS}
+    assert table == {name: {*program(name).PARTS} for name in PROGRAMS}
+
+
+def test_enough_commands_are_found():
+    assert len(COMMANDS) > 60
+    assert {words.split()[0] for _, words in COMMANDS} > {*PROGRAMS}
+
+
+@pytest.mark.parametrize(("document", "words"), COMMANDS)
+def test_a_documented_command_names_parts_and_options_that_are_there(document: str, words: str):
+    name, *arguments = shlex.split(words)
+    if name == "chip_check":
+        return
+    assert name in PROGRAMS
+    options = harness.parser_of(name, program(name))._option_string_actions
+    assert {word for word in arguments if word.startswith("--")} <= options.keys()
+    for option in {"--only", "--shapes", "--family", "--types"} & {*arguments}:
+        behind = arguments[arguments.index(option) + 1 :]
+        values = [*takewhile(lambda word: not word.startswith("--"), behind)]
+        assert {*values} <= {*(options[option].choices or values), "NAME"}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_program_says_what_its_parts_and_options_do(name: str):
+    module = program(name)
+    shown = harness.parser_of(name, module).format_help()
+    assert all(f"\n{part}: " in shown for part in module.PARTS)
+    assert all(part.__doc__ for part in module.PARTS.values())
