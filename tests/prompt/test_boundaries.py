@@ -242,13 +242,13 @@ def rendered_and_prepared(trait: str, request: ChatRequest) -> tuple[Broken, Pro
     preparer._tools.shown(request.tools)  # each tool is rendered by itself when it is seen first
     tokenizer.rendered.clear()
     texts: list[RenderedText] = []
-    render = preparer._renderer.render
+    render = preparer._writer._renderer.render
 
     def kept(*args: Any) -> RenderedText:
         texts.append(render(*args))
         return texts[-1]
 
-    with patch.object(preparer._renderer, "render", kept):
+    with patch.object(preparer._writer._renderer, "render", kept):
         prompt = preparer.prepare(request)
     return preparer._client_marks.broken(texts[0].whole), prompt, len(tokenizer.rendered)
 

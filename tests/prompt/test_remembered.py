@@ -239,9 +239,9 @@ def many(count: int) -> list[Message]:
 
 def scanned_messages(preparing: Preparer, messages: Sequence[Message]) -> int:
     """Messages that a request takes a look at."""
-    before = preparing._remembered.scanned_messages
+    before = preparing._reader._remembered.scanned_messages
     preparing.prepare(parsed(messages=tuple(messages)))
-    return preparing._remembered.scanned_messages - before
+    return preparing._reader._remembered.scanned_messages - before
 
 
 def test_of_a_long_conversation_only_what_is_new_is_looked_at():
