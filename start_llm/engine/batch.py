@@ -62,6 +62,7 @@ class BatchGroup:
 
     Attributes:
         adapters: all sequences of the group have the same.
+        is_broken: a sequence was taken out by half, so the caches of the others may be, too.
     """
 
     def __init__(
@@ -73,6 +74,7 @@ class BatchGroup:
         self._network = network
         self._mount = mount
         self.adapters = sequence.adapters
+        self.is_broken = False
         self._sequences = [sequence]
         self._held = [len(sequence.tokens) - 1]  # tokens in their caches, with those of the launched step
         self._caches: list[Any] = sequence.layer_caches
@@ -155,12 +157,16 @@ class BatchGroup:
             return None
         scores = self._next.scores[place]
         if sequence.forced_tokens:
-            return _sampled(sequence, sequence.forced_tokens.popleft(), 1.0, scores)
+            return _sampled(sequence, sequence.forced_tokens[0], 1.0, scores)
         token = cast("int", self._next.tokens[place].item())
         return _sampled(sequence, token, cast("float", self._next.chances[place].item()), scores)
 
     def remove(self, sequence: EngineSequence) -> ReleasedCaches:
-        """Remove a sequence. Its caches hold all of its tokens, or all but the last if it has just joined."""
+        """Remove a sequence. Its caches hold all of its tokens, or all but the last if it has just joined.
+
+        If this raises, no sequence of the group has usable caches: the group is broken.
+        """
+        self.is_broken = True
         place = self._place(sequence)
         held = self._held.pop(place)
         caches = self._take_out(place) if len(self._sequences) > 1 else self._caches
@@ -172,6 +178,7 @@ class BatchGroup:
         if len(self._sequences) == 1:
             self._give_back(self._sequences[0])
         self._plan_growth()
+        self.is_broken = False
         return ReleasedCaches(caches, held)
 
     def _take_out(self, place: int) -> list[Any]:
@@ -200,7 +207,7 @@ class BatchGroup:
         if any(sequence.forced_tokens for sequence in sequences):
             is_dictated = mx.array([bool(sequence.forced_tokens) for sequence in sequences])
             forced_tokens = [
-                sequence.forced_tokens.popleft() if sequence.forced_tokens else 0 for sequence in sequences
+                sequence.forced_tokens[0] if sequence.forced_tokens else 0 for sequence in sequences
             ]
             tokens = mx.where(is_dictated, mx.array(forced_tokens, dtype=mx.uint32), tokens)
             chances = mx.where(is_dictated, 1, chances)

@@ -155,7 +155,7 @@ class EngineThread:
             return current
         if current:
             current.turn_ended = now
-            current.loop.rest()
+            current.loop.end_turn()
         others = [seat for seat in ready if seat is not current]
         self._current = min(others, key=lambda seat: seat.turn_ended, default=None)
         self._turn_began = now

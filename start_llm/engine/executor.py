@@ -112,7 +112,10 @@ class StepExecutor:
     def _end(self, part: EndRequest) -> None:
         sequence = self._running_as(part.number)
         if sequence is None:
-            self._schedule.drop(part.number, is_cut=part.is_cut)
+            waiting = self._schedule.drop(part.number)
+            with self.failures.on_failure(partial(self.failures.add, [waiting.generation])):
+                if part.is_cut and waiting.sequence:
+                    waiting.sequence.cut()
             return
         with self.blaming(sequence):
             if part.is_cut:
@@ -282,7 +285,7 @@ class StepExecutor:
 
     def fail_waiting(self, number: int) -> None:
         """Fail a request that waits."""
-        self.failures.add([self._schedule.take(number).generation])
+        self.failures.add([self._schedule.drop(number).generation])
 
     def _fail(self, sequences: Sequence[EngineSequence]) -> None:
         """Fail these sequences and discard their caches, each of them even if another one raises."""
@@ -301,9 +304,16 @@ class StepExecutor:
             self._abandon_starting()
 
     def _abandon_sequence(self, sequence: EngineSequence) -> None:
-        """Fail a sequence. If it cannot be taken out of its batch, everything fails with it."""
+        """Fail a sequence. The others of its batch are retried if it was taken out of it by half, and
+        everything fails if it cannot be taken out.
+        """
         self._fail([sequence])
-        self.decoder.remove(sequence)
+        broken = [group for group in self.decoder.groups if group.is_broken]
+        for group in broken:
+            others = [one for one in self.decoder.drop(group) if one is not sequence]
+            self._retry_alone(others, are_innocent=True)
+        if not broken:
+            self.decoder.remove(sequence)
 
     def _abandon_joining(self) -> None:
         self._retry_alone(self.decoder.drop_joining())
@@ -312,14 +322,20 @@ class StepExecutor:
         self._retry_alone(self.decoder.drop(group))
 
     def abandon_decoding(self) -> None:
-        """Which sequence is at fault is not known here, so each that is being decoded is retried alone."""
+        """Retry each sequence that is being decoded outside batches: which one is at fault is not known."""
         self._retry_alone(self.decoder.abandon())
 
-    def _retry_alone(self, sequences: list[EngineSequence]) -> None:
-        """Retry each sequence of a failed batch outside batches, so that only the faulty one fails again."""
+    def _retry_alone(self, sequences: list[EngineSequence], *, are_innocent: bool = False) -> None:
+        """Discard the caches of a failed batch, and retry its sequences outside batches, so that only the
+        faulty one fails again.
+
+        Those fail now whose guide is ahead of their tokens, those that were retried before, and one that was
+        alone, unless it is innocent.
+        """
         self._fail(sequences)
         for sequence in sequences:
-            if len(sequences) > 1 and sequence.can_resume:
+            is_suspect = sequence.excluded_from_batches or (len(sequences) == 1 and not are_innocent)
+            if sequence.can_resume and not is_suspect:
                 sequence.excluded_from_batches = True
                 self._requeue(sequence, self._clock())
                 self.failures.take_back(sequence.generation)

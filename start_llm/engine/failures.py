@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
 
 import mlx.core as mx
 
+from start_llm.core.errors import StartLLMError
 from start_llm.core.events import Failed
 from start_llm.core.thread_owners import ENGINE, owned_by
 from start_llm.engine.generation import Generation
@@ -28,14 +30,16 @@ class Failures:
 
     @contextmanager
     def on_failure(self, abandon: Callable[[], None]) -> Generator[None]:
-        """If the block raises, run `abandon` and tell the requests that it added that they failed.
+        """If the block raises, run `abandon`, and tell the requests that were added that they failed.
 
-        The loop goes on.
+        The loop goes on. What nobody expected is printed.
         """
         try:
             yield
         except Exception as error:  # noqa: BLE001 - whatever a network raises, other requests must survive
             self._metrics.failures += 1
+            if not isinstance(error, StartLLMError):
+                traceback.print_exc()
             try:
                 abandon()
             except Exception:  # noqa: BLE001 - nothing that is here can be trusted; later requests must survive

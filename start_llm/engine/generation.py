@@ -1,4 +1,4 @@
-"""A request in the engine. Only this and `cache_probe` cross between HTTP threads and the engine thread."""
+"""A request in the engine, which an HTTP thread and the engine thread share; see `engine.inbox`."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ from start_llm.telemetry.metrics import EngineMetrics
 
 STOPPING = "The server is stopping."
 _QUEUE_CHECK_S = 1.0
-"""Seconds after which the engine looks whether a request that waits for the disk was cancelled."""
+"""Seconds after which the engine looks whether a request that waits for the disk was cancelled or is late."""
 _CACHE_TIDY_S = 0.01
 """Most seconds of a step for trimming the arrays that the prompt cache keeps."""
 
@@ -68,9 +68,9 @@ class EngineLoop:
     def _has_work(self) -> bool:
         return bool(self._planner.startable or self.executor.running)
 
-    def rest(self) -> None:
-        """Note that the loop does not go on at once: no pause is measured, and no decode time is owed."""
-        self.time.rest()
+    def end_turn(self) -> None:
+        """Note that another loop computes now: no pause is measured. Decode time that is owed stays owed."""
+        self.time.end_turn()
 
     def finish(self) -> None:
         """Fail every request that is left, and write what is cached to the disk."""
@@ -100,7 +100,7 @@ class EngineLoop:
     def step(self) -> None:
         self._metrics.step_began = time.monotonic()
         if not self._has_work:
-            self.rest()
+            self.time.rest()
         self._receive_all()
         self._metrics.waiting = len(self.schedule)
         with self._failures.on_failure(self.executor.abandon_decoding):
@@ -123,8 +123,9 @@ class EngineLoop:
     def _accept_item(self, item: InboxItem) -> None:
         match item:
             case Generation():
-                prefill = self.executor.prefill
-                self.schedule.add(item, self.time.speed, prefill.sequence if prefill else None)
+                with self._failures.on_failure(partial(self._failures.add, [item])):
+                    prefill = self.executor.prefill
+                    self.schedule.add(item, self.time.speed, prefill.sequence if prefill else None)
             case CacheProbe():
                 with self._failures.on_failure(partial(item.answer, None)):
                     self._answer(item)

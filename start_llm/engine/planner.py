@@ -1,4 +1,8 @@
-"""Decide what a step does. Nothing is computed here, and no sequence changes."""
+"""Decide what a step does. No network runs here, and no reply changes.
+
+Besides deciding, it asks the disk for what the next prompt lacks, and fails requests whose start cannot be
+planned.
+"""
 
 from __future__ import annotations
 

@@ -23,8 +23,8 @@ class ReplyWriter:
 
     Attributes:
         produced: tokens fed so far.
-        forced_tokens: tokens that must be fed next in place of sampled ones. The caller removes each one that
-            it feeds.
+        forced_tokens: tokens that must come next in place of sampled ones. Each goes when it is fed here, so
+            that a step that fails loses none.
     """
 
     def __init__(
@@ -51,6 +51,8 @@ class ReplyWriter:
     ) -> list[Text | Finished]:
         """Return the events that one more token causes; `Finished` is last if the token ends the reply."""
         self.produced += 1
+        if self.forced_tokens:
+            self.forced_tokens.popleft()
         self._unsent_tokens.append(token)
         self._unsent_surprisal += surprisal
         if token in self._eos_token_ids:

@@ -146,16 +146,15 @@ class Schedule:
         self._waiting.remove(waiting)
         return waiting
 
-    def drop(self, number: int, *, is_cut: bool = False) -> None:
-        """Remove a request that will not go on.
+    def drop(self, number: int) -> QueuedRequest:
+        """Remove a request that will not go on, and return it. Nothing is read from the disk for it any more.
 
-        Args:
-            is_cut: its reply ends here.
+        Raises:
+            ValueError: no request of this number waits.
         """
         waiting = self.take(number)
         _give_up_disk(waiting)
-        if is_cut and waiting.sequence:
-            waiting.sequence.cut()
+        return waiting
 
     def take_all(self) -> list[Generation]:
         for one in self._waiting:

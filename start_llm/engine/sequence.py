@@ -84,7 +84,7 @@ class EngineSequence:
 
     @property
     def forced_tokens(self) -> deque[int]:
-        """Tokens that must come next, whatever is sampled. The caller removes each one that it feeds."""
+        """Tokens that must come next, whatever is sampled. Each goes when the sequence accepts it."""
         return self._reply.forced_tokens
 
     @property
@@ -104,7 +104,7 @@ class EngineSequence:
 
     def pause(self, now: float) -> None:
         """Record that the sequence was preempted. Its caches now belong to the prompt cache."""
-        self._run_time_s, self.layer_caches = self.run_time_s(now), []
+        self._run_time_s, self.layer_caches, self.width = self.run_time_s(now), [], 0
 
     def resume(self, seq_cache: SequenceCache, now: float) -> None:
         """Continue with the caches that the prompt cache restored."""

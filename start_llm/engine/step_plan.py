@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class EndRequest:
-    """A request ends before its reply is complete. The cache keeps what it computed.
+    """A request leaves: its client cancelled it, or its time is over. The cache keeps what it computed.
 
     Attributes:
         number: of the request, in the order in which the engine received them.
@@ -46,7 +46,7 @@ class StartRequest:
 
     Attributes:
         restored: tokens of its prompt, and of its reply so far, that the cache gives.
-        due: see `engine.schedule`.
+        due: see `engine.schedule`; of a request that goes on it is the one that it had.
         disk_tokens, disk_s: what the disk has given of it, and the seconds that it waited for that.
     """
 

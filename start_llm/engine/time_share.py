@@ -104,16 +104,24 @@ class EngineTime:
         return seconds
 
     def note_step(self, *, is_decoding: bool) -> None:
-        """Record that all groups have made a step, and how long the replies had paused before it."""
-        self._steps += 1
+        """Record a step of the loop.
+
+        Args:
+            is_decoding: all groups have decoded a token in it. How long the replies had paused is measured.
+        """
+        self._steps += is_decoding
         now = self._clock() if is_decoding else None
         if now is not None and self._last_step is not None:
             self._metrics.note_stall(now - self._last_step)
         self._last_step = now
 
+    def end_turn(self) -> None:
+        """Record that the loop does not go on at once: no pause is measured."""
+        self._last_step = None
+
     def rest(self) -> None:
         """Record that the engine is idle: no pause is measured, and no decode time is owed."""
-        self._last_step = None
+        self.end_turn()
         self._share.reset_owed()
 
 

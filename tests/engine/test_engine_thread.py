@@ -155,7 +155,7 @@ class Working:
     def step(self) -> None:
         self._steps.append(self._name)
 
-    def rest(self) -> None:
+    def end_turn(self) -> None:
         self.rests += 1
 
 

@@ -12,6 +12,7 @@ from start_llm.cache.pages import SequenceCache
 from start_llm.core.events import Failed, Finished, Restored
 from start_llm.core.limits import TimeLimits
 from start_llm.core.sequence_cost import SequenceCost
+from start_llm.engine import merging
 from start_llm.engine.admission import Admission
 from start_llm.engine.batch import BatchGroup
 from tests.cache.conversations import Cached
@@ -22,9 +23,13 @@ from tests.engine.test_turns import Clock, ended_by_the_server
 
 
 def counting(network: Any = None, **more: Any) -> Cached:
-    clock, batches = more.pop("clock", Clock()), more.pop("batches", True)
+    clock, batches, most = (
+        more.pop(*one) for one in (("clock", Clock()), ("batches", True), ("max_sequences", 4))
+    )
     network = network or Counting(has_state=False)
-    return Cached(uncached_resources(network, lambda _: b"a", frozenset(), 4, batches, **more), clock=clock)
+    return Cached(
+        uncached_resources(network, lambda _: b"a", frozenset(), most, batches, **more), clock=clock
+    )
 
 
 def counted(prompt: tuple[int, ...], length: int) -> list[int]:
@@ -255,3 +260,82 @@ def test_who_fails_while_its_step_is_waited_for_fails_alone_and_once(monkeypatch
     assert engine.metrics.failures == 1
     assert [good.tokens, long.tokens] == [counted(PROMPTS[1], 40), counted(tuple(range(900)), 5)]
     assert sum(isinstance(event, Restored) for event in good.look()) == 1, "nothing of it was computed again"
+
+
+def test_a_sequence_that_is_taken_out_by_half_leaves_the_others_their_own_caches(monkeypatch):
+    """The caches of the batch were changed already when taking it out failed."""
+    engine = counting()
+    sequences = [engine.submit(engine_request(prompt, 30)) for prompt in PROMPTS]
+    engine.step_until(lambda: all(len(sequence.tokens) > 2 for sequence in sequences))
+    take_out = merging.take_out
+
+    def half(*arguments: Any) -> Any:
+        monkeypatch.setattr(merging, "take_out", take_out)
+        take_out(*arguments)
+        raise Breakdown("broken on purpose")
+
+    monkeypatch.setattr(merging, "take_out", half)
+    sequences[0].generation.cancel()
+    engine.finish(*sequences[1:])
+    assert [sequence.tokens for sequence in sequences[1:]] == [counted(one, 30) for one in PROMPTS[1:]]
+    assert engine.metrics.failures == 1
+    check(engine)
+
+
+def test_a_sequence_that_waits_after_its_batch_has_failed_occupies_no_row_of_it():
+    engine = counting(Late(Counting(has_state=False), FailsOnce(lambda shape: shape == (3, 1), 3)))
+    sequences = [engine.submit(engine_request(prompt, 20)) for prompt in PROMPTS]
+    engine.step_until(lambda: engine.metrics.failures)
+    assert [one.width for one in engine.loop.schedule.preempted] == [0, 0, 0]
+    engine.finish(*sequences)
+
+
+def test_a_request_that_cannot_be_queued_fails_and_those_behind_it_go_on(monkeypatch):
+    engine = counting()
+    add, failed = engine.loop.schedule.add, list[object]()
+
+    def refuse_first(*arguments: Any) -> None:
+        if not failed:
+            failed.append(arguments[0])
+            raise Breakdown("broken on purpose")
+        add(*arguments)
+
+    monkeypatch.setattr(engine.loop.schedule, "add", refuse_first)
+    first, second = (engine.submit(engine_request(prompt, 5)) for prompt in PROMPTS[:2])
+    engine.finish(first, second)
+    assert [type(one.ending) for one in (first, second)] == [Failed, Finished]
+
+
+def test_a_waiting_reply_that_cannot_be_cut_fails_alone(monkeypatch):
+    clock = Clock()
+    limits = TimeLimits(deadline_s=10, preempt_after_s=1)
+    engine = counting(clock=clock, max_sequences=1, time_limits=limits)
+    first, second = (engine.submit(engine_request(prompt, 40)) for prompt in PROMPTS[:2])
+    engine.step_until(lambda: first.tokens or second.tokens)
+    clock.now += 5
+    engine.step_until(lambda: engine.loop.schedule.preempted)
+    (waiting,) = engine.loop.schedule.preempted
+
+    def refuse() -> None:
+        raise Breakdown("broken on purpose")
+
+    monkeypatch.setattr(waiting, "cut", refuse)
+    waiting._run_time_s = 11
+    engine.finish(first, second)
+    assert {type(one.ending) for one in (first, second)} == {Failed, Finished}
+
+
+def test_a_planner_that_always_fails_ends_replies_and_does_not_retry_them_for_ever(monkeypatch):
+    engine = counting()
+    sequences = [engine.submit(engine_request(prompt, 50)) for prompt in PROMPTS[:2]]
+    engine.step_until(lambda: all(sequence.tokens for sequence in sequences))
+    decode_parts = engine.loop._planner._decode_parts
+
+    def broken() -> Any:
+        if engine.loop.executor.decoder.groups:
+            raise Breakdown("broken on purpose")
+        return decode_parts()
+
+    monkeypatch.setattr(engine.loop._planner, "_decode_parts", broken)
+    engine.finish(*sequences, max_steps=40)
+    assert [type(one.ending) for one in sequences] == [Failed, Failed]

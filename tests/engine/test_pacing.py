@@ -3,6 +3,7 @@
 import itertools
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from hypothesis import example, given, settings
@@ -10,8 +11,12 @@ from hypothesis import strategies as st
 
 from start_llm.core.limits import STALL_S
 from start_llm.engine.pacing import LONGEST_CHUNK, Chunk, ChunkPacer, ChunkTimes
-from start_llm.engine.time_share import TimeShare
-from tests.engine.harness import Stepper, Wrapped, engine_request
+from start_llm.engine.step_plan import PlanClock
+from start_llm.engine.time_share import EngineTime, TimeShare
+from start_llm.telemetry.metrics import EngineMetrics
+from tests.engine.harness import Stepper, Wrapped, engine_request, uncached_resources
+from tests.engine.test_guards import Counting
+from tests.engine.test_turns import Clock
 
 Cost = Callable[[int, int], float]
 """Tokens of a chunk and tokens before it, to seconds."""
@@ -307,3 +312,31 @@ def test_chunks_follow_the_speed_of_the_network_that_runs(resources):
     lengths = [end - start for start, end in itertools.pairwise(ends)]
     assert lengths[0] == 256
     assert 96 <= max(lengths[1:]) <= 192
+
+
+def time_of(clock: Clock) -> EngineTime:
+    resources = uncached_resources(Counting(has_state=False), lambda _: b"", frozenset(), 4, batches=True)
+    return EngineTime(replace(resources, clock=PlanClock(clock)), EngineMetrics())
+
+
+def test_decode_time_stays_owed_when_another_model_has_its_turn():
+    clock = Clock()
+    engine_time = time_of(clock)
+    engine_time.begin_prefill(is_decoding=True)
+    with engine_time.prefilling():
+        clock.now += 0.6
+    engine_time.end_turn()
+    assert not engine_time.may_prefill(is_decoding=True)
+    engine_time.rest()
+    assert engine_time.may_prefill(is_decoding=True)
+
+
+def test_steps_without_a_reply_do_not_make_decode_steps_look_short():
+    clock = Clock()
+    engine_time = time_of(clock)
+    with engine_time.decoding():
+        clock.now += 0.2
+    engine_time.note_step(is_decoding=True)
+    for _ in range(50):
+        engine_time.note_step(is_decoding=False)
+    assert engine_time._take_step_s() == pytest.approx(0.2)

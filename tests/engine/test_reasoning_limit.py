@@ -11,7 +11,14 @@ from start_llm.core.events import Failed, Finished, Usage
 from start_llm.core.sampling import Sampling
 from start_llm.engine.resources import EngineResources
 from start_llm.models.loader import LoadedModel, load
-from tests.engine.harness import Stepper, Watched, engine_request, uncached_resources
+from tests.engine.harness import (
+    FailsOnce,
+    Stepper,
+    Watched,
+    Wrapped,
+    engine_request,
+    uncached_resources,
+)
 from tests.ties import Tally, greedy_reference
 
 SCRIPT = {
@@ -313,3 +320,17 @@ def test_a_repetition_penalty_sees_the_closing_tokens(resources):
         again = stepper.submit(engine_request((*PROMPTS["short"], *reply[:14]), 16, sampling))
         stepper.finish(again)
         assert again.tokens == reply[14:]
+
+
+@pytest.mark.parametrize("nth", range(1, 14))
+def test_a_step_that_fails_loses_no_token_that_closes_the_reasoning(script, nth):
+    requests = [script.request(2), script.request(3, "\t")]
+    undisturbed = [Stepper(script.resources) for _ in requests]
+    expected = [engine.submit(request) for engine, request in zip(undisturbed, requests, strict=True)]
+    for engine, watched in zip(undisturbed, expected, strict=True):
+        engine.finish(watched)
+    breaks = FailsOnce(lambda shape: shape == (2, 1), nth)
+    stepper = Stepper(script.resources, network=Wrapped(script.resources.network, breaks))
+    replies = [stepper.submit(request) for request in requests]
+    stepper.finish(*replies)
+    assert [reply.text for reply in replies] == [watched.text for watched in expected]
