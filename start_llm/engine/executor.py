@@ -321,7 +321,7 @@ class StepExecutor:
     def _abandon_group(self, group: BatchGroup) -> None:
         self._retry_alone(self.decoder.drop(group))
 
-    def abandon_decoding(self) -> None:
+    def retry_decoding(self) -> None:
         """Retry each sequence that is being decoded outside batches: which one is at fault is not known."""
         self._retry_alone(self.decoder.abandon())
 

@@ -75,13 +75,13 @@ class EngineLoop:
     def finish(self) -> None:
         """Fail every request that is left, and write what is cached to the disk."""
         try:
-            self._keep_running()
+            self._close_running()
         finally:
             self.fail_the_rest()
         with self._failures.on_failure(abandon_nothing):
             self._cache.disk.flush(self._stop.flush_s if self._stop else 0.0)
 
-    def _keep_running(self) -> None:
+    def _close_running(self) -> None:
         """Take what still runs at the end out of the engine. The cache keeps what was computed."""
         for sequence in self.executor.running:
             with self.executor.blaming(sequence):
@@ -103,7 +103,7 @@ class EngineLoop:
             self.time.rest()
         self._receive_all()
         self._metrics.waiting = len(self.schedule)
-        with self._failures.on_failure(self.executor.abandon_decoding):
+        with self._failures.on_failure(self.executor.retry_decoding):
             for part in self._planner.parts():
                 self.executor.execute(part, self._clock())
         self.time.note_step(is_decoding=bool(self.executor.decoder.groups))

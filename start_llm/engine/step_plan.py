@@ -114,15 +114,15 @@ class PlanClock:
     """The engine's time, in seconds, which the prompt cache shares. While a part is executed it stands still.
 
     Attributes:
-        running: returns seconds, and does not stand still: what is measured is measured by it.
+        real: returns seconds, and does not stand still: what is measured is measured by it.
     """
 
-    def __init__(self, running: Callable[[], float] = time.monotonic) -> None:
-        self.running = running
+    def __init__(self, real: Callable[[], float] = time.monotonic) -> None:
+        self.real = real
         self._at: float | None = None
 
     def __call__(self) -> float:
-        return self.running() if self._at is None else self._at
+        return self.real() if self._at is None else self._at
 
     @contextmanager
     def stopped(self, at: float) -> Generator[None]:

@@ -24,7 +24,7 @@ class EngineTime:
         self._chunk_s = resources.time_limits.chunk_s
         self._longest_chunk = resources.longest_chunk
         self._metrics = metrics
-        self._clock = resources.clock.running
+        self._clock = resources.clock.real
         self._pacer = ChunkPacer(self._chunk_s)
         self._share = TimeShare(resources.time_limits.decode_share)
         self._last_step: float | None = None

@@ -219,6 +219,6 @@ def test_an_end_of_a_request_that_is_not_there_is_told():
 def test_while_a_part_is_executed_time_is_the_plans():
     clock = PlanClock(lambda: 5.0)
     with pytest.raises(KeyError), clock.stopped(2.0):
-        assert (clock(), clock.running()) == (2.0, 5.0)
+        assert (clock(), clock.real()) == (2.0, 5.0)
         raise KeyError
     assert clock() == 5.0
