@@ -1,7 +1,5 @@
 """Build the parts of the server, connect them, start them and stop them (the composition root)."""
 
-from __future__ import annotations
-
 import os
 import threading
 import time

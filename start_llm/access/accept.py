@@ -1,7 +1,5 @@
 """Read the Accept header: tell a browser that opens a page from a program that asks for data."""
 
-from __future__ import annotations
-
 
 def prefers_html(accept: str) -> bool:
     """Return True if the header names text/html itself, and prefers nothing of JSON to it.

@@ -6,8 +6,6 @@ without a preflight request. A GET for an image or a script has no Origin, but b
 Sec-Fetch-Site from where it comes.
 """
 
-from __future__ import annotations
-
 import hmac
 import re
 from collections.abc import Iterable, Mapping

@@ -1,7 +1,5 @@
 """Name the program that sent a request, for people who look at the terminal. Proves nothing."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 

@@ -1,7 +1,5 @@
 """Decodes compressed request bodies, up to a length."""
 
-from __future__ import annotations
-
 import zlib
 from collections.abc import Mapping
 

@@ -4,8 +4,6 @@ A browser asks first (a preflight request) before it lets a page send JSON to an
 read a reply only if the reply names the page's origin.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The loopback addresses of this machine. `localhost` means either, and some clients try only the first."""
 
-from __future__ import annotations
-
 import socket
 
 IPV4_LOOPBACK, IPV6_LOOPBACK = "127.0.0.1", "::1"

@@ -1,7 +1,5 @@
 """Reads the target of a request: its absolute form, and a path that a client has put together wrongly."""
 
-from __future__ import annotations
-
 import re
 
 _ABSOLUTE = re.compile(r"https?://(?P<authority>[^/?#]*)(?P<rest>.*)", re.IGNORECASE | re.DOTALL)

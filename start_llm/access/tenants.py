@@ -1,7 +1,5 @@
 """Name tenants by their API keys. Used by the server and by the proxy's process."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Mapping
 

@@ -1,7 +1,5 @@
 """Make the page that `python -m start_llm audit FOLDER` prints."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Test that the output splitter parses tool calls in the form in which the chat template renders them."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Find the parts of a request that do not reach the model."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from start_llm.audit.requests import KINDS, words_of

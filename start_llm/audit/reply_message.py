@@ -1,7 +1,5 @@
 """Rebuild a reply message from its events, as a client does."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 

@@ -3,8 +3,6 @@
 Words such as `ask502x` mark what must reach the model: each has three digits and a final x.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence

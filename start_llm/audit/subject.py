@@ -1,7 +1,5 @@
 """Find out, from the chat template, what a model would write as a given reply."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 

@@ -1,7 +1,5 @@
 """Choose where to keep checkpoints of non-trimmable state, which is large, and which of them to drop."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 from start_llm.cache.eviction import Evictor

@@ -3,8 +3,6 @@
 This tells how many tokens a prompt unavoidably costs, and why it cost more.
 """
 
-from __future__ import annotations
-
 from array import array
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence

@@ -1,7 +1,5 @@
 """How the KV of pages is stored while no sequence uses it."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil

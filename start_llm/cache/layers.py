@@ -7,8 +7,6 @@ Runs on the engine thread. Arrays that are stored are contiguous and evaluated, 
 large buffer alive and no array changes after it is stored.
 """
 
-from __future__ import annotations
-
 import ctypes
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence

@@ -1,7 +1,5 @@
 """Plan how to restore a prompt; `cache.restore` carries it out. Pure functions over the prefix tree."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 

@@ -13,8 +13,6 @@ caches stay contiguous while it runs (*active*) and as long as a later request m
 Owned by the engine thread.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace

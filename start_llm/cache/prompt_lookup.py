@@ -1,7 +1,5 @@
 """Match prompts in memory, and say why no more of them is restored. Owned by the engine thread."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass

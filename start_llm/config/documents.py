@@ -1,7 +1,5 @@
 """Write the table of settings as documents: `start_llm settings`."""
 
-from __future__ import annotations
-
 import textwrap
 
 from start_llm.config.settings import TEXT, WITHOUT_EFFECT, SettingSpec, all_rows

@@ -1,7 +1,5 @@
 """Read `.env`, and refuse what would be misread or ignored in it."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path

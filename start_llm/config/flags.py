@@ -1,7 +1,5 @@
 """The table of flags that stand for variables: one row per flag. See `config.settings` for what they do."""
 
-from __future__ import annotations
-
 import argparse
 import re
 from collections.abc import Callable, Mapping

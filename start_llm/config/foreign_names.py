@@ -1,7 +1,5 @@
 """Names that other servers have for settings of this one. In `.env` they would be ignored."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 from start_llm.config.settings import ENV_SOURCE, SettingSource

@@ -1,7 +1,5 @@
 """Paths of this installation: a checkout of the repository, or a package that pip, pipx or uv installed."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import sys

@@ -1,7 +1,5 @@
 """Types of settings: each has a parser, and a description of valid values for error messages."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple

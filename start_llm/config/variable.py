@@ -1,7 +1,5 @@
 """How a variable is declared: a field of a group, with its name, type, default and meaning."""
 
-from __future__ import annotations
-
 from dataclasses import field
 from typing import Any, NamedTuple
 

@@ -1,7 +1,5 @@
 """Adapters: low-rank changes to a model's layers, which a request chooses by name."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field

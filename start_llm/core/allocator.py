@@ -5,8 +5,6 @@ up to 64 MiB at the end of each heap. So memory that an engine or a request has 
 hundreds of megabytes, in steps, each when a heap first sees a large piece of work.
 """
 
-from __future__ import annotations
-
 import ctypes
 import platform
 

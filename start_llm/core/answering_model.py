@@ -1,7 +1,5 @@
 """The header that names the model which has answered a request, whatever name the request used."""
 
-from __future__ import annotations
-
 from urllib.parse import quote
 
 ANSWERING_MODEL = "x-start-llm-model"

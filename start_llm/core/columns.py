@@ -1,7 +1,5 @@
 """Lay out rows of text for a terminal."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 
 

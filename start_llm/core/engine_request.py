@@ -1,7 +1,5 @@
 """A request to the engine: one prompt with all choices made."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol

@@ -31,8 +31,6 @@ StartLLMError
 └── ClientGone                   the client has disconnected
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 _ANTHROPIC_TYPES: Mapping[int, str] = {

@@ -1,7 +1,5 @@
 """Explain why less of a prompt is cached than of its conversation."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from start_llm.core.events import Restored

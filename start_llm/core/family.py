@@ -1,7 +1,5 @@
 """The text format of a model family: reasoning, tool calls, call ids."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal

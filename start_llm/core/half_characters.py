@@ -4,8 +4,6 @@ Programs that cut text by UTF-16 units leave them, and JSON can spell them (as `
 one in its history sends it with each request.
 """
 
-from __future__ import annotations
-
 import re
 
 from start_llm.core.chat import Json

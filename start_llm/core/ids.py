@@ -1,7 +1,5 @@
 """Random names, unique for practical purposes."""
 
-from __future__ import annotations
-
 import re
 import secrets
 import string

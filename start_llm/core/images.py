@@ -5,8 +5,6 @@ prompt it is a run of tokens. Each of them is an integer of at least 2**31 that 
 tokens mean equal pixels, and whatever compares or hashes tokens needs no special case for images.
 """
 
-from __future__ import annotations
-
 import hashlib
 import re
 import secrets

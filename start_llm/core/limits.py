@@ -1,7 +1,5 @@
 """Limits that the user sets, and that parts keep."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 STALL_S = 0.23

@@ -1,7 +1,5 @@
 """Find markers in text that arrives in pieces."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection, Sequence
 from functools import lru_cache

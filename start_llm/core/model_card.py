@@ -1,7 +1,5 @@
 """A loaded model, as everything but its engine knows it."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 

@@ -1,7 +1,5 @@
 """What the library of models tells: models on disk, whether they fit, downloads."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol

@@ -1,7 +1,5 @@
 """The prompt: the tokens that the model reads, and where its messages end."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import NamedTuple
 

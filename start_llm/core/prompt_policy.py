@@ -1,7 +1,5 @@
 """What the user wants of prompts."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

@@ -1,7 +1,5 @@
 """A store of limited size that drops what was not used for the longest time."""
 
-from __future__ import annotations
-
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable

@@ -1,7 +1,5 @@
 """Notices a model that goes round in circles: within a reply, and from turn to turn."""
 
-from __future__ import annotations
-
 import json
 from collections import deque
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,5 @@
 """Sampling parameters: their ranges, layers of defaults, and the decided values."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 

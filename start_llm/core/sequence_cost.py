@@ -1,7 +1,5 @@
 """How many bytes of KV cache a sequence needs, by its length."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 

@@ -14,8 +14,6 @@ In debug mode (`python -X dev`, or START_LLM_CHECK_THREADS is set, as in the tes
 main thread, which starts and ends the others, and those that load models, listen and watch.
 """
 
-from __future__ import annotations
-
 import functools
 import os
 import sys

@@ -1,7 +1,5 @@
 """Names the keywords of a JSON Schema that no grammar enforces."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 
 from start_llm.core.chat import Json

@@ -1,7 +1,5 @@
 """The examination: everything that `start_llm doctor` looks at, in order."""
 
-from __future__ import annotations
-
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 

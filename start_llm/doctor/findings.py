@@ -1,7 +1,5 @@
 """What an examination found, as a page for a person and as JSON for a report."""
 
-from __future__ import annotations
-
 import json
 import math
 import time

@@ -1,7 +1,5 @@
 """Examine the machine: its device, its memory, the ports, and the files that are cached on the disk."""
 
-from __future__ import annotations
-
 import os
 import platform
 import shutil

@@ -3,8 +3,6 @@
 Everything here runs on the engine thread, which owns the arrays.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Collection, Iterator, Sequence

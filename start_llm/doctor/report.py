@@ -1,7 +1,5 @@
 """Run the examination for a person: lines on the terminal, and a file for a report."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from start_llm.config.settings import Settings

@@ -1,7 +1,5 @@
 """A server for an examination: the real one, with a model and nothing of the user's."""
 
-from __future__ import annotations
-
 import http.client
 import io
 import json

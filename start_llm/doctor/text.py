@@ -1,7 +1,5 @@
 """English text for examinations: as much of it as is needed, and always the same."""
 
-from __future__ import annotations
-
 import random
 
 _WORDS = (

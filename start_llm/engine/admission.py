@@ -1,7 +1,5 @@
 """Memory admission: whether a sequence fits into memory now, later or never, and what has to be freed."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 

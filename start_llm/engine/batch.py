@@ -4,8 +4,6 @@ A sequence that waits to start holds the KV of `tokens[:-1]`: its first step fee
 that is preempted returns to that state once it has accepted the token that was already sampled for it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple, cast

@@ -1,7 +1,5 @@
 """A query to the engine for what the prompt cache holds of a prompt. It computes nothing."""
 
-from __future__ import annotations
-
 import queue
 
 from start_llm.core.engine_request import EngineRequest

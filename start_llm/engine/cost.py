@@ -1,7 +1,5 @@
 """Measure how many bytes of KV cache a sequence needs, on a few tokens at start-up."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Decode token ids to text incrementally. A state machine without I/O."""
 
-from __future__ import annotations
-
 import codecs
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """Make vectors of texts with the network of an embedding model. Runs on the engine thread."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 

@@ -1,7 +1,5 @@
 """The engine of one model: its interface for all other threads."""
 
-from __future__ import annotations
-
 import queue
 import threading
 import traceback

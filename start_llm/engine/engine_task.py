@@ -1,7 +1,5 @@
 """Work that another thread wants done on the engine thread, between two steps."""
 
-from __future__ import annotations
-
 import queue
 import traceback
 from collections.abc import Callable, Mapping

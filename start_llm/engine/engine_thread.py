@@ -1,7 +1,5 @@
 """The thread that owns all MLX arrays, on which the loops of all loaded models take turns."""
 
-from __future__ import annotations
-
 import gc
 import queue
 import threading

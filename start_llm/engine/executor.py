@@ -1,7 +1,5 @@
 """Do what `engine.planner` has decided: compute prompts and replies, and hand caches over."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """What fails with an error: a single request where it is known which one, and never the loop."""
 
-from __future__ import annotations
-
 import traceback
 from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """A request in the engine, which an HTTP thread and the engine thread share; see `engine.inbox`."""
 
-from __future__ import annotations
-
 import queue
 import threading
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """Mask the logits of a reply with structured output. Everything here runs on the engine thread."""
 
-from __future__ import annotations
-
 from typing import Any, cast
 
 import mlx.core as mx

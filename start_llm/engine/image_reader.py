@@ -1,7 +1,5 @@
 """What the vision tower has seen of images, kept for the prompts that need it again."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """The queue of incoming requests and queries for the engine thread."""
 
-from __future__ import annotations
-
 import queue
 import threading
 from contextlib import suppress

@@ -3,8 +3,6 @@
 Everything here runs on the engine thread, which owns all MLX arrays and calls `step` while there is work.
 """
 
-from __future__ import annotations
-
 import time
 from functools import partial
 

@@ -4,8 +4,6 @@ Sequences join and leave layer by layer, and each layer is evaluated at once, so
 twice. If a function raises, the caches are unusable.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -4,8 +4,6 @@ Besides deciding, it asks the disk for what the next prompt lacks, and fails req
 planned.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from functools import partial
 

@@ -1,7 +1,5 @@
 """Prefill of one prompt, chunk by chunk."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

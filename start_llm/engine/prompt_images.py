@@ -1,7 +1,5 @@
 """Where the images of a prompt are, and how they move the positions of the tokens behind them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import accumulate
 

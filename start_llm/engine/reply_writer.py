@@ -1,7 +1,5 @@
 """Turn sampled tokens into the events of one reply. A state machine without I/O."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The parts that the engine loop runs on."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any

@@ -9,8 +9,6 @@ was tried: after a step that failed, or a preemption, the reply goes on as it wo
 host: a few floats cost less than keys that are split on the device.
 """
 
-from __future__ import annotations
-
 import hashlib
 import math
 import secrets

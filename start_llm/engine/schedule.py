@@ -5,8 +5,6 @@ overtakes a long one that came a little earlier, but no request that has waited 
 session are due one after the other, so many at once from one session do not hold up other clients.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Compute log-probabilities of sampled tokens, for requests that ask for them. Runs on the engine thread."""
 
-from __future__ import annotations
-
 from typing import cast
 
 import mlx.core as mx

@@ -4,8 +4,6 @@ A cache class that can be merged does not prove it: gemma2 adds a mask per seque
 gives wrong numbers if there are as many sequences as heads, and an exception otherwise.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass

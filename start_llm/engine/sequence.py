@@ -1,7 +1,5 @@
 """A sequence on the engine thread: its tokens, caches, sampling and reply."""
 
-from __future__ import annotations
-
 from collections import deque
 from typing import Any, NamedTuple
 

@@ -5,8 +5,6 @@ behind images runs in the very same network: only what it reads as `offset` is m
 and written to disk are plain caches, which know nothing of this.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

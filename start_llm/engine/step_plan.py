@@ -5,8 +5,6 @@ the next may restore. Whoever has the same requests, under the same numbers, and
 the same times of the plan computes, keeps and evicts the same.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Divide the engine's time between prefill and the replies that are decoding."""
 
-from __future__ import annotations
-
 from collections.abc import Generator
 from contextlib import contextmanager
 

@@ -1,7 +1,5 @@
 """The disk tier, which all models of a server share: its files, its databases and their threads."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path

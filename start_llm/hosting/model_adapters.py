@@ -1,7 +1,5 @@
 """The adapters of one loaded model: mounted on its engine thread, and again when it is loaded again."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, MutableMapping, Sequence
 from pathlib import Path
 

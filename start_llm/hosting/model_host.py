@@ -5,8 +5,6 @@ do not, the one that was used the longest time ago goes, once it has answered it
 written to the disk tier first, if there is one, and are found again when it comes back.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence

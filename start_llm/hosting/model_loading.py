@@ -1,7 +1,5 @@
 """Loads a model on the engine thread: measures it, tries it, and builds what its engine runs on."""
 
-from __future__ import annotations
-
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Whether models fit beside each other: each with a prompt of its whole context window."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass

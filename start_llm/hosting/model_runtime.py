@@ -1,7 +1,5 @@
 """A loaded model with everything that exists once for each loaded model."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace

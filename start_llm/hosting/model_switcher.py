@@ -1,7 +1,5 @@
 """Loads and unloads models: makes room, divides memory, and lets models go that nobody uses."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Collection, Mapping
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """The loaded models of a server, and what `model_host` and `model_switcher` know of the others."""
 
-from __future__ import annotations
-
 import threading
 from collections import Counter
 from collections.abc import Callable, Generator

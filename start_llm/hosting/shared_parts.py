@@ -1,7 +1,5 @@
 """What the models of a server share."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from dataclasses import dataclass, field
 

@@ -1,7 +1,5 @@
 """The lines that the server prints when it is ready: what it serves, and how to use it."""
 
-from __future__ import annotations
-
 import json
 import os
 import shlex

@@ -5,8 +5,6 @@ addresses must be public, and the connection goes to one of them, so that a seco
 nothing.
 """
 
-from __future__ import annotations
-
 import ipaddress
 import re
 import socket

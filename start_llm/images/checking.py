@@ -4,8 +4,6 @@ Pillow opens 43 kinds of files, some with programs or with parsers that nobody t
 clients send are tried.
 """
 
-from __future__ import annotations
-
 import io
 import logging
 import struct

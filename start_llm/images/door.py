@@ -1,7 +1,5 @@
 """Takes in images in each form in which a request may have them."""
 
-from __future__ import annotations
-
 from start_llm.core.images import Image
 from start_llm.images.checking import ImageChecker
 from start_llm.images.encoded import decode_base64

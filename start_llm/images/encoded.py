@@ -1,7 +1,5 @@
 """Decodes base64 without holding up other threads: Python's decoder keeps the interpreter for itself."""
 
-from __future__ import annotations
-
 import binascii
 
 from start_llm.images.problems import has_too_many_bytes, is_empty, is_no_base64

@@ -1,7 +1,5 @@
 """Fetches an image from a public web server (IMAGE_URLS): no redirects, and limits of time and size."""
 
-from __future__ import annotations
-
 import http.client
 import socket
 import ssl

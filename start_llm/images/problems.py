@@ -1,7 +1,5 @@
 """What can be wrong with an image, in the words of the two vendors, to which their clients react."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from start_llm.core.errors import StartLLMError

@@ -1,7 +1,5 @@
 """Reads conversations: what stands in front of one, its keys, and which messages the model is shown."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime

@@ -1,7 +1,5 @@
 """Make of a parsed request everything that the engine and the output stream need."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial

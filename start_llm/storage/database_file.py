@@ -4,8 +4,6 @@ SQLite notices a damaged structure, but not a changed byte in a value. So each r
 read and checked as a whole when it is opened; after that it is only written.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sqlite3

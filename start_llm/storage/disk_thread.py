@@ -4,8 +4,6 @@ Jobs see file descriptors, bytes and memory views. None of them calls MLX, whose
 thread.
 """
 
-from __future__ import annotations
-
 import heapq
 import itertools
 import threading

@@ -1,7 +1,5 @@
 """Folders, files and locks that only their owner can access from their creation on, whatever the umask."""
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import os

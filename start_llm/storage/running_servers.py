@@ -4,8 +4,6 @@ A server holds a lock on its file until its process ends, however that happens. 
 stale.
 """
 
-from __future__ import annotations
-
 import fcntl
 import json
 import os

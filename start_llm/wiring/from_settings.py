@@ -1,7 +1,5 @@
 """Translates the settings into the arguments of each part."""
 
-from __future__ import annotations
-
 import secrets
 from collections.abc import Callable, Mapping
 from functools import partial

@@ -1,7 +1,5 @@
 """Let pages be quantised as the settings ask, and say what that costs."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

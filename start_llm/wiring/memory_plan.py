@@ -1,7 +1,5 @@
 """Divides the memory budget: weights, computing, running sequences, the prompt cache and images."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Finds the models that the settings name, and says which one is served."""
 
-from __future__ import annotations
-
 import platform
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence

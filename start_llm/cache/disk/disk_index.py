@@ -6,8 +6,6 @@ file. What the name does not tell, tokens and tensors, is read when a prompt fir
 Safe to use from any thread: the engine thread plans with it, the disk thread changes it.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import threading

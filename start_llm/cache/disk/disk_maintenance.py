@@ -1,7 +1,5 @@
 """Inspect and clean the folder of the disk tier for `start_llm cache`, without a model and without MLX."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections import Counter

@@ -8,8 +8,6 @@ checksums are wrong.
 Runs on the disk thread. Sees bytes, memory views and file descriptors, and never calls MLX.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import zlib

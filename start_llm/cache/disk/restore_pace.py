@@ -1,7 +1,5 @@
 """How fast restores from the disk are, so that none is begun that takes longer than computing."""
 
-from __future__ import annotations
-
 from collections import deque
 
 _LEAST_BYTES = 2**24

@@ -1,7 +1,5 @@
 """Limit how much is written to a disk in a day, across restarts."""
 
-from __future__ import annotations
-
 import json
 import time
 from contextlib import suppress

@@ -3,8 +3,6 @@
 Runs on the engine thread.
 """
 
-from __future__ import annotations
-
 import mlx.core as mx
 
 FLOAT32_BITS = 23

@@ -12,8 +12,6 @@ than scales are apart, and the others by less than levels are apart.
 Runs on the engine thread.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from functools import cache

@@ -10,8 +10,6 @@ MLX's affine quantisation is not used: in bfloat16 its error grows with every tu
 Runs on the engine thread.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from math import gcd
 from typing import NamedTuple
