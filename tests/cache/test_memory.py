@@ -146,9 +146,9 @@ class Restoring(Cached):
         super().__init__(resources, budget)
         opening = self.cache.open
 
-        def watched(*arguments: Any) -> Any:
+        def watched(*arguments: Any, **options: Any) -> Any:
             mx.reset_peak_memory()
-            opened = opening(*arguments)
+            opened = opening(*arguments, **options)
             self.most = max(self.most, mx.get_peak_memory() - self.before)
             return opened
 
