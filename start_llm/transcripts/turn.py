@@ -134,9 +134,22 @@ class Transcripts:
         # Number of tokens of the fresh rendering up to the last message that was computed before.
         old = max((one.tokens for one in prompt.boundaries if one.message < seen), default=0)
         chosen = fresh(conversation, ids, prompt.boundaries) if refusal or not bound else bound
+        chosen = self._with_origins(conversation, chosen)
         repeated_tokens = max(len(chosen.ids) - (len(ids) - old), 0)
         proven = guard.proven(bound.prefix) if bound and bound.prefix else -1
         return Turn(self, prompt, chosen, repeated_tokens, PrefixMatch.of(chosen, seen, refusal), proven)
+
+    def _with_origins(self, conversation: Conversation, bound: BoundPrompt) -> BoundPrompt:
+        """Mark restored reasoning that the model wrote behind other words: without a proof it is nobody's."""
+        first = bound.prefix.depth + 1 if bound.prefix else 0
+        details = list(bound.details)
+        for depth, (message, one) in enumerate(zip(conversation.messages, details, strict=True)):
+            if depth >= first and one.reasoning is not None and one.is_ours:
+                is_ours = self.reasoning_texts.is_drawn_behind(
+                    message.key, message.exact, conversation.name, one.reasoning
+                )
+                details[depth] = one._replace(is_ours=is_ours)
+        return replace(bound, details=tuple(details))
 
     def nearest(self, conversation: Conversation) -> ComputedRequest | None:
         """Return the last computed request that is known to be of this conversation, or None."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from start_llm.core.canonical import CanonicalKey, reasoning_digest
+from start_llm.core.canonical import CanonicalKey, Ignored, reasoning_digest
 from start_llm.core.chat import Message, ToolCall
 from start_llm.core.events import CallArguments, CallStarted, Content, Finished, Output, Reasoning, Usage
 from start_llm.core.prompt import Boundary, ModelTokens, Prompt
@@ -17,6 +17,7 @@ from start_llm.prompt.canonical_form import canonical, ignored
 from start_llm.prompt.shorten import is_shortened
 from start_llm.transcripts.guard import ConversationNames
 from start_llm.transcripts.turn import Transcripts, Turn
+from start_llm.transcripts.turn_store import TranscriptLimits, TranscriptStore
 from tests.prompt.fakes import reply, user
 from tests.transcripts.fakes import conversation_of, transcripts
 
@@ -35,11 +36,16 @@ def kept(
     return transcripts(token_bytes, lambda text: [*map(ord, text)], **policy)
 
 
-def prompt_of(*messages: Message) -> Prompt:
-    """Each message and its closer, then what makes the model answer. Reasoning is not shown."""
+def prompt_of(*messages: Message, shown: Sequence[str | None] = ()) -> Prompt:
+    """Each message and its closer, then what makes the model answer.
+
+    Args:
+        shown: reasoning in front of the messages; of others none is shown.
+    """
     text, ends = "", list[Boundary]()
+    told = [*shown, *[None] * len(messages)][: len(messages)]
     for index, message in enumerate(messages):
-        text += message.content
+        text += (f"({told[index]})" if told[index] else "") + message.content
         ends.append(Boundary(index, len(text)))
         text += CLOSER
     compared = canonical(in_native_form(messages, "ordinal"))
@@ -51,6 +57,7 @@ def prompt_of(*messages: Message) -> Prompt:
         ids=[frozenset(filter(None, [message.reply_name])) for message in messages],
         can_hold_note=[message.role != "assistant" for message in messages],
         ignored=ignored(messages),
+        shown=[*map(reasoning_digest, told)],
     )
     ids = tuple(map(ord, text + TAIL))
     return Prompt(tokens=ModelTokens(ids), boundaries=tuple(ends), conversation=conversation)
@@ -243,6 +250,36 @@ def test_reasoning_is_given_back_to_its_own_reply_alone():
     assert known.restore_reasoning(mine, [1]) == ["Hm."]
     assert known.restore_reasoning(other, [1]) == [None]
     assert known.metrics.restored_reasoning == 1
+
+
+@pytest.mark.parametrize(
+    ("question", "carrier", "is_shared"),
+    [
+        (ASKED, (), True),
+        (user("Where?\n"), (), False),
+        (ASKED, (Ignored("internal context", "transient", b"alpha"),), False),
+    ],
+    ids=["the same words", "other white space", "a message that is gone"],
+)
+def test_restored_reasoning_is_only_shared_if_it_was_drawn_behind_the_same_words(
+    question, carrier, is_shared
+):
+    known, name = kept(), "aB3x" * 6
+    first = prompt_of(question)
+    assert first.conversation
+    told = known.begin(replace(first, conversation=replace(first.conversation, transient=carrier)), WINDOW)
+    told.record_submitted(name)
+    for output in (REASONING, *HERE):
+        told.add_output(output)
+    told.record_reply(ITSELF, is_whole=True)
+    known = replace(known, store=TranscriptStore(TranscriptLimits(max_bytes=10**8)))
+    mine = replace(reply("Here"), reply_name=name)
+    later = prompt_of(ASKED, mine, user("And there?"), shown=(None, "Hm."))
+    assert later.conversation
+    assert known.restore_reasoning(later.conversation, [1]) == ["Hm."]
+    known.begin(later, WINDOW).record_submitted()
+    expected = "Where?|(Hm.)Here|And there?|>" if is_shared else "Where?|Here|And there?|>"
+    assert next_read(known, reply("Here")) == expected
 
 
 def test_what_a_name_proves_is_asked_once_for_all_replies(monkeypatch: pytest.MonkeyPatch):
