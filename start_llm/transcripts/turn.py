@@ -37,6 +37,8 @@ from start_llm.transcripts.turn_store import PrefixNode, TranscriptStore, Varian
 
 _LOOKED_AT = 4
 """So many tokens hold the beginning of the last character, which has four bytes at most."""
+_EQUAL_TO_NONE = b""
+"""The exact name of a conversation whose reasoning only a proof restores."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -378,22 +380,48 @@ class Turn:
         transcripts, reasoning = self._transcripts, reasoning_digest(message.reasoning)
         key = conversation.messages[-1].key.with_message(canonical)
         transcripts.seen.note(key)
+        begins_as_drawn = self._begins_as_drawn(conversation)
         if message.reasoning and reasoning:
             if transcripts.kept_reasoning == "false":
                 return
-            exact = exact_after(conversation, canonical)
+            is_drawn = begins_as_drawn and _reads_its_words(conversation, self._bound)
+            exact = exact_after(conversation, canonical) if is_drawn else _EQUAL_TO_NONE
             transcripts.reasoning_texts.keep(key, RecordedReasoning(message.reasoning, exact, self._claims))
         if self._beginning is None or transcripts.is_changed(message):
             return
         tokens = array("I", (*self._beginning, *written))
+        is_ours = begins_as_drawn and not conversation.transient
         transcripts.store.add(
             PrefixNode(key, len(conversation.messages), len(tokens)),
             tokens,
-            (*self._bound.details, MessageDetails(canonical.omitted, reasoning, not conversation.transient)),
+            (*self._bound.details, MessageDetails(canonical.omitted, reasoning, is_ours)),
             parent=self._prompt,
             claims=self._claims,
             session=conversation.session,
         )
+
+    def _begins_as_drawn(self, conversation: Conversation) -> bool:
+        """Return whether no reasoning of the reply's beginning is the client's, or of other words."""
+        begun, transcripts = self._request.begun_reply, self._transcripts
+        if begun is None or not begun.reasoning:
+            return True
+        canonical = transcripts.canonical_reply(begun)
+        return transcripts.reasoning_texts.is_drawn_behind(
+            conversation.messages[-1].key.with_message(canonical),
+            exact_after(conversation, canonical),
+            conversation.name,
+            reasoning_digest(begun.reasoning),
+        )
+
+
+def _reads_its_words(conversation: Conversation, bound: BoundPrompt) -> bool:
+    """Return whether the model reads what the conversation says now, and no reasoning of other words."""
+    return all(
+        one.omitted == message.omitted
+        and not one.told
+        and (one.is_ours or one.reasoning in (None, message.echoed))
+        for one, message in zip(bound.details, conversation.messages, strict=True)
+    )
 
 
 def _ends_inside_character(data: bytes) -> bool:

@@ -282,6 +282,64 @@ def test_restored_reasoning_is_only_shared_if_it_was_drawn_behind_the_same_words
     assert next_read(known, reply("Here")) == expected
 
 
+@pytest.mark.parametrize(("question", "shared"), [("Where?", "Over there."), ("Where?\n", None)])
+def test_reasoning_behind_tokens_that_say_what_was_said_before_is_only_given_back_by_a_proof(
+    question, shared
+):
+    known, name = kept(), "aB3x" * 6
+    first = known.begin(prompt_of(user(question)), WINDOW)
+    first.record_submitted(name)
+    first.add_output(HERE[0])
+    first.add_generated_tokens([*map(ord, f"Here{STOP}")])
+    first.record_reply(ITSELF, is_whole=True)
+    mine = replace(reply("Here"), reply_name=name)
+    turn = asked(known, ASKED, mine, user("And there?"))
+    assert read(turn).startswith(question)
+    for output in (Reasoning("Over there."), Content("There")):
+        turn.add_output(output)
+    turn.record_reply(ITSELF, is_whole=True)
+    other = prompt_of(ASKED, reply("Here"), user("And there?"), reply("There")).conversation
+    assert other
+    assert known.restore_reasoning(other, [3]) == [shared]
+
+
+def begun_reply(known: Transcripts, reasoning: str, *, name: str = "") -> None:
+    """A client has the model go on from "He", with this reasoning in front of it."""
+    prompt = replace(prompt_of(ASKED), begun_reply=reply("He", reasoning=reasoning))
+    ids = tuple(map(ord, f"Where?|>({reasoning})He"))
+    turn = known.begin(replace(prompt, tokens=ModelTokens(ids)), WINDOW)
+    turn.record_submitted(name)
+    turn.add_output(Content("re"))
+    turn.add_generated_tokens([*map(ord, f"re{STOP}")])
+    turn.record_reply(ITSELF, is_whole=True)
+
+
+def restored(known: Transcripts, name: str = "") -> str | None:
+    conversation = prompt_of(ASKED, replace(reply("Here"), reply_name=name)).conversation
+    assert conversation
+    return known.restore_reasoning(conversation, [1])[0]
+
+
+def test_reasoning_that_a_client_sent_with_a_begun_reply_is_nobody_elses():
+    known, name = kept(), "aB3x" * 6
+    begun_reply(known, "Hm.", name=name)
+    mine = replace(reply("Here"), reply_name=name)
+    assert next_read(known, mine) == "Where?|>(Hm.)Here|And there?|>"
+    assert next_read(known, reply("Here")) == "Where?|Here|And there?|>"
+    assert (restored(known), restored(known, name)) == (None, "Hm.")
+
+
+def test_reasoning_of_the_model_stays_with_a_reply_that_goes_on():
+    known = kept()
+    turn = asked(known, ASKED)
+    for output in (REASONING, Content("He")):
+        turn.add_output(output)
+    turn.record_reply(AT_A_LIMIT, is_whole=True)
+    begun_reply(known, "Hm.")
+    assert next_read(known, reply("Here")) == "Where?|>(Hm.)Here|And there?|>"
+    assert restored(known) == "Hm."
+
+
 def test_what_a_name_proves_is_asked_once_for_all_replies(monkeypatch: pytest.MonkeyPatch):
     """It takes a look at the whole conversation."""
     known, names = kept(), list[str | None]()
