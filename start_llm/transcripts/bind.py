@@ -130,7 +130,6 @@ class PromptBinder:
             best, are_costly = self._best(ids, boundaries, known)
         if best is None:
             return None if are_costly else fresh(self.conversation, ids, boundaries)
-        self.store.use(best.variant)
         return self._bound(best, ids, boundaries)
 
     def _best(
@@ -272,6 +271,8 @@ def record_prompt(store: TranscriptStore, conversation: Conversation, bound: Bou
         The variant of the last message, or the bound prefix if no message ends after it.
     """
     last, ids = bound.prefix, array("I", bound.ids)
+    if last is not None:
+        store.use(last)
     for boundary in bound.boundaries:
         if last is not None and boundary.tokens <= last.length:
             continue  # it is recorded already; behind a note the last message of the prefix is not

@@ -7,7 +7,7 @@ that it received the reply. The text of the reply is not enough: many different 
 
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 
@@ -141,13 +141,19 @@ class ReasoningStore:
             known = self._reasoning_texts.get(key)
             if known is None:
                 return None
-            self._reasoning_texts.move_to_end(key)
-            if self._table is not None:
-                self._table.touch(key.digest)
             exact = conversation.messages[index].exact
             equal = (one.text for one in reversed(known) if one.is_equal(exact, conversation.name))
             proven = (one.text for one in reversed(known) if one.is_proven(conversation, index, name))
             return next(chain(equal, proven), None)
+
+    def use(self, keys: Iterable[CanonicalKey]) -> None:
+        """Mark the reasoning of these replies as used now."""
+        with self._lock:
+            for key in keys:
+                if key in self._reasoning_texts:
+                    self._reasoning_texts.move_to_end(key)
+                    if self._table is not None:
+                        self._table.touch(key.digest)
 
     def is_drawn_behind(
         self, key: CanonicalKey, exact: bytes, name: str | None, reasoning: bytes | None

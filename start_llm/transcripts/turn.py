@@ -104,9 +104,7 @@ class Transcripts:
     def restore_reasoning(self, conversation: Conversation, replies: Sequence[int]) -> list[str | None]:
         """Return the reasoning of these replies, which the client did not send; None where unknown."""
         name = self._proving(conversation)
-        reasoning_texts = [self.reasoning_texts.get(conversation, index, name) for index in replies]
-        self.metrics.note_restored_reasoning(sum(reasoning is not None for reasoning in reasoning_texts))
-        return reasoning_texts
+        return [self.reasoning_texts.get(conversation, index, name) for index in replies]
 
     def _proving(self, conversation: Conversation) -> str | None:
         return self.names.proving(conversation) if self.takes_proof else None
@@ -239,6 +237,9 @@ class Turn:
             self.prefix_match.refusal,
             self._bound.note_tokens,
         )
+        bare = [one for one in self._conversation.messages if one.role == "assistant" and one.echoed is None]
+        self._transcripts.reasoning_texts.use(one.key for one in bare)
+        self._transcripts.metrics.note_restored_reasoning(sum(one.shown is not None for one in bare))
         self._note_computed(self._conversation)
 
     def note_prefilled(self, tokens: int) -> None:

@@ -376,7 +376,7 @@ def test_without_an_echo_the_same_session_comes_first_and_then_the_newest(sessio
 
 def test_what_was_bound_last_is_the_newest():
     kept, _ = two_reasoning()
-    bound_to(kept, echoing(b"first"), TALK)
+    asked_for(kept, conversation(TALK[:2], echoed=[None, b"first"]), TALK[:2])
     assert bound_to(kept, echoing(None), TALK).ids[:3] == (1, 10, 2)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -15,7 +16,8 @@ from start_llm.core.prompt import Boundary, ModelTokens, Prompt
 from start_llm.prompt.call_ids import in_native_form
 from start_llm.prompt.canonical_form import canonical, ignored
 from start_llm.prompt.shorten import is_shortened
-from start_llm.transcripts.guard import ConversationNames
+from start_llm.transcripts.guard import Claims, ConversationNames
+from start_llm.transcripts.reasoning_store import RecordedReasoning
 from start_llm.transcripts.turn import Transcripts, Turn
 from start_llm.transcripts.turn_store import TranscriptLimits, TranscriptStore
 from tests.prompt.fakes import reply, user
@@ -249,7 +251,6 @@ def test_reasoning_is_given_back_to_its_own_reply_alone():
     assert mine and other
     assert known.restore_reasoning(mine, [1]) == ["Hm."]
     assert known.restore_reasoning(other, [1]) == [None]
-    assert known.metrics.restored_reasoning == 1
 
 
 @pytest.mark.parametrize(
@@ -301,6 +302,28 @@ def test_reasoning_behind_tokens_that_say_what_was_said_before_is_only_given_bac
     other = prompt_of(ASKED, reply("Here"), user("And there?"), reply("There")).conversation
     assert other
     assert known.restore_reasoning(other, [3]) == [shared]
+
+
+def test_only_a_submitted_prompt_uses_what_is_kept():
+    """Tokens may be counted, and a prompt explained, without a trace."""
+    ticks = itertools.count(1).__next__
+    known = kept(store=TranscriptStore(TranscriptLimits(max_bytes=10**8), clock=ticks))
+    answered(known, (REASONING, *HERE), f"(Hm.)Here{STOP}")
+    prompt = prompt_of(ASKED, reply("Here"), user("And there?"), shown=(None, "Hm."))
+    assert prompt.conversation
+    key = prompt.conversation.keys[1]
+    known.reasoning_texts.keep(CanonicalKey(b"a later one"), RecordedReasoning("", b"", Claims()))
+
+    def used() -> tuple[float, bool, int]:
+        is_last = [*known.reasoning_texts._reasoning_texts][-1] == key
+        return known.store.at(key)[0].last_used, is_last, known.metrics.restored_reasoning
+
+    before = used()
+    assert known.restore_reasoning(prompt.conversation, [1]) == ["Hm."]
+    turn = known.begin(prompt, WINDOW)
+    assert used() == before
+    turn.record_submitted()
+    assert used()[0] > before[0] and used()[1:] == (True, 1)
 
 
 def begun_reply(known: Transcripts, reasoning: str, *, name: str = "") -> None:
