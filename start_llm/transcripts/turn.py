@@ -244,14 +244,14 @@ class Turn:
 
     def note_prefilled(self, tokens: int) -> None:
         """Note that the first `tokens` tokens are computed, and so the messages that end there."""
-        if self._conversation is None:
+        if self._conversation is None or self._messages_read == len(self._conversation.messages):
             return
-        keys, whole = self._conversation.keys, len(self.tokens) - 1
+        whole = len(self.tokens) - 1
         ends = (one.message + 1 for one in self.boundaries if one.tokens <= tokens)
-        count = len(keys) if tokens >= whole else max(ends, default=0)
+        count = len(self._conversation.messages) if tokens >= whole else max(ends, default=0)
         if count > self._messages_read:
+            self._transcripts.seen.note(*self._conversation.keys[self._messages_read : count])
             self._messages_read = count
-            self._transcripts.seen.note(*keys[:count])
 
     def explain(self, restored: Restored) -> Explanation:
         """Explain how much of this prompt is known and how it differs from the conversation's last request.

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from start_llm.core.canonical import CanonicalKey, Ignored, reasoning_digest
+from start_llm.core.canonical import CanonicalKey, Conversation, Ignored, reasoning_digest
 from start_llm.core.chat import Message, ToolCall
 from start_llm.core.events import CallArguments, CallStarted, Content, Finished, Output, Reasoning, Usage
 from start_llm.core.prompt import Boundary, ModelTokens, Prompt
@@ -17,6 +17,7 @@ from start_llm.prompt.call_ids import in_native_form
 from start_llm.prompt.canonical_form import canonical, ignored
 from start_llm.prompt.shorten import is_shortened
 from start_llm.transcripts.guard import Claims, ConversationNames
+from start_llm.transcripts.prefix_history import PrefixHistory
 from start_llm.transcripts.reasoning_store import RecordedReasoning
 from start_llm.transcripts.turn import Transcripts, Turn
 from start_llm.transcripts.turn_store import TranscriptLimits, TranscriptStore
@@ -389,6 +390,21 @@ def test_messages_are_known_once_they_are_computed():
         assert known.begin(prompt_of(*messages), WINDOW).repeated_tokens == expected
     turn.add_generated_tokens([1])
     assert known.begin(prompt_of(*messages), WINDOW).repeated_tokens == ends[2]
+
+
+def test_each_message_is_noted_once_while_a_prompt_is_computed(monkeypatch: pytest.MonkeyPatch):
+    """Token by token of the reply nothing is done for it."""
+    known, noted, built = kept(), list[CanonicalKey](), list[int]()
+    turn = asked(known, ASKED, reply("Here"), user("And there?"))
+    keys, all_keys = prompt_of(ASKED, reply("Here"), user("And there?")).conversation, Conversation.keys.fget
+    assert keys and all_keys
+    monkeypatch.setattr(PrefixHistory, "note", lambda _, *keys: noted.extend(keys))
+    monkeypatch.setattr(Conversation, "keys", property(lambda one: built.append(1) or all_keys(one)))
+    for computed in range(len(turn.tokens) + 1):
+        turn.note_prefilled(computed)
+    for _ in range(9):
+        turn.add_generated_tokens([1])
+    assert (noted, len(built)) == ([*all_keys(keys)], 3)
 
 
 def test_a_text_leaves_nothing_after():
