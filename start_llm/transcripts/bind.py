@@ -266,7 +266,7 @@ def _spliced(recorded: array[int], ids: tuple[int, ...], end: int) -> tuple[int,
 
 
 def record_prompt(store: TranscriptStore, conversation: Conversation, bound: BoundPrompt) -> Variant | None:
-    """Record the prompt's tokens, a variant for each message boundary in them, when their prefill begins.
+    """Record the prompt's tokens, a variant for each message boundary in them, as it is submitted.
 
     Returns:
         The variant of the last message, or the bound prefix if no message ends after it.

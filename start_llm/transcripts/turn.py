@@ -221,7 +221,7 @@ class Turn:
         return self._transcripts.text(self.tokens.ids), self._transcripts.text(self._written)
 
     def record_submitted(self, reply_name: str = "") -> None:
-        """Record the prompt when its computation begins, so that other requests can go on from it.
+        """Record the prompt as it is submitted, so that other requests can go on from it.
 
         Args:
             reply_name: random name that the client receives with the reply (`core.ids`).
