@@ -52,7 +52,8 @@ class Prompt:
         omitted_chars: number of characters of its messages that comparisons ignore.
         reasoning_is_open: the prompt ends inside reasoning.
         thinking: the model is asked to reason, or no setting forbids it.
-        begun_reply: the message that the prompt ends in and the reply goes on from, if it does.
+        begun_reply: the message that the prompt ends in and the reply goes on from, if it does, with the
+            reasoning that the model is shown.
     """
 
     tokens: ModelTokens

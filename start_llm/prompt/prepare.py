@@ -112,7 +112,11 @@ class Preparer:
             reasoning_is_open=self._opens_reasoning(written.text.tail or written.text.behind(len(shown) - 1)),
             thinking=self._options.thinks(request.thinking),
         )
-        return _going_on(prompt, native.messages[-1]) if request.continues_reply else prompt
+        if not request.continues_reply:
+            return prompt
+        begun = replace(native.messages[-1], reasoning=shown[-1].reasoning)
+        begun = split_inline_reasoning(begun, self._reader.marks)
+        return _going_on(prompt, begun if written.shows_reasoning[-1] else replace(begun, reasoning=None))
 
     def _refuse_giants(self, source: PromptSource, refuse_beyond_doubt: RefuseBeyondDoubt) -> None:
         """Refuse messages that cannot fit before anything else is done with them, such as comparing them.

@@ -113,9 +113,10 @@ class PromptBinder:
 
         Of the candidates that the guard admits, take the one that leaves the fewest tokens to compute, its
         note included. A conversation that has tokens of its own does not leave them for others, which may say
-        another clock: what those have behind its own is new to it in any case. A recorded prefix can only end
-        with a message whose boundary in the rendering is known; the fresh tokens from that boundary on,
-        beginning with the message's closer, follow it.
+        another clock: what those have behind its own is new to it in any case. It takes theirs only where its
+        own all need notes that are impossible or too long. A recorded prefix can only end with a message
+        whose boundary in the rendering is known; the fresh tokens from that boundary on, beginning with the
+        message's closer, follow it.
 
         A note stands at the end of the last message that can hold one. It must not lie inside the recorded
         prefix, whose tokens stay as they are, so a prefix that ends behind that message cannot have a note.
@@ -127,10 +128,9 @@ class PromptBinder:
         best, are_costly = self._best(ids, boundaries, self._candidates(boundaries))
         if best and self.guard.is_foreign(best.variant) and self._has_own(boundaries):
             known = (one for one in self._candidates(boundaries) if not self.guard.is_foreign(one.variant))
-            best, are_costly = self._best(ids, boundaries, known)
+            best = self._best(ids, boundaries, known)[0] or best
         if best is None:
             return None if are_costly else fresh(self.conversation, ids, boundaries)
-        self.store.use(best.variant)
         return self._bound(best, ids, boundaries)
 
     def _best(
@@ -266,12 +266,14 @@ def _spliced(recorded: array[int], ids: tuple[int, ...], end: int) -> tuple[int,
 
 
 def record_prompt(store: TranscriptStore, conversation: Conversation, bound: BoundPrompt) -> Variant | None:
-    """Record the prompt's tokens, a variant for each message boundary in them, when their prefill begins.
+    """Record the prompt's tokens, a variant for each message boundary in them, as it is submitted.
 
     Returns:
         The variant of the last message, or the bound prefix if no message ends after it.
     """
     last, ids = bound.prefix, array("I", bound.ids)
+    if last is not None:
+        store.use(last)
     for boundary in bound.boundaries:
         if last is not None and boundary.tokens <= last.length:
             continue  # it is recorded already; behind a note the last message of the prefix is not

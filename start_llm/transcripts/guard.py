@@ -2,10 +2,10 @@
 
 A key leaves things out, so several conversations can have the same key. A conversation may take recorded
 tokens if everything that their key leaves out is equal, byte for byte, to what this conversation says. It may
-also take them if they are *proven* to be its own earlier tokens: at their end or later it shows something
-that only the receiver of a reply can have, or it goes on behind a question that was asked under its name,
-after such a reply. Without a proof only a clock line may differ, and only in tokens that hold nothing else of
-another conversation. See ADR 13.
+also take them if they are *proven* to be its own earlier tokens. The proof is a reply in these very tokens,
+of which it shows something that only its receiver can have. It counts for what stands before that reply, and
+for a question behind it that was asked under its name and answered. Without a proof only a clock line may
+differ, and only in tokens that hold nothing else of another conversation. See ADR 13.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _CERTAIN_BITS = 64.0
 """Surprisal in bits from which a reply counts as a proof: nobody else samples the same reply by accident."""
 _MAX_CLAIMS = 64
 _MAX_BEGINNINGS = 32_000
-_NONE, _ALWAYS = -1, 2**62
+_NONE, _BEYOND_PROOF = -1, 2**62
 _OF_SEVERAL = b""
 """In the database, a beginning of several conversations."""
 
@@ -37,8 +37,8 @@ class MessageDetails(NamedTuple):
     Attributes:
         omitted: the omitted texts as the tokens have them.
         reasoning: digest of the reasoning in the tokens.
-        is_ours: the model wrote that reasoning, behind these very tokens; if false, a client sent it, or the
-            model read transient messages in front of it.
+        is_ours: the model wrote that reasoning, behind these very tokens; if false, a client sent it, the
+            model read transient messages in front of it, or a proof restored it behind other words.
         told: changes told by notes after the message.
         note_tokens: number of tokens of those notes.
     """
@@ -364,13 +364,13 @@ class Guard:
         )
 
     def _has_asked(self, recorded: RecordedDetails) -> bool:
-        """Return whether the conversation asked this before, under its name, and shows its answer."""
+        """Return whether the conversation asked this before, under its name, and has a reply behind it."""
         return recorded.depth < self._last_reply and self._name in recorded.claims.names
 
     def _with_omitted(self, path: _PathFindings, depth: int, reading: MessageDetails) -> _PathFindings:
         match difference(reading.omitted, self._conversation.messages[depth].omitted):
             case "place":
-                path = path._replace(differs=_ALWAYS)
+                path = path._replace(differs=_BEYOND_PROOF)
             case "value":
                 path = path._replace(differs=max(path.differs, depth))
             case "clock":
@@ -393,7 +393,7 @@ class Guard:
         is_another = held is not None and sent not in (None, held)
         is_too_much = held is not None and shown is None and not self._keeps_reasoning
         if is_hidden or is_another or is_too_much:
-            return path._replace(differs=_ALWAYS)
+            return path._replace(differs=_BEYOND_PROOF)
         if held is None or held in (sent, shown):
             return path
         if not reading.is_ours or claims.from_other_names(self._conversation.name):

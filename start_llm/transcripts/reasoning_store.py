@@ -7,11 +7,11 @@ that it received the reply. The text of the reply is not enough: many different 
 
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 
-from start_llm.core.canonical import CanonicalKey, Conversation
+from start_llm.core.canonical import CanonicalKey, Conversation, reasoning_digest
 from start_llm.storage.database import DatabaseTable
 from start_llm.storage.database_file import UNREADABLE, decode_json, encode_json
 from start_llm.transcripts.guard import Claims
@@ -39,10 +39,13 @@ class RecordedReasoning:
     def nbytes(self) -> int:
         return _ENTRY_BYTES + len(self.text.encode(errors="surrogatepass"))
 
-    def is_equal(self, conversation: Conversation, index: int) -> bool:
-        """Return whether this conversation is equal byte for byte, and no other name claims the reply."""
-        is_same = self.exact == conversation.messages[index].exact
-        return is_same and not self.claims.from_other_names(conversation.name)
+    def is_equal(self, exact: bytes, name: str | None) -> bool:
+        """Return whether a conversation is equal byte for byte, and no other name claims the reply.
+
+        Args:
+            name: name that the conversation gives itself.
+        """
+        return self.exact == exact and not self.claims.from_other_names(name)
 
     def is_proven(self, conversation: Conversation, index: int, name: str | None) -> bool:
         """Return whether this conversation proves that it received the reply.
@@ -138,9 +141,31 @@ class ReasoningStore:
             known = self._reasoning_texts.get(key)
             if known is None:
                 return None
-            self._reasoning_texts.move_to_end(key)
-            if self._table is not None:
-                self._table.touch(key.digest)
-            equal = (one.text for one in reversed(known) if one.is_equal(conversation, index))
+            exact = conversation.messages[index].exact
+            equal = (one.text for one in reversed(known) if one.is_equal(exact, conversation.name))
             proven = (one.text for one in reversed(known) if one.is_proven(conversation, index, name))
             return next(chain(equal, proven), None)
+
+    def use(self, keys: Iterable[CanonicalKey]) -> None:
+        """Mark the reasoning of these replies as used now."""
+        with self._lock:
+            for key in keys:
+                if key in self._reasoning_texts:
+                    self._reasoning_texts.move_to_end(key)
+                    if self._table is not None:
+                        self._table.touch(key.digest)
+
+    def is_drawn_behind(
+        self, key: CanonicalKey, exact: bytes, name: str | None, reasoning: bytes | None
+    ) -> bool:
+        """Return whether the model wrote this reasoning behind the very words of a conversation.
+
+        Args:
+            key, exact: names of the conversation up to the reply.
+            name: name that the conversation gives itself.
+            reasoning: its digest.
+        """
+        with self._lock:
+            known = self._reasoning_texts.get(key, ())
+            equal = [one.text for one in known if one.is_equal(exact, name)]
+        return reasoning in map(reasoning_digest, equal)

@@ -119,17 +119,18 @@ class RecentConversations:
 
 
 def _goes_on(newer: ComputedRequest, older: ComputedRequest) -> bool:
-    """Return whether `newer` continues `older`: same session and tenant, and keys that begin alike."""
+    """Return whether `newer` continues `older`: the same session, and keys that begin alike."""
     return (
         _is_one_session(older, newer.conversation)
-        and newer.conversation.tenant == older.conversation.tenant
         and newer.messages >= older.messages
         and newer.conversation.keys[: len(older.conversation.messages)] == older.conversation.keys
     )
 
 
 def _is_one_session(one: ComputedRequest, conversation: Conversation) -> bool:
-    return one.conversation.session == conversation.session
+    """Return whether both have the same session id from the same tenant."""
+    mine = one.conversation
+    return (mine.tenant, mine.session) == (conversation.tenant, conversation.session)
 
 
 def _alike(one: ComputedRequest, conversation: Conversation) -> int:

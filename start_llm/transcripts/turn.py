@@ -37,6 +37,8 @@ from start_llm.transcripts.turn_store import PrefixNode, TranscriptStore, Varian
 
 _LOOKED_AT = 4
 """So many tokens hold the beginning of the last character, which has four bytes at most."""
+_EQUAL_TO_NONE = b""
+"""The exact name of a conversation whose reasoning only a proof restores."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,9 +104,7 @@ class Transcripts:
     def restore_reasoning(self, conversation: Conversation, replies: Sequence[int]) -> list[str | None]:
         """Return the reasoning of these replies, which the client did not send; None where unknown."""
         name = self._proving(conversation)
-        reasoning_texts = [self.reasoning_texts.get(conversation, index, name) for index in replies]
-        self.metrics.note_restored_reasoning(sum(reasoning is not None for reasoning in reasoning_texts))
-        return reasoning_texts
+        return [self.reasoning_texts.get(conversation, index, name) for index in replies]
 
     def _proving(self, conversation: Conversation) -> str | None:
         return self.names.proving(conversation) if self.takes_proof else None
@@ -134,9 +134,22 @@ class Transcripts:
         # Number of tokens of the fresh rendering up to the last message that was computed before.
         old = max((one.tokens for one in prompt.boundaries if one.message < seen), default=0)
         chosen = fresh(conversation, ids, prompt.boundaries) if refusal or not bound else bound
+        chosen = self._with_origins(conversation, chosen)
         repeated_tokens = max(len(chosen.ids) - (len(ids) - old), 0)
         proven = guard.proven(bound.prefix) if bound and bound.prefix else -1
         return Turn(self, prompt, chosen, repeated_tokens, PrefixMatch.of(chosen, seen, refusal), proven)
+
+    def _with_origins(self, conversation: Conversation, bound: BoundPrompt) -> BoundPrompt:
+        """Mark restored reasoning that the model wrote behind other words: without a proof it is nobody's."""
+        first = bound.prefix.depth + 1 if bound.prefix else 0
+        details = list(bound.details)
+        for depth, (message, one) in enumerate(zip(conversation.messages, details, strict=True)):
+            if depth >= first and one.reasoning is not None and one.is_ours:
+                is_ours = self.reasoning_texts.is_drawn_behind(
+                    message.key, message.exact, conversation.name, one.reasoning
+                )
+                details[depth] = one._replace(is_ours=is_ours)
+        return replace(bound, details=tuple(details))
 
     def nearest(self, conversation: Conversation) -> ComputedRequest | None:
         """Return the last computed request that is known to be of this conversation, or None."""
@@ -208,7 +221,7 @@ class Turn:
         return self._transcripts.text(self.tokens.ids), self._transcripts.text(self._written)
 
     def record_submitted(self, reply_name: str = "") -> None:
-        """Record the prompt when its computation begins, so that other requests can go on from it.
+        """Record the prompt as it is submitted, so that other requests can go on from it.
 
         Args:
             reply_name: random name that the client receives with the reply (`core.ids`).
@@ -224,18 +237,21 @@ class Turn:
             self.prefix_match.refusal,
             self._bound.note_tokens,
         )
+        bare = [one for one in self._conversation.messages if one.role == "assistant" and one.echoed is None]
+        self._transcripts.reasoning_texts.use(one.key for one in bare)
+        self._transcripts.metrics.note_restored_reasoning(sum(one.shown is not None for one in bare))
         self._note_computed(self._conversation)
 
     def note_prefilled(self, tokens: int) -> None:
         """Note that the first `tokens` tokens are computed, and so the messages that end there."""
-        if self._conversation is None:
+        if self._conversation is None or self._messages_read == len(self._conversation.messages):
             return
-        keys, whole = self._conversation.keys, len(self.tokens) - 1
+        whole = len(self.tokens) - 1
         ends = (one.message + 1 for one in self.boundaries if one.tokens <= tokens)
-        count = len(keys) if tokens >= whole else max(ends, default=0)
+        count = len(self._conversation.messages) if tokens >= whole else max(ends, default=0)
         if count > self._messages_read:
+            self._transcripts.seen.note(*self._conversation.keys[self._messages_read : count])
             self._messages_read = count
-            self._transcripts.seen.note(*keys[:count])
 
     def explain(self, restored: Restored) -> Explanation:
         """Explain how much of this prompt is known and how it differs from the conversation's last request.
@@ -365,22 +381,48 @@ class Turn:
         transcripts, reasoning = self._transcripts, reasoning_digest(message.reasoning)
         key = conversation.messages[-1].key.with_message(canonical)
         transcripts.seen.note(key)
+        begins_as_drawn = self._begins_as_drawn(conversation)
         if message.reasoning and reasoning:
             if transcripts.kept_reasoning == "false":
                 return
-            exact = exact_after(conversation, canonical)
+            is_drawn = begins_as_drawn and _reads_its_words(conversation, self._bound)
+            exact = exact_after(conversation, canonical) if is_drawn else _EQUAL_TO_NONE
             transcripts.reasoning_texts.keep(key, RecordedReasoning(message.reasoning, exact, self._claims))
         if self._beginning is None or transcripts.is_changed(message):
             return
         tokens = array("I", (*self._beginning, *written))
+        is_ours = begins_as_drawn and not conversation.transient
         transcripts.store.add(
             PrefixNode(key, len(conversation.messages), len(tokens)),
             tokens,
-            (*self._bound.details, MessageDetails(canonical.omitted, reasoning, not conversation.transient)),
+            (*self._bound.details, MessageDetails(canonical.omitted, reasoning, is_ours)),
             parent=self._prompt,
             claims=self._claims,
             session=conversation.session,
         )
+
+    def _begins_as_drawn(self, conversation: Conversation) -> bool:
+        """Return whether no reasoning of the reply's beginning is the client's, or of other words."""
+        begun, transcripts = self._request.begun_reply, self._transcripts
+        if begun is None or not begun.reasoning:
+            return True
+        canonical = transcripts.canonical_reply(begun)
+        return transcripts.reasoning_texts.is_drawn_behind(
+            conversation.messages[-1].key.with_message(canonical),
+            exact_after(conversation, canonical),
+            conversation.name,
+            reasoning_digest(begun.reasoning),
+        )
+
+
+def _reads_its_words(conversation: Conversation, bound: BoundPrompt) -> bool:
+    """Return whether the model reads what the conversation says now, and no reasoning of other words."""
+    return all(
+        one.omitted == message.omitted
+        and not one.told
+        and (one.is_ours or one.reasoning in (None, message.echoed))
+        for one, message in zip(bound.details, conversation.messages, strict=True)
+    )
 
 
 def _ends_inside_character(data: bytes) -> bool:

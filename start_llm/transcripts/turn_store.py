@@ -3,9 +3,9 @@
 A *node* stands for a canonical prefix. A *variant* is one token sequence that a model read or wrote for it. A
 node has several variants if the same visible conversation was computed with different reasoning.
 
-Keys are derived from content, so a fork, a retry or a sub-agent gets its own branch. Nothing that is written
-changes what another conversation finds: what earlier servers enforced with a strict-append guard holds by
-construction.
+Keys are derived from content, so a fork, a retry or a sub-agent gets its own branch, and what is written
+replaces nothing that another conversation has written. Conversations of one key find each other's variants;
+`transcripts.guard` decides which of them they may take.
 """
 
 from __future__ import annotations

@@ -119,3 +119,27 @@ def test_reasoning_of_another_family_may_be_its_answer():
         shown(TRAIT, ASKED, reply("Over there.", call(), reasoning="Over there."), result("r")).count("Over")
         == 2
     )
+
+
+@pytest.mark.parametrize(
+    ("begun", "restored", "policy", "expected"),
+    [
+        (reply("Here."), "Look first.", PromptPolicy(), "Look first."),
+        (reply("Here.", reasoning="Look first."), None, PromptPolicy(), "Look first."),
+        (reply(SPOKEN + "Here."), None, PromptPolicy(), "Look first."),
+        (reply("Here.", reasoning="Look first."), None, PromptPolicy(kept_reasoning="false"), None),
+        (reply("Here."), None, PromptPolicy(), None),
+    ],
+    ids=["restored", "sent", "in the text", "not shown", "none"],
+)
+def test_a_begun_reply_has_the_reasoning_that_the_model_is_shown(begun, restored, policy, expected):
+    preparer = Preparer(
+        trait_tokenizer(TRAIT),
+        family_of(TRAIT),
+        policy=policy,
+        restore_reasoning=lambda _, replies: [restored] * len(replies),
+    )
+    prompt = preparer.prepare(ChatRequest(messages=(ASKED, begun), continues_reply=True))
+    assert prompt.begun_reply and prompt.begun_reply.content.strip() == "Here."
+    assert reasoning_digest(prompt.begun_reply.reasoning) == reasoning_digest(expected)
+    assert ("Look first." in text_of(TRAIT, prompt.tokens.ids)) == bool(expected)

@@ -376,7 +376,7 @@ def test_without_an_echo_the_same_session_comes_first_and_then_the_newest(sessio
 
 def test_what_was_bound_last_is_the_newest():
     kept, _ = two_reasoning()
-    bound_to(kept, echoing(b"first"), TALK)
+    asked_for(kept, conversation(TALK[:2], echoed=[None, b"first"]), TALK[:2])
     assert bound_to(kept, echoing(None), TALK).ids[:3] == (1, 10, 2)
 
 
@@ -414,10 +414,14 @@ TODAY, TOMORROW = of_day("friday"), of_day("saturday")
 
 
 def answered_on(
-    kept: TranscriptStore, day: OmittedText, messages: Sequence[Sequence[int]], **more: Any
+    kept: TranscriptStore,
+    day: OmittedText,
+    messages: Sequence[Sequence[int]],
+    *blocks: OmittedText,
+    **more: Any,
 ) -> None:
     """A question and its reply, again and again, computed on this day without anything from before."""
-    said, (ids, ends) = conversation(messages, first=[day], **more), rendered(messages)
+    said, (ids, ends) = conversation(messages, first=[day, *blocks], **more), rendered(messages)
     details = [MessageDetails(message.omitted) for message in said.messages]
     last: Variant | None = None
     for depth, end in enumerate(ends):
@@ -448,6 +452,18 @@ def test_who_has_no_tokens_goes_on_from_those_of_others_and_is_told():
     bound = bound_to(kept, conversation(LONG_TALK, first=[TODAY], name="b"), LONG_TALK)
     assert bound.prefix
     assert (bound.prefix.depth, bound.note_tokens) == (3, 1)
+
+
+def test_who_cannot_take_its_own_tokens_goes_on_from_those_of_others():
+    """Two of its blocks have changed: a note of both would be too long."""
+    kept = store()
+    before, now = ([OmittedText(f"block {n}", "block", n, said, said) for n in (1, 2)] for said in "ab")
+    answered_on(kept, TODAY, LONG_TALK[:2], *before, name="b")
+    answered_on(kept, TOMORROW, LONG_TALK[:2], *now, name="a")
+    asked = conversation(LONG_TALK, first=[TODAY, *now], name="b")
+    bound = bind(kept, asked, *rendered(LONG_TALK), note=150)
+    assert bound and bound.prefix
+    assert (bound.prefix.depth, bound.note_tokens) == (1, 150)
 
 
 def test_equal_tokens_are_nobodys_and_the_deepest_are_taken():

@@ -69,7 +69,7 @@ def test_of_a_reply_the_last_eight_are_kept():
 def test_what_was_used_least_recently_is_forgotten_first():
     store = one_kept(HERE)
     keep(store, THERE, "Ha!")
-    known(store, HERE)
+    store.use([HERE.keys[1]])
     keep(store, NOWHERE, "Ah.")
     assert [known(store, one) for one in (HERE, THERE, NOWHERE)] == ["Hm.", None, "Ah."]
     assert store.nbytes <= ROOM_FOR_TWO

@@ -164,3 +164,9 @@ def test_beyond_its_bytes_the_oldest_go_and_the_newest_stays():
     assert [one.conversation.session for one in recent._computed] == ["s3", "s4"]
     recent.note(computed("x", tokens=10_000, session="large"))
     assert [one.conversation.session for one in recent._computed] == ["large"]
+
+
+def test_another_tenant_with_the_same_session_id_pushes_nothing_out():
+    mine = computed("first", tenant=b"mine", session="main")
+    recent = kept(mine, *(computed(f"{number}", tenant=b"another", session="main") for number in range(9)))
+    assert recent.nearest(said("first", "more", tenant=b"mine", session="main"), None) is mine

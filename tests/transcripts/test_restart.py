@@ -340,6 +340,7 @@ def test_reasoning_is_the_same_after_a_restart(steps):
                         store.keep(asked.keys[1], RecordedReasoning(text, asked.messages[1].exact, claims))
                 case ("get", which):
                     stores.same(lambda store, which=which: store.get(about(*which), 1, which[2]))
+                    stores.same(lambda store, which=which: store.use([about(*which).keys[1]]))
                 case _:
                     stores.restart()
             stores.same(lambda store: store.nbytes)
@@ -356,7 +357,7 @@ def test_reasoning_that_was_used_outlives_other_after_a_restart_too(tmp_path):
         for question in range(2):
             asked = about(question, 0)
             store.keep(asked.keys[1], RecordedReasoning("Hm.", asked.messages[1].exact, Claims()))
-        assert store.get(about(0, 0), 1, None)
+        store.use([about(0, 0).keys[1]])
     with opened(tmp_path / "a.db") as database:
         store = ReasoningStore(410, table=database.table("rows"))
         assert [store.get(about(question, 0), 1, None) for question in range(2)] == ["Hm.", None]

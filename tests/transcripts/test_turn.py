@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from start_llm.core.canonical import CanonicalKey, reasoning_digest
+from start_llm.core.canonical import CanonicalKey, Conversation, Ignored, reasoning_digest
 from start_llm.core.chat import Message, ToolCall
 from start_llm.core.events import CallArguments, CallStarted, Content, Finished, Output, Reasoning, Usage
 from start_llm.core.prompt import Boundary, ModelTokens, Prompt
 from start_llm.prompt.call_ids import in_native_form
 from start_llm.prompt.canonical_form import canonical, ignored
 from start_llm.prompt.shorten import is_shortened
-from start_llm.transcripts.guard import ConversationNames
+from start_llm.transcripts.guard import Claims, ConversationNames
+from start_llm.transcripts.prefix_history import PrefixHistory
+from start_llm.transcripts.reasoning_store import RecordedReasoning
 from start_llm.transcripts.turn import Transcripts, Turn
+from start_llm.transcripts.turn_store import TranscriptLimits, TranscriptStore
 from tests.prompt.fakes import reply, user
 from tests.transcripts.fakes import conversation_of, transcripts
 
@@ -35,11 +39,16 @@ def kept(
     return transcripts(token_bytes, lambda text: [*map(ord, text)], **policy)
 
 
-def prompt_of(*messages: Message) -> Prompt:
-    """Each message and its closer, then what makes the model answer. Reasoning is not shown."""
+def prompt_of(*messages: Message, shown: Sequence[str | None] = ()) -> Prompt:
+    """Each message and its closer, then what makes the model answer.
+
+    Args:
+        shown: reasoning in front of the messages; of others none is shown.
+    """
     text, ends = "", list[Boundary]()
+    told = [*shown, *[None] * len(messages)][: len(messages)]
     for index, message in enumerate(messages):
-        text += message.content
+        text += (f"({told[index]})" if told[index] else "") + message.content
         ends.append(Boundary(index, len(text)))
         text += CLOSER
     compared = canonical(in_native_form(messages, "ordinal"))
@@ -51,6 +60,7 @@ def prompt_of(*messages: Message) -> Prompt:
         ids=[frozenset(filter(None, [message.reply_name])) for message in messages],
         can_hold_note=[message.role != "assistant" for message in messages],
         ignored=ignored(messages),
+        shown=[*map(reasoning_digest, told)],
     )
     ids = tuple(map(ord, text + TAIL))
     return Prompt(tokens=ModelTokens(ids), boundaries=tuple(ends), conversation=conversation)
@@ -242,7 +252,116 @@ def test_reasoning_is_given_back_to_its_own_reply_alone():
     assert mine and other
     assert known.restore_reasoning(mine, [1]) == ["Hm."]
     assert known.restore_reasoning(other, [1]) == [None]
-    assert known.metrics.restored_reasoning == 1
+
+
+@pytest.mark.parametrize(
+    ("question", "carrier", "is_shared"),
+    [
+        (ASKED, (), True),
+        (user("Where?\n"), (), False),
+        (ASKED, (Ignored("internal context", "transient", b"alpha"),), False),
+    ],
+    ids=["the same words", "other white space", "a message that is gone"],
+)
+def test_restored_reasoning_is_only_shared_if_it_was_drawn_behind_the_same_words(
+    question, carrier, is_shared
+):
+    known, name = kept(), "aB3x" * 6
+    first = prompt_of(question)
+    assert first.conversation
+    told = known.begin(replace(first, conversation=replace(first.conversation, transient=carrier)), WINDOW)
+    told.record_submitted(name)
+    for output in (REASONING, *HERE):
+        told.add_output(output)
+    told.record_reply(ITSELF, is_whole=True)
+    known = replace(known, store=TranscriptStore(TranscriptLimits(max_bytes=10**8)))
+    mine = replace(reply("Here"), reply_name=name)
+    later = prompt_of(ASKED, mine, user("And there?"), shown=(None, "Hm."))
+    assert later.conversation
+    assert known.restore_reasoning(later.conversation, [1]) == ["Hm."]
+    known.begin(later, WINDOW).record_submitted()
+    expected = "Where?|(Hm.)Here|And there?|>" if is_shared else "Where?|Here|And there?|>"
+    assert next_read(known, reply("Here")) == expected
+
+
+@pytest.mark.parametrize(("question", "shared"), [("Where?", "Over there."), ("Where?\n", None)])
+def test_reasoning_behind_tokens_that_say_what_was_said_before_is_only_given_back_by_a_proof(
+    question, shared
+):
+    known, name = kept(), "aB3x" * 6
+    first = known.begin(prompt_of(user(question)), WINDOW)
+    first.record_submitted(name)
+    first.add_output(HERE[0])
+    first.add_generated_tokens([*map(ord, f"Here{STOP}")])
+    first.record_reply(ITSELF, is_whole=True)
+    mine = replace(reply("Here"), reply_name=name)
+    turn = asked(known, ASKED, mine, user("And there?"))
+    assert read(turn).startswith(question)
+    for output in (Reasoning("Over there."), Content("There")):
+        turn.add_output(output)
+    turn.record_reply(ITSELF, is_whole=True)
+    other = prompt_of(ASKED, reply("Here"), user("And there?"), reply("There")).conversation
+    assert other
+    assert known.restore_reasoning(other, [3]) == [shared]
+
+
+def test_only_a_submitted_prompt_uses_what_is_kept():
+    """Tokens may be counted, and a prompt explained, without a trace."""
+    ticks = itertools.count(1).__next__
+    known = kept(store=TranscriptStore(TranscriptLimits(max_bytes=10**8), clock=ticks))
+    answered(known, (REASONING, *HERE), f"(Hm.)Here{STOP}")
+    prompt = prompt_of(ASKED, reply("Here"), user("And there?"), shown=(None, "Hm."))
+    assert prompt.conversation
+    key = prompt.conversation.keys[1]
+    known.reasoning_texts.keep(CanonicalKey(b"a later one"), RecordedReasoning("", b"", Claims()))
+
+    def used() -> tuple[float, bool, int]:
+        is_last = [*known.reasoning_texts._reasoning_texts][-1] == key
+        return known.store.at(key)[0].last_used, is_last, known.metrics.restored_reasoning
+
+    before = used()
+    assert known.restore_reasoning(prompt.conversation, [1]) == ["Hm."]
+    turn = known.begin(prompt, WINDOW)
+    assert used() == before
+    turn.record_submitted()
+    assert used()[0] > before[0] and used()[1:] == (True, 1)
+
+
+def begun_reply(known: Transcripts, reasoning: str, *, name: str = "") -> None:
+    """A client has the model go on from "He", with this reasoning in front of it."""
+    prompt = replace(prompt_of(ASKED), begun_reply=reply("He", reasoning=reasoning))
+    ids = tuple(map(ord, f"Where?|>({reasoning})He"))
+    turn = known.begin(replace(prompt, tokens=ModelTokens(ids)), WINDOW)
+    turn.record_submitted(name)
+    turn.add_output(Content("re"))
+    turn.add_generated_tokens([*map(ord, f"re{STOP}")])
+    turn.record_reply(ITSELF, is_whole=True)
+
+
+def restored(known: Transcripts, name: str = "") -> str | None:
+    conversation = prompt_of(ASKED, replace(reply("Here"), reply_name=name)).conversation
+    assert conversation
+    return known.restore_reasoning(conversation, [1])[0]
+
+
+def test_reasoning_that_a_client_sent_with_a_begun_reply_is_nobody_elses():
+    known, name = kept(), "aB3x" * 6
+    begun_reply(known, "Hm.", name=name)
+    mine = replace(reply("Here"), reply_name=name)
+    assert next_read(known, mine) == "Where?|>(Hm.)Here|And there?|>"
+    assert next_read(known, reply("Here")) == "Where?|Here|And there?|>"
+    assert (restored(known), restored(known, name)) == (None, "Hm.")
+
+
+def test_reasoning_of_the_model_stays_with_a_reply_that_goes_on():
+    known = kept()
+    turn = asked(known, ASKED)
+    for output in (REASONING, Content("He")):
+        turn.add_output(output)
+    turn.record_reply(AT_A_LIMIT, is_whole=True)
+    begun_reply(known, "Hm.")
+    assert next_read(known, reply("Here")) == "Where?|>(Hm.)Here|And there?|>"
+    assert restored(known) == "Hm."
 
 
 def test_what_a_name_proves_is_asked_once_for_all_replies(monkeypatch: pytest.MonkeyPatch):
@@ -271,6 +390,21 @@ def test_messages_are_known_once_they_are_computed():
         assert known.begin(prompt_of(*messages), WINDOW).repeated_tokens == expected
     turn.add_generated_tokens([1])
     assert known.begin(prompt_of(*messages), WINDOW).repeated_tokens == ends[2]
+
+
+def test_each_message_is_noted_once_while_a_prompt_is_computed(monkeypatch: pytest.MonkeyPatch):
+    """Token by token of the reply nothing is done for it."""
+    known, noted, built = kept(), list[CanonicalKey](), list[int]()
+    turn = asked(known, ASKED, reply("Here"), user("And there?"))
+    keys, all_keys = prompt_of(ASKED, reply("Here"), user("And there?")).conversation, Conversation.keys.fget
+    assert keys and all_keys
+    monkeypatch.setattr(PrefixHistory, "note", lambda _, *keys: noted.extend(keys))
+    monkeypatch.setattr(Conversation, "keys", property(lambda one: built.append(1) or all_keys(one)))
+    for computed in range(len(turn.tokens) + 1):
+        turn.note_prefilled(computed)
+    for _ in range(9):
+        turn.add_generated_tokens([1])
+    assert (noted, len(built)) == ([*all_keys(keys)], 3)
 
 
 def test_a_text_leaves_nothing_after():
