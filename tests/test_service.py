@@ -602,6 +602,20 @@ def test_what_breaks_behind_the_submission_leaves_no_request_that_nobody_reads(
     assert (len(desk.engine.engine_requests), desk.script.cancelled, desk.metrics.in_flight) == (1, 1, 0)
 
 
+@pytest.mark.parametrize("step", ["transcripts.turn.Turn.explain", "telemetry.terminal.Terminal.finished"])
+def test_a_request_whose_report_breaks_is_out_of_flight_all_the_same(
+    step: str, monkeypatch: pytest.MonkeyPatch
+):
+    def broken(*_: Any) -> None:
+        raise RuntimeError
+
+    monkeypatch.setattr(f"start_llm.{step}", broken)
+    desk = Desk()
+    with pytest.raises(RuntimeError), desk.answer() as answer:
+        list(answer.events())
+    assert (desk.metrics.in_flight, desk.metrics.endings) == (0, {"stop": 1})
+
+
 def test_what_breaks_before_the_submission_reaches_no_engine(monkeypatch: pytest.MonkeyPatch):
     def broken(*_: Any) -> None:
         raise RecursionError
