@@ -100,10 +100,10 @@ class ModelHost:
                 if failure is not None and failure is not earlier and failure.name == wanted:
                     raise InternalError(failure.message)  # it was tried while this request waited
                 check_client()
-                if residents.clock() > end:
-                    raise self._late(wanted)
                 if residents.change is None:
                     self.switcher.begin_loading(wanted)
+                if residents.clock() > end:
+                    raise self._late(wanted)
                 residents.wait_for(wanted)
             residents.use(resident)
             return resident

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Mapping
-from contextlib import suppress
+from collections.abc import Collection, Generator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -93,13 +93,34 @@ class ModelSwitcher:
         """
         residents = self._residents
         with residents.changed:
-            residents.changed.wait_for(lambda: residents.change is None or residents.is_closing)
+            while residents.change and not residents.is_closing:
+                check_client()
+                residents.changed.wait(LOOK_S)
             if name not in residents.by_id:
                 return
             residents.check_open()
             residents.begin_change(name)
-        with residents.changing():
+        with self._changing():
             self._unload(name)
+
+    @contextmanager
+    def _changing(self) -> Generator[None]:
+        """End the change with the block. Then load what clients were told to come back for."""
+        try:
+            with self._residents.changing():
+                yield
+        finally:
+            self._keep_promise()
+
+    def _keep_promise(self) -> None:
+        residents = self._residents
+        with residents.changed:
+            # Whoever has waited for a model that is there now takes it before it may have to go.
+            residents.changed.wait_for(
+                lambda: (+residents.waiting).keys().isdisjoint(residents.by_id), LOOK_S
+            )
+            if residents.promised and residents.change is None and not residents.is_closing:
+                self.begin_loading(next(iter(residents.promised)))
 
     def stuck_reason(self) -> str:
         """Return why the loading of a model is stuck; empty if none is."""
@@ -111,7 +132,7 @@ class ModelSwitcher:
     # ------------------------------------------------------------------------------------------------ loading
 
     def _load_for_requests(self, name: str) -> None:
-        with self._residents.changing(), client_watched(lambda: not self._residents.is_awaited(name)):
+        with self._changing(), client_watched(lambda: not self._residents.is_awaited(name)):
             try:
                 self._bring(name)
             except (ClientGone, RequestError):
@@ -138,6 +159,7 @@ class ModelSwitcher:
         with self._residents.changed:
             message = f"The model {name!r} cannot be loaded. {reason}"
             self._residents.last_failure = LoadFailure(name, message)
+            self._residents.promised.discard(name)
 
     def _reason_not_to_load(self, name: str) -> str | None:
         """Load a model after making room for it, or return why it cannot be loaded."""
@@ -276,7 +298,7 @@ class ModelSwitcher:
                 if name is None:
                     continue
                 residents.begin_change(name)
-            with residents.changing(), suppress(Overloaded):
+            with self._changing(), suppress(Overloaded):
                 self._unload(name)
 
     def _longest_idle(self) -> str | None:

@@ -26,7 +26,7 @@ from start_llm.hosting.model_memory import MemoryNeeds, together
 from start_llm.hosting.model_runtime import start_model
 from start_llm.wiring.memory_plan import usable_share
 from tests.conftest import TinyModel
-from tests.server.client import CHAT, TEXT, ask, wait_until
+from tests.server.client import CHAT, TEXT, Client, ask, wait_until
 from tests.serving import Server, serving, tried_once
 from tests.slices import rounds
 
@@ -361,10 +361,8 @@ def test_with_strict_names_an_unknown_one_is_refused_with_those_that_there_are(f
         assert server.post("/v1/completions", {"prompt": "Fish?", "max_tokens": 2})["choices"]
 
 
-def test_a_request_that_cannot_show_signs_of_life_is_told_to_ask_again(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-):
-    """The model is loaded all the same."""
+def held_loads(monkeypatch: pytest.MonkeyPatch) -> tuple[threading.Event, threading.Event]:
+    """Let loads wait from now on. Returns what tells that one has begun, and what lets them go on."""
     begun, go = threading.Event(), threading.Event()
 
     def slow(*arguments: Any) -> Any:
@@ -372,15 +370,58 @@ def test_a_request_that_cannot_show_signs_of_life_is_told_to_ask_again(
         assert go.wait(30)
         return start_model(*arguments)
 
+    monkeypatch.setattr("start_llm.hosting.model_switcher.start_model", slow)
+    return begun, go
+
+
+def test_a_request_that_cannot_show_signs_of_life_is_told_to_ask_again(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """The model is loaded all the same."""
     with hosting(folder, load_wait_s=0.2) as server:
-        monkeypatch.setattr("start_llm.hosting.model_switcher.start_model", slow)
+        begun, go = held_loads(monkeypatch)
         reply = ask(server.port, "POST", TEXT, ASKED[TEXT] | {"model": "llama"})
         assert (reply.status, reply.headers["retry-after"]) == (503, "10")
         assert "'llama' is still being loaded" in reply.json["error"]["message"]
-        assert begun.is_set()
+        assert begun.wait(10)
         go.set()
         wait_until(lambda: loaded(server) == {"qwen3", "llama"}, within_s=20)
         assert said(server, "llama", "Fish?")
+
+
+def test_a_model_that_was_promised_while_another_one_was_loaded_comes_in_its_turn(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+):
+    with hosting(folder, load_wait_s=0.2) as server, Client(server.port) as first:
+        begun, go = held_loads(monkeypatch)
+        first.request("POST", TEXT, ASKED[TEXT] | {"model": "llama", "stream": True})
+        assert begun.wait(10)
+        reply = ask(server.port, "POST", TEXT, ASKED[TEXT] | {"model": "gemma3_text"})
+        assert reply.status == 503
+        assert "'gemma3_text' is still being loaded" in reply.json["error"]["message"]
+        go.set()
+        wait_until(lambda: loaded(server) == {"qwen3", "llama", "gemma3_text"}, within_s=20)
+        assert first.reply().status == 200
+
+
+def test_who_unloads_a_model_and_leaves_while_another_one_is_loaded_changes_nothing(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+):
+    with hosting(folder) as server, Client(server.port) as first:
+        begun, go = held_loads(monkeypatch)
+        first.request("POST", TEXT, ASKED[TEXT] | {"model": "llama", "stream": True})
+        assert begun.wait(10)
+        others = set(threading.enumerate())
+        try:
+            with Client(server.port) as leaver:
+                leaver.request("POST", "/v1/models/qwen3/unload", {})
+                wait_until(lambda: not set(threading.enumerate()) <= others, within_s=5)
+                threading.Event().wait(0.2)
+            wait_until(lambda: set(threading.enumerate()) <= others, within_s=5)
+        finally:
+            go.set()
+        assert first.reply().status == 200
+        assert loaded(server) == {"qwen3", "llama"}
 
 
 def test_a_load_that_breaks_for_an_unknown_reason_is_told_and_not_tried_for_ever(
