@@ -93,10 +93,14 @@ class ModelRuntime:
         self.engine.stop(timeout_s, flush_s)
         self.disk.remove_listener(self.engine.note_disk)
 
-    def close_database(self) -> None:
-        """Write what is known of conversations. Only once no request is left that could add to it."""
+    def close_database(self, patience_s: float = 0) -> None:
+        """Write what is known of conversations. Only once no request is left that could add to it.
+
+        Args:
+            patience_s: the longest that this waits until the model, loaded again, can read it.
+        """
         if self.database:
-            self.database.close()
+            self.database.close(patience_s)
 
 
 def start_model(
@@ -121,7 +125,7 @@ def start_model(
         opened.callback(shared.disk.remove_listener, engine.note_disk)
         database = shared.disk.conversations(transcripts_identity(startup.model, startup.identity).hex())
         if database:
-            opened.callback(database.close)
+            opened.callback(database.close, _STOP_S)
         runtime = _runtime(shared, settings, engine, startup, database)
         opened.pop_all()
         return runtime

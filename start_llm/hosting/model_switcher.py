@@ -218,7 +218,7 @@ class ModelSwitcher:
     def _end(self, resident: Resident) -> None:
         self._wait_for_requests(resident)
         resident.runtime.stop(_STOP_S, self._shared.settings.server.drain_s)
-        resident.runtime.close_database()
+        resident.runtime.close_database(_STOP_S)
 
     def _wait_for_requests(self, resident: Resident) -> None:
         """Let a model finish its requests, and no more begin."""

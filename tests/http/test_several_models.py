@@ -243,6 +243,15 @@ def test_a_model_that_went_finds_its_pages_on_the_disk(folder: Path, tmp_path: P
         assert again["prompt_tokens_details"]["cached_tokens"] >= first["prompt_tokens"] - 8
 
 
+def test_a_model_that_is_loaded_again_at_once_finds_its_conversations(folder: Path, tmp_path: Path):
+    with hosting(folder, ssd_folder=str(tmp_path)) as server:
+        assert server.post(CHAT, ASKED[CHAT] | {"model": "llama"})["choices"]
+        server.app._hosting.result().runtime.disk._database_thread.submit(lambda: time.sleep(1))
+        server.post("/v1/models/llama/unload", {})
+        server.post("/v1/models/llama/load", {})
+        assert "cannot be used" not in server.printed()
+
+
 @pytest.mark.thorough
 def test_memory_comes_back_over_many_switches(folder: Path):
     (prompt, *_) = prompts(6)
