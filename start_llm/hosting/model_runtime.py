@@ -84,14 +84,15 @@ class ModelRuntime:
         wanted = cache_budget(self.settings, self.card.weights_bytes)
         self.engine.share_memory(nbytes, min(nbytes, wanted))
 
-    def stop(self, timeout_s: float, flush_s: float) -> None:
-        """Fail what runs, write what is to be kept, and end, unless that takes longer.
+    def stop(self, timeout_s: float, flush_s: float) -> bool:
+        """Fail what runs, write what is to be kept, and end. Returns False if that takes longer.
 
         Args:
             flush_s: seconds for writing pages to the disk.
         """
-        self.engine.stop(timeout_s, flush_s)
+        has_ended = self.engine.stop(timeout_s, flush_s)
         self.disk.remove_listener(self.engine.note_disk)
+        return has_ended
 
     def close_database(self, patience_s: float = 0) -> None:
         """Write what is known of conversations. Only once no request is left that could add to it.

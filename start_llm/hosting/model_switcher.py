@@ -89,6 +89,7 @@ class ModelSwitcher:
 
         Raises:
             Overloaded: the server stops.
+            InternalError: it does not end.
             ClientGone: nobody waits for it any more. It stays.
         """
         residents = self._residents
@@ -100,8 +101,11 @@ class ModelSwitcher:
                 return
             residents.check_open()
             residents.begin_change(name)
-        with self._changing():
-            self._unload(name)
+        try:
+            with self._changing():
+                self._unload(name)
+        except ModelError as error:
+            raise InternalError(str(error)) from error
 
     @contextmanager
     def _changing(self) -> Generator[None]:
@@ -165,6 +169,8 @@ class ModelSwitcher:
         """Load a model after making room for it, or return why it cannot be loaded."""
         try:
             self._look_over(self._folders[name])
+            if name in self._residents.by_id:  # it takes no more requests
+                self._unload(name)
             self._make_room(name)
             self._load(name)
         except StartupError as error:
@@ -216,8 +222,14 @@ class ModelSwitcher:
         self._shared.terminal.say(f"Unloaded {name}.")
 
     def _end(self, resident: Resident) -> None:
+        """End a model once it has answered its requests.
+
+        Raises:
+            ModelError: it still computes. It takes no more requests, and is ended when there is need again.
+        """
         self._wait_for_requests(resident)
-        resident.runtime.stop(_STOP_S, self._shared.settings.server.drain_s)
+        if not resident.runtime.stop(_STOP_S, self._shared.settings.server.drain_s):
+            raise ModelError(f"{resident.runtime.card.id!r} does not end, so its memory is not free.")
         resident.runtime.close_database(_STOP_S)
 
     def _wait_for_requests(self, resident: Resident) -> None:
@@ -298,7 +310,7 @@ class ModelSwitcher:
                 if name is None:
                     continue
                 residents.begin_change(name)
-            with self._changing(), suppress(Overloaded):
+            with self._changing(), suppress(Overloaded, ModelError):
                 self._unload(name)
 
     def _longest_idle(self) -> str | None:

@@ -433,6 +433,31 @@ def test_who_unloads_a_model_and_leaves_while_another_one_is_loaded_changes_noth
         assert loaded(server) == {"qwen3", "llama"}
 
 
+def test_where_a_model_does_not_end_no_other_one_is_loaded_beside_its_weights(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("start_llm.hosting.model_switcher._STOP_S", 0.1)
+    monkeypatch.setattr("start_llm.engine.engine_thread._COLLECT_S", 0.1)
+    go = threading.Event()
+    with hosting(folder, max_loaded=1, drain_s=0.1) as server:
+        before = said(server, "qwen3", "Fish?")
+        server.app._hosting.result().runtime.engine._thread.submit(lambda: assert_set(go))
+        try:
+            for path, body in ((TEXT, ASKED[TEXT] | {"model": "llama"}), ("/v1/models/qwen3/unload", {})):
+                refused = ask(server.port, "POST", path, body)
+                assert refused.status == 500
+                assert "'qwen3' does not end, so its memory is not free." in refused.json["error"]["message"]
+        finally:
+            go.set()
+        assert said(server, "qwen3", "Fish?") == before, "it is loaded anew once it has ended"
+        assert said(server, "llama", "Fish?")
+        assert loaded(server) == {"llama"}
+
+
+def assert_set(event: threading.Event) -> None:
+    assert event.wait(30)
+
+
 def test_a_load_that_breaks_for_an_unknown_reason_is_told_and_not_tried_for_ever(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ):
