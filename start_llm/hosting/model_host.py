@@ -93,7 +93,7 @@ class ModelHost:
             if self._settings.strict_names and isinstance(name, str):
                 self._known_id(name)
             earlier, end = residents.last_failure, residents.clock() + patience_s
-            while (resident := self._resident(name)) is None or resident.is_leaving:
+            while (resident := self._resident(name)) is None or not resident.takes_requests:
                 wanted = self._answering(name)
                 residents.check_open()
                 failure = residents.last_failure
@@ -143,7 +143,7 @@ class ModelHost:
     def must_wait(self, name: object) -> bool:
         with self._residents.changed:
             resident = self._resident(name)
-            return resident is None or resident.is_leaving
+            return resident is None or not resident.takes_requests
 
     def answering(self, name: object) -> str:
         with self._residents.changed:

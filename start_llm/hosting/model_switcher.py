@@ -168,6 +168,8 @@ class ModelSwitcher:
     def _reason_not_to_load(self, name: str) -> str | None:
         """Load a model after making room for it, or return why it cannot be loaded."""
         try:
+            if not self._shared.thread.is_alive():
+                raise ModelError("The engine thread has ended; start the server again.")
             self._look_over(self._folders[name])
             if name in self._residents.by_id:  # it takes no more requests
                 self._unload(name)

@@ -31,6 +31,11 @@ class Resident:
     uses: int = 0
     is_leaving: bool = False
 
+    @property
+    def takes_requests(self) -> bool:
+        """False if it leaves, or if its engine has ended, so that it has to be loaded anew."""
+        return not self.is_leaving and self.runtime.engine.is_alive()
+
 
 @dataclass(frozen=True, slots=True)
 class LoadFailure:

@@ -458,6 +458,23 @@ def assert_set(event: threading.Event) -> None:
     assert event.wait(30)
 
 
+def test_a_model_whose_engine_has_ended_is_loaded_anew(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    def broken(_: Any) -> None:
+        raise SystemError("out of order")
+
+    with hosting(folder, stall_s=0.1) as server:
+        before = said(server, "qwen3", "Fish?")
+        with monkeypatch.context() as patched:
+            patched.setattr("start_llm.engine.loop.EngineLoop.step", broken)
+            assert ask(server.port, "POST", TEXT, ASKED[TEXT]).status == 500
+        server.app._hosting.result().runtime.metrics.engine.step_began = time.monotonic() - 1
+        health = ask(server.port, "GET", "/health")
+        assert health.json["reason"] == "the engine of this model has ended"
+        assert server.app._hosting.result().stuck_reason() == "", "what has ended does not hang"
+        assert said(server, "qwen3", "Fish?") == before
+        assert ask(server.port, "GET", "/health").status == 200
+
+
 def test_a_load_that_breaks_for_an_unknown_reason_is_told_and_not_tried_for_ever(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ):
