@@ -140,11 +140,6 @@ class ModelHost:
     def knows(self, name: str) -> bool:
         return self._id(name) is not None
 
-    def must_wait(self, name: object) -> bool:
-        with self._residents.changed:
-            resident = self._resident(name)
-            return resident is None or not resident.takes_requests
-
     def answering(self, name: object) -> str:
         with self._residents.changed:
             return self._answering(name)
