@@ -329,7 +329,7 @@ class ModelSwitcher:
         """Stop all models. One that still computes after both times is left behind.
 
         Args:
-            flush_s: seconds for writing pages to the disk.
+            flush_s: seconds for writing pages to the disk, of all models together.
         """
         residents = self._residents
         with residents.changed:
@@ -338,8 +338,9 @@ class ModelSwitcher:
             # Otherwise a model would be loaded behind this.
             residents.changed.wait_for(lambda: residents.change is None, timeout_s)
             runtimes = [resident.runtime for resident in residents.by_id.values()]
+        end = residents.clock() + flush_s
         for runtime in runtimes:
-            runtime.stop(timeout_s, flush_s)
+            runtime.stop(timeout_s, max(end - residents.clock(), 0.0))
 
     def close_databases(self) -> None:
         with self._residents.changed:

@@ -23,7 +23,7 @@ from start_llm.app import App
 from start_llm.core.errors import ModelError, SettingsError
 from start_llm.engine.work import PrefillMemoryCost, measure_work
 from start_llm.hosting.model_memory import MemoryNeeds, together
-from start_llm.hosting.model_runtime import start_model
+from start_llm.hosting.model_runtime import ModelRuntime, start_model
 from start_llm.wiring.memory_plan import usable_share
 from tests.conftest import TinyModel
 from tests.server.client import CHAT, TEXT, Client, ask, wait_until
@@ -473,6 +473,26 @@ def test_a_model_whose_engine_has_ended_is_loaded_anew(folder: Path, monkeypatch
         assert server.app._hosting.result().stuck_reason() == "", "what has ended does not hang"
         assert said(server, "qwen3", "Fish?") == before
         assert ask(server.port, "GET", "/health").status == 200
+
+
+def test_all_models_together_have_the_time_for_writing_at_the_end(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+):
+    given: list[float] = []
+
+    def slow(_: ModelRuntime, timeout_s: float, flush_s: float) -> bool:
+        given.append(flush_s)
+        time.sleep(0.2)
+        return True
+
+    with hosting(folder) as server:
+        assert said(server, "llama", "Fish?")
+        with monkeypatch.context() as patched:
+            patched.setattr(ModelRuntime, "stop", slow)
+            server.app._hosting.result().switcher.stop(0, 0.3)
+            server.app._hosting.result().switcher.stop(0, 0.1)
+    assert given[0] > 0.2 and 0 < given[1] <= 0.1
+    assert given[3] == 0
 
 
 def test_a_load_that_breaks_for_an_unknown_reason_is_told_and_not_tried_for_ever(
