@@ -586,6 +586,47 @@ def test_a_client_that_leaves_cancels_its_generation():
     assert counted == (5, 0, 1), "what was made counts, also for nobody"
 
 
+@pytest.mark.parametrize(
+    "step", ["transcripts.turn.Turn.record_submitted", "telemetry.activity.Activity.begin"]
+)
+def test_what_breaks_behind_the_submission_leaves_no_request_that_nobody_reads(
+    step: str, monkeypatch: pytest.MonkeyPatch
+):
+    def broken(*_: Any) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(f"start_llm.{step}", broken)
+    desk = Desk()
+    with pytest.raises(MemoryError), desk.answer():
+        pass
+    assert (len(desk.engine.engine_requests), desk.script.cancelled, desk.metrics.in_flight) == (1, 1, 0)
+
+
+@pytest.mark.parametrize("step", ["transcripts.turn.Turn.explain", "telemetry.terminal.Terminal.finished"])
+def test_a_request_whose_report_breaks_is_out_of_flight_all_the_same(
+    step: str, monkeypatch: pytest.MonkeyPatch
+):
+    def broken(*_: Any) -> None:
+        raise RuntimeError
+
+    monkeypatch.setattr(f"start_llm.{step}", broken)
+    desk = Desk()
+    with pytest.raises(RuntimeError), desk.answer() as answer:
+        list(answer.events())
+    assert (desk.metrics.in_flight, desk.metrics.endings) == (0, {"stop": 1})
+
+
+def test_what_breaks_before_the_submission_reaches_no_engine(monkeypatch: pytest.MonkeyPatch):
+    def broken(*_: Any) -> None:
+        raise RecursionError
+
+    monkeypatch.setattr("start_llm.serving.service.repeated_calls", broken)
+    desk = Desk()
+    with pytest.raises(RecursionError):
+        desk.answer()
+    assert desk.engine.engine_requests == []
+
+
 def test_a_client_that_leaves_before_the_first_text_has_no_times():
     desk = Desk([Restored(1), Prefilling(3, 5)], [Idle()])
     with desk.answer() as answer:

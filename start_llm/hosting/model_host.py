@@ -91,17 +91,17 @@ class ModelHost:
             if self._settings.strict_names and isinstance(name, str):
                 self._known_id(name)
             earlier, end = residents.last_failure, residents.clock() + patience_s
-            while (resident := self._resident(name)) is None or resident.is_leaving:
+            while (resident := self._resident(name)) is None or not resident.takes_requests:
                 wanted = self._answering(name)
                 residents.check_open()
                 failure = residents.last_failure
                 if failure is not None and failure is not earlier and failure.name == wanted:
                     raise InternalError(failure.message)  # it was tried while this request waited
                 check_client()
-                if residents.clock() > end:
-                    raise self._late(wanted)
                 if residents.change is None:
                     self.switcher.begin_loading(wanted)
+                if residents.clock() > end:
+                    raise self._late(wanted)
                 residents.wait_for(wanted)
             residents.use(resident)
             return resident
@@ -137,11 +137,6 @@ class ModelHost:
 
     def knows(self, name: str) -> bool:
         return self._id(name) is not None
-
-    def must_wait(self, name: object) -> bool:
-        with self._residents.changed:
-            resident = self._resident(name)
-            return resident is None or resident.is_leaving
 
     def answering(self, name: object) -> str:
         with self._residents.changed:

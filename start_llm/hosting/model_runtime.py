@@ -82,19 +82,24 @@ class ModelRuntime:
         wanted = cache_budget(self.settings, self.card.weights_bytes)
         self.engine.share_memory(nbytes, min(nbytes, wanted))
 
-    def stop(self, timeout_s: float, flush_s: float) -> None:
-        """Fail what runs, write what is to be kept, and end, unless that takes longer.
+    def stop(self, timeout_s: float, flush_s: float) -> bool:
+        """Fail what runs, write what is to be kept, and end. Returns False if that takes longer.
 
         Args:
             flush_s: seconds for writing pages to the disk.
         """
-        self.engine.stop(timeout_s, flush_s)
+        has_ended = self.engine.stop(timeout_s, flush_s)
         self.disk.remove_listener(self.engine.note_disk)
+        return has_ended
 
-    def close_database(self) -> None:
-        """Write what is known of conversations. Only once no request is left that could add to it."""
+    def close_database(self, patience_s: float = 0) -> None:
+        """Write what is known of conversations. Only once no request is left that could add to it.
+
+        Args:
+            patience_s: the longest that this waits until the model, loaded again, can read it.
+        """
         if self.database:
-            self.database.close()
+            self.database.close(patience_s)
 
 
 def start_model(
@@ -119,7 +124,7 @@ def start_model(
         opened.callback(shared.disk.remove_listener, engine.note_disk)
         database = shared.disk.conversations(transcripts_identity(startup.model, startup.identity).hex())
         if database:
-            opened.callback(database.close)
+            opened.callback(database.close, _STOP_S)
         runtime = _runtime(shared, settings, engine, startup, database)
         opened.pop_all()
         return runtime

@@ -1,8 +1,8 @@
 """Loads and unloads models: makes room, divides memory, and lets models go that nobody uses."""
 
 import threading
-from collections.abc import Collection, Mapping
-from contextlib import suppress
+from collections.abc import Collection, Generator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -87,17 +87,42 @@ class ModelSwitcher:
 
         Raises:
             Overloaded: the server stops.
+            InternalError: it does not end.
             ClientGone: nobody waits for it any more. It stays.
         """
         residents = self._residents
         with residents.changed:
-            residents.changed.wait_for(lambda: residents.change is None or residents.is_closing)
+            while residents.change and not residents.is_closing:
+                check_client()
+                residents.changed.wait(LOOK_S)
             if name not in residents.by_id:
                 return
             residents.check_open()
             residents.begin_change(name)
-        with residents.changing():
-            self._unload(name)
+        try:
+            with self._changing():
+                self._unload(name)
+        except ModelError as error:
+            raise InternalError(str(error)) from error
+
+    @contextmanager
+    def _changing(self) -> Generator[None]:
+        """End the change with the block. Then load what clients were told to come back for."""
+        try:
+            with self._residents.changing():
+                yield
+        finally:
+            self._keep_promise()
+
+    def _keep_promise(self) -> None:
+        residents = self._residents
+        with residents.changed:
+            # Whoever has waited for a model that is there now takes it before it may have to go.
+            residents.changed.wait_for(
+                lambda: (+residents.waiting).keys().isdisjoint(residents.by_id), LOOK_S
+            )
+            if residents.promised and residents.change is None and not residents.is_closing:
+                self.begin_loading(next(iter(residents.promised)))
 
     def stuck_reason(self) -> str:
         """Return why the loading of a model is stuck; empty if none is."""
@@ -109,7 +134,7 @@ class ModelSwitcher:
     # ------------------------------------------------------------------------------------------------ loading
 
     def _load_for_requests(self, name: str) -> None:
-        with self._residents.changing(), client_watched(lambda: not self._residents.is_awaited(name)):
+        with self._changing(), client_watched(lambda: not self._residents.is_awaited(name)):
             try:
                 self._bring(name)
             except (ClientGone, RequestError):
@@ -136,11 +161,16 @@ class ModelSwitcher:
         with self._residents.changed:
             message = f"The model {name!r} cannot be loaded. {reason}"
             self._residents.last_failure = LoadFailure(name, message)
+            self._residents.promised.discard(name)
 
     def _reason_not_to_load(self, name: str) -> str | None:
         """Load a model after making room for it, or return why it cannot be loaded."""
         try:
+            if not self._shared.thread.is_alive():
+                raise ModelError("The engine thread has ended; start the server again.")
             self._look_over(self._folders[name])
+            if name in self._residents.by_id:  # it takes no more requests
+                self._unload(name)
             self._make_room(name)
             self._load(name)
         except StartupError as error:
@@ -192,9 +222,15 @@ class ModelSwitcher:
         self._shared.terminal.say(f"Unloaded {name}.")
 
     def _end(self, resident: Resident) -> None:
+        """End a model once it has answered its requests.
+
+        Raises:
+            ModelError: it still computes. It takes no more requests, and is ended when there is need again.
+        """
         self._wait_for_requests(resident)
-        resident.runtime.stop(_STOP_S, self._shared.settings.server.drain_s)
-        resident.runtime.close_database()
+        if not resident.runtime.stop(_STOP_S, self._shared.settings.server.drain_s):
+            raise ModelError(f"{resident.runtime.card.id!r} does not end, so its memory is not free.")
+        resident.runtime.close_database(_STOP_S)
 
     def _wait_for_requests(self, resident: Resident) -> None:
         """Let a model finish its requests, and no more begin."""
@@ -274,7 +310,7 @@ class ModelSwitcher:
                 if name is None:
                     continue
                 residents.begin_change(name)
-            with residents.changing(), suppress(Overloaded):
+            with self._changing(), suppress(Overloaded, ModelError):
                 self._unload(name)
 
     def _longest_idle(self) -> str | None:
@@ -291,7 +327,7 @@ class ModelSwitcher:
         """Stop all models. One that still computes after both times is left behind.
 
         Args:
-            flush_s: seconds for writing pages to the disk.
+            flush_s: seconds for writing pages to the disk, of all models together.
         """
         residents = self._residents
         with residents.changed:
@@ -300,8 +336,9 @@ class ModelSwitcher:
             # Otherwise a model would be loaded behind this.
             residents.changed.wait_for(lambda: residents.change is None, timeout_s)
             runtimes = [resident.runtime for resident in residents.by_id.values()]
+        end = residents.clock() + flush_s
         for runtime in runtimes:
-            runtime.stop(timeout_s, flush_s)
+            runtime.stop(timeout_s, max(end - residents.clock(), 0.0))
 
     def close_databases(self) -> None:
         with self._residents.changed:

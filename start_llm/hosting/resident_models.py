@@ -29,6 +29,11 @@ class Resident:
     uses: int = 0
     is_leaving: bool = False
 
+    @property
+    def takes_requests(self) -> bool:
+        """False if it leaves, or if its engine has ended, so that it has to be loaded anew."""
+        return not self.is_leaving and self.runtime.engine.is_alive()
+
 
 @dataclass(frozen=True, slots=True)
 class LoadFailure:
@@ -63,7 +68,8 @@ class ResidentModels:
         by_id: the models that are loaded.
         change: what is being loaded or unloaded; None if nothing is.
         waiting: requests that wait for a model, by its id.
-        promised: ids of models that are loaded although nobody waits: clients were told to come back.
+        promised: ids of models that are loaded in their turn although nobody waits: clients were told to
+            come back.
         last_id: of the model that was used last, loaded or not.
         last_status, cards: of models that have gone.
         is_closing: nothing is loaded any more.
@@ -108,8 +114,7 @@ class ResidentModels:
             yield
         finally:
             with self.changed:
-                if self.change:
-                    self.promised.discard(self.change.name)
+                self.promised -= self.by_id.keys()
                 self.change = None
                 self.changed.notify_all()
 

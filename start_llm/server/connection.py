@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 _DRAIN_BYTES = 65536
 _DRAIN_S = 2.0
+_CLOSED = getattr(select, "POLLRDHUP", 0)
 
 
 class DeadlineReader(io.RawIOBase):
@@ -91,11 +92,17 @@ class BoundedWriter(io.RawIOBase):
 
 
 def is_closed_by_peer(connection: socket.socket) -> bool:
-    """Return True if the client has closed the connection. Never waits and consumes no bytes."""
+    """Return True if the client has closed the connection. Never waits and consumes no bytes.
+
+    Of a connection with unread bytes only the events tell: Linux's own one, and `POLLHUP` on macOS.
+    """
     poller = select.poll()
-    poller.register(connection, select.POLLIN)
+    poller.register(connection, select.POLLIN | _CLOSED)
     try:
-        return bool(poller.poll(0)) and not connection.recv(1, socket.MSG_PEEK)
+        return any(
+            events & (_CLOSED | select.POLLHUP) or not connection.recv(1, socket.MSG_PEEK)
+            for _, events in poller.poll(0)
+        )
     except OSError:
         return True
 

@@ -184,7 +184,7 @@ class Handler(HttpConnection):
         models = self.server.context.models
         self._answering = models.answering(name)
         with ExitStack() as stack:
-            if streams and models.must_wait(name):
+            if streams:
                 with repeated(self._send_life_sign, self.server.limits.keep_alive_s):
                     model = stack.enter_context(models.lease(name))
             else:
@@ -305,8 +305,8 @@ class Handler(HttpConnection):
         self.server.context.show_refusal(refusal)
 
     def _tenant_of_refused(self, error: RequestError) -> bytes | None:
-        """Return whose request it is; None if it was not let in, so that it is nobody's."""
-        if isinstance(error, Unauthorized | Forbidden):
+        """Return whose request it is; None if nobody was let in yet, or this one was not."""
+        if self.server.is_starting or isinstance(error, Unauthorized | Forbidden):
             return None
         return self._tenant()
 

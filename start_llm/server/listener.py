@@ -17,6 +17,7 @@ from typing import Any, Final
 
 from start_llm.access.access_policy import AccessPolicy
 from start_llm.access.loopback import IPV4_LOOPBACK, IPV6_LOOPBACK, loopback_addresses
+from start_llm.core.client_presence import LOOK_S, check_client
 from start_llm.core.errors import ClientGone, PortError
 from start_llm.core.limits import ServerLimits
 from start_llm.core.thread_owners import REQUEST, take_role
@@ -238,12 +239,13 @@ class Listener(ThreadingHTTPServer):
 
     @property
     def context(self) -> ServerContext:
-        """What requests are answered with. Waits for `open`.
+        """What requests are answered with. Waits for `open`, and looks for the client meanwhile.
 
         Raises:
-            ClientGone: the server is stopped before it has opened.
+            ClientGone: the client has left, or the server is stopped before it has opened.
         """
-        self._is_decided.wait()
+        while not self._is_decided.wait(LOOK_S):
+            check_client()
         if self._context is None:
             raise ClientGone("the server has stopped before it was ready")
         return self._context

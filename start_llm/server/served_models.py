@@ -156,10 +156,6 @@ class ServedModels(Protocol):
         """Return a line about the model that is being loaded."""
         ...
 
-    def must_wait(self, name: object) -> bool:
-        """Return True if a lease of this name would now wait for a model to be loaded."""
-        ...
-
     def listed(self) -> Sequence[ListedModel]:
         """Return all models: the loaded ones first, of these the one that was used last."""
         ...

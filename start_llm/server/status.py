@@ -64,8 +64,8 @@ class Status:
         )
 
     def stuck_reason(self) -> str:
-        """Return why the engine is stuck; empty if it is not."""
-        began = self.metrics.engine.step_began
+        """Return why the engine is stuck; empty if it is not, or has ended in the middle of a step."""
+        began = self.metrics.engine.step_began if self.engine_is_alive() else None
         stuck_s = time.monotonic() - began if began is not None else 0.0
         if stuck_s <= self.limits.stall_s:
             return ""
@@ -73,7 +73,11 @@ class Status:
 
     def health(self) -> tuple[int, Mapping[str, Json]]:
         if not self.engine_is_alive():
-            return 503, {"status": "failed", "reason": "the engine thread has ended"}
+            return 503, {
+                "status": "failed",
+                "reason": "the engine of this model has ended",
+                "model": self.card.id,
+            }
         if self.drain.has_begun:
             return 503, {
                 "status": "draining",

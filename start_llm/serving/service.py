@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Protocol, Self
@@ -128,10 +129,13 @@ class Service:
         record = RequestRecord(_facts(prepared, origin, turn, images=len(spans)), arrived)
         shown = turn.tokens.ids[:_SHOWN_TOKENS]
         account = RequestAccount(self._reports, record, turn.explain, images=spans, beginning=shown)
+        repetition = self._repetition_handling(request, is_guided=guide is not None)
         check_client()  # the last moment at which nothing has been done for it
         generation = self._engine.submit(engine_request)
-        turn.record_submitted(name_in(origin.id))
-        repetition = self._repetition_handling(request, is_guided=guide is not None)
+        with ExitStack() as submitted:
+            submitted.callback(generation.cancel)
+            turn.record_submitted(name_in(origin.id))
+            submitted.pop_all()
         return Answer(generation, output, turn, account, repetition, prepared.aliases)
 
     def _repetition_handling(self, request: GenerationRequest, *, is_guided: bool) -> RepetitionHandling:
@@ -294,9 +298,12 @@ class Answer:
         self._cached = 0
 
     def __enter__(self) -> Self:
-        self._account.begin()
-        if self._repetition.calls_notice:
-            self._account.note_repetition(self._repetition.calls_notice)
+        with ExitStack() as begun:
+            begun.push(self)
+            self._account.begin()
+            if self._repetition.calls_notice:
+                self._account.note_repetition(self._repetition.calls_notice)
+            begun.pop_all()
         return self
 
     def __exit__(

@@ -109,6 +109,7 @@ class Database:
         self._changes_nbytes = 0
         self._touches: dict[RowName, int] = {}
         self._touches_written_ns = wall_clock()
+        self._is_closed = threading.Event()
         self._is_scheduled = self._is_closing = self._is_failing = self._is_too_much = False
         loaded = self._open()
         # Times increase strictly, so that they tell the order of changes even if the clock does not.
@@ -136,14 +137,15 @@ class Database:
         ]
         return DatabaseTable(self, table, rows)
 
-    def close(self) -> None:
+    def close(self, patience_s: float = 0) -> bool:
         """Make its thread write everything and close the file. Call this before the thread's `close`.
 
-        Changes that are noted later are lost.
+        Changes that are noted later are lost. Returns False if the file is not closed after `patience_s`;
+        until then nobody can open it again.
         """
         with self._lock:
             self._is_closing = True
-        self._thread.submit(self._end)
+        return self._thread.submit(self._end) and self._is_closed.wait(patience_s)
 
     def note_change(self, name: RowName, value: bytes | None) -> None:
         """Note that a row has a new value, or is deleted."""
@@ -280,6 +282,7 @@ class Database:
         with self._lock:
             self._forget_pending()
         self._file.close()
+        self._is_closed.set()
 
 
 class DatabaseTable:

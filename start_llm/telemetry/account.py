@@ -114,6 +114,12 @@ class RequestAccount:
         Args:
             texts: prompt and reply, for the trace if it needs them.
         """
+        try:
+            self._report_end(texts)
+        finally:
+            self._reports.metrics.end(self._record.ending, self._record.final_usage)
+
+    def _report_end(self, texts: Texts) -> None:
         reports, record, explanation = self._reports, self._record, self._record.explanation
         record.note_left()
         reports.activity.end(record)
@@ -121,4 +127,3 @@ class RequestAccount:
         reports.observer.note_end(record)
         if reports.trace:
             reports.trace.write(record, explanation or self._explain(Restored(0)), texts)
-        reports.metrics.end(record.ending, record.final_usage)

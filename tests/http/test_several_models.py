@@ -23,10 +23,10 @@ from start_llm.app import App
 from start_llm.core.errors import ModelError, SettingsError
 from start_llm.engine.work import PrefillMemoryCost, measure_work
 from start_llm.hosting.model_memory import MemoryNeeds, together
-from start_llm.hosting.model_runtime import start_model
+from start_llm.hosting.model_runtime import ModelRuntime, start_model
 from start_llm.wiring.memory_plan import usable_share
 from tests.conftest import TinyModel
-from tests.server.client import CHAT, TEXT, ask, wait_until
+from tests.server.client import CHAT, TEXT, Client, ask, wait_until
 from tests.serving import Server, serving, tried_once
 from tests.slices import rounds
 
@@ -243,6 +243,15 @@ def test_a_model_that_went_finds_its_pages_on_the_disk(folder: Path, tmp_path: P
         assert again["prompt_tokens_details"]["cached_tokens"] >= first["prompt_tokens"] - 8
 
 
+def test_a_model_that_is_loaded_again_at_once_finds_its_conversations(folder: Path, tmp_path: Path):
+    with hosting(folder, ssd_folder=str(tmp_path)) as server:
+        assert server.post(CHAT, ASKED[CHAT] | {"model": "llama"})["choices"]
+        server.app._hosting.result().runtime.disk._database_thread.submit(lambda: time.sleep(1))
+        server.post("/v1/models/llama/unload", {})
+        server.post("/v1/models/llama/load", {})
+        assert "cannot be used" not in server.printed()
+
+
 @pytest.mark.thorough
 def test_memory_comes_back_over_many_switches(folder: Path):
     (prompt, *_) = prompts(6)
@@ -361,10 +370,8 @@ def test_with_strict_names_an_unknown_one_is_refused_with_those_that_there_are(f
         assert server.post("/v1/completions", {"prompt": "Fish?", "max_tokens": 2})["choices"]
 
 
-def test_a_request_that_cannot_show_signs_of_life_is_told_to_ask_again(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-):
-    """The model is loaded all the same."""
+def held_loads(monkeypatch: pytest.MonkeyPatch) -> tuple[threading.Event, threading.Event]:
+    """Let loads wait from now on. Returns what tells that one has begun, and what lets them go on."""
     begun, go = threading.Event(), threading.Event()
 
     def slow(*arguments: Any) -> Any:
@@ -372,15 +379,120 @@ def test_a_request_that_cannot_show_signs_of_life_is_told_to_ask_again(
         assert go.wait(30)
         return start_model(*arguments)
 
+    monkeypatch.setattr("start_llm.hosting.model_switcher.start_model", slow)
+    return begun, go
+
+
+def test_a_request_that_cannot_show_signs_of_life_is_told_to_ask_again(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """The model is loaded all the same."""
     with hosting(folder, load_wait_s=0.2) as server:
-        monkeypatch.setattr("start_llm.hosting.model_switcher.start_model", slow)
+        begun, go = held_loads(monkeypatch)
         reply = ask(server.port, "POST", TEXT, ASKED[TEXT] | {"model": "llama"})
         assert (reply.status, reply.headers["retry-after"]) == (503, "10")
         assert "'llama' is still being loaded" in reply.json["error"]["message"]
-        assert begun.is_set()
+        assert begun.wait(10)
         go.set()
         wait_until(lambda: loaded(server) == {"qwen3", "llama"}, within_s=20)
         assert said(server, "llama", "Fish?")
+
+
+def test_a_model_that_was_promised_while_another_one_was_loaded_comes_in_its_turn(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+):
+    with hosting(folder, load_wait_s=0.2) as server, Client(server.port) as first:
+        begun, go = held_loads(monkeypatch)
+        first.request("POST", TEXT, ASKED[TEXT] | {"model": "llama", "stream": True})
+        assert begun.wait(10)
+        reply = ask(server.port, "POST", TEXT, ASKED[TEXT] | {"model": "gemma3_text"})
+        assert reply.status == 503
+        assert "'gemma3_text' is still being loaded" in reply.json["error"]["message"]
+        go.set()
+        wait_until(lambda: loaded(server) == {"qwen3", "llama", "gemma3_text"}, within_s=20)
+        assert first.reply().status == 200
+
+
+def test_who_unloads_a_model_and_leaves_while_another_one_is_loaded_changes_nothing(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+):
+    with hosting(folder) as server, Client(server.port) as first:
+        begun, go = held_loads(monkeypatch)
+        first.request("POST", TEXT, ASKED[TEXT] | {"model": "llama", "stream": True})
+        assert begun.wait(10)
+        others = set(threading.enumerate())
+        try:
+            with Client(server.port) as leaver:
+                leaver.request("POST", "/v1/models/qwen3/unload", {})
+                wait_until(lambda: not set(threading.enumerate()) <= others, within_s=5)
+                threading.Event().wait(0.2)
+            wait_until(lambda: set(threading.enumerate()) <= others, within_s=5)
+        finally:
+            go.set()
+        assert first.reply().status == 200
+        assert loaded(server) == {"qwen3", "llama"}
+
+
+def test_where_a_model_does_not_end_no_other_one_is_loaded_beside_its_weights(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("start_llm.hosting.model_switcher._STOP_S", 0.1)
+    monkeypatch.setattr("start_llm.engine.engine_thread._COLLECT_S", 0.1)
+    go = threading.Event()
+    with hosting(folder, max_loaded=1, drain_s=0.1) as server:
+        before = said(server, "qwen3", "Fish?")
+        server.app._hosting.result().runtime.engine._thread.submit(lambda: assert_set(go))
+        try:
+            for path, body in ((TEXT, ASKED[TEXT] | {"model": "llama"}), ("/v1/models/qwen3/unload", {})):
+                refused = ask(server.port, "POST", path, body)
+                assert refused.status == 500
+                assert "'qwen3' does not end, so its memory is not free." in refused.json["error"]["message"]
+        finally:
+            go.set()
+        assert said(server, "qwen3", "Fish?") == before, "it is loaded anew once it has ended"
+        assert said(server, "llama", "Fish?")
+        assert loaded(server) == {"llama"}
+
+
+def assert_set(event: threading.Event) -> None:
+    assert event.wait(30)
+
+
+def test_a_model_whose_engine_has_ended_is_loaded_anew(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    def broken(_: Any) -> None:
+        raise SystemError("out of order")
+
+    with hosting(folder, stall_s=0.1) as server:
+        before = said(server, "qwen3", "Fish?")
+        with monkeypatch.context() as patched:
+            patched.setattr("start_llm.engine.loop.EngineLoop.step", broken)
+            assert ask(server.port, "POST", TEXT, ASKED[TEXT]).status == 500
+        server.app._hosting.result().runtime.metrics.engine.step_began = time.monotonic() - 1
+        health = ask(server.port, "GET", "/health")
+        assert health.json["reason"] == "the engine of this model has ended"
+        assert server.app._hosting.result().stuck_reason() == "", "what has ended does not hang"
+        assert said(server, "qwen3", "Fish?") == before
+        assert ask(server.port, "GET", "/health").status == 200
+
+
+def test_all_models_together_have_the_time_for_writing_at_the_end(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+):
+    given: list[float] = []
+
+    def slow(_: ModelRuntime, timeout_s: float, flush_s: float) -> bool:
+        given.append(flush_s)
+        time.sleep(0.2)
+        return True
+
+    with hosting(folder) as server:
+        assert said(server, "llama", "Fish?")
+        with monkeypatch.context() as patched:
+            patched.setattr(ModelRuntime, "stop", slow)
+            server.app._hosting.result().switcher.stop(0, 0.3)
+            server.app._hosting.result().switcher.stop(0, 0.1)
+    assert given[0] > 0.2 and 0 < given[1] <= 0.1
+    assert given[3] == 0
 
 
 def test_a_load_that_breaks_for_an_unknown_reason_is_told_and_not_tried_for_ever(

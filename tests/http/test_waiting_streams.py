@@ -15,6 +15,7 @@ import openai
 import pytest
 
 from start_llm.core.errors import ModelError
+from start_llm.hosting.model_host import ModelHost
 from start_llm.hosting.model_runtime import start_model
 from tests.conftest import TinyModel
 from tests.grammar import completions, messages, responses, wire
@@ -146,6 +147,22 @@ def test_a_model_that_cannot_be_loaded_is_told_in_the_stream_too(
         loading.go.set()
         (event,) = wire.events_in(b"".join(behind_comments(chunks)))
         assert event["error"]["message"] == "The model 'llama' cannot be loaded. The disk is gone."
+
+
+def test_a_stream_whose_model_goes_in_the_moment_in_which_it_comes_shows_signs_of_life_too(
+    folder: Path, loading: Loading, monkeypatch: pytest.MonkeyPatch
+):
+    lease = ModelHost.lease
+
+    def goes_first(host: ModelHost, name: object, *patience: float) -> Any:
+        host.unload("qwen3")
+        return lease(host, name, *patience)
+
+    with slowly_loading(folder, loading, monkeypatch) as server, Client(server.port) as client:
+        monkeypatch.setattr(ModelHost, "lease", goes_first)
+        client.request("POST", CHAT, ASKED[CHAT] | {"model": "qwen3", "stream": True})
+        assert client.head()[0] == 200
+        assert next(client.chunks()).startswith(b": the model is being loaded")
 
 
 @pytest.mark.sample(2)

@@ -77,9 +77,6 @@ class OneModel:
     def loading_progress(self) -> str:
         raise NotImplementedError
 
-    def must_wait(self, name: object) -> bool:
-        return False
-
     def listed(self) -> list[ListedModel]:
         status = self.default.status
         return [ListedModel(id=status.card.id, state="loaded", card=status.card, status=status)]
