@@ -1,11 +1,12 @@
 """The disk tier's work on the disk thread: scan the folder, write files, read and check them.
 
-A file that cannot be used is removed and counted. If the disk is full or cannot be written, the worker steps
-back: it writes nothing for a while, and goes on when it can.
+A file that cannot be used is removed and counted, unless the system could not open it just now. If the disk is
+full or cannot be written, the worker steps back: it writes nothing for a while, and goes on when it can.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -30,6 +31,8 @@ _DAY_CHECK_S = 60.0
 _SCAN_SLICE_S = 0.2
 _MOST_SCAN_WAIT_S = 5.0
 """For which prompts wait for the scan; after that the files that it has not found yet are missed."""
+_PASSING = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ESTALE})
+"""Errors that say nothing of a file: it may be read at the next try."""
 
 type Reader = Callable[[CachedFile], FileHeader | None]
 """Returns what a file says of itself; None if it cannot be used. On the disk thread."""
@@ -201,8 +204,9 @@ class DiskWorker:
                 raise HurtFile("layout")
             opened.read_into(part.targets())
 
-        part.file.is_verified = self._is_right(part.file, read)
-        return part.file.is_verified
+        is_right = self._is_right(part.file, read)
+        part.file.is_verified |= is_right
+        return is_right
 
     @owned_by(DISK)
     def look(self, files: list[CachedFile], wait: DiskWait) -> None:
@@ -235,7 +239,9 @@ class DiskWorker:
         file.header = opened.header
 
     def _is_right(self, file: CachedFile, use: Callable[[OpenedFile], None]) -> bool:
-        """Open a file and use it. A file that is hurt is removed and counted."""
+        """Open a file and use it. A file that is hurt is removed and counted; one that cannot be opened just
+        now is a miss.
+        """
         try:
             with opened_file(file.path(self._folder.path), *file.name) as opened:
                 use(opened)
@@ -243,8 +249,11 @@ class DiskWorker:
             self._reject(file, error.reason)
         except (ValueError, TypeError):  # what it says of itself makes no sense
             self._reject(file, "header")
-        except OSError:
-            self._reject(file, "unreadable")
+        except OSError as error:
+            if error.errno in _PASSING:
+                self._metrics.note_error()
+            else:
+                self._reject(file, "unreadable")
         else:
             return True
         return False
