@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Generator
 from pathlib import Path
 from typing import Any
@@ -163,6 +164,34 @@ def test_the_fastest_of_the_last_restores_counts():
     for _ in range(8):
         pace.note(2**30, 100.0)
     assert pace.is_slower(2**30, 60.0), "what is long ago does not count"
+
+
+def test_a_rate_is_forgotten_so_that_one_slow_restore_ends_no_others():
+    now = [0.0]
+    pace = RestorePace(lambda: now[0])
+    pace.note(2**30, 2.0**30)
+    now[0] += 599
+    assert pace.is_slower(2**30, 60.0)
+    now[0] += 2
+    assert not pace.is_slower(2**30, 60.0), "is tried again"
+
+
+@pytest.mark.parametrize("is_in_place", [True, False], ids=["in place", "staged"])
+def test_an_engine_that_was_busy_makes_no_restore_slow(
+    resources: EngineResources, stored: Path, is_in_place: bool, monkeypatch: pytest.MonkeyPatch
+):
+    """Only reading and copying count, not the wait for a step of the engine."""
+    noted: list[float] = []
+    with on_disk(resources, stored, is_in_place=is_in_place) as engine:
+        settled(lambda: engine.tier.worker.scanned.is_over)
+        monkeypatch.setattr(engine.restorer._pace, "note", lambda _, seconds: noted.append(seconds))
+        watched, read, _ = begun(engine)
+        settled(lambda: read.is_over)
+        time.sleep(1)
+        engine.finish(watched)
+        assert engine.disk.restored_s > 1
+        (seconds,) = noted
+        assert 0 < seconds < 1
 
 
 def test_reading_pauses_until_enough_is_taken():

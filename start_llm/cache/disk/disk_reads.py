@@ -55,6 +55,7 @@ class DiskRead(DiskWait):
         most_ahead: parts that may be read without being taken, each of which the engine is told of; None: all
             of them, and the engine is told at the end.
         is_given_up: nobody waits for it any more.
+        seconds: spent on reading and checking.
     """
 
     parts: list[FilePart] = field(default_factory=list[FilePart])
@@ -62,6 +63,7 @@ class DiskRead(DiskWait):
     taken: int = 0
     most_ahead: int | None = None
     is_given_up: bool = False
+    seconds: float = 0.0
     _is_paused: bool = False
     _lock: threading.Lock = field(default_factory=threading.Lock)
 

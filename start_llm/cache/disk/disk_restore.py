@@ -53,6 +53,7 @@ class DiskRestore(DiskWait):
     Attributes:
         seq_cache: active; its caches are the buffers.
         got: what came of it; set with `is_over`.
+        copying_s: seconds that the engine spent on it.
         followers: over with it; what others wait for who need the same files.
     """
 
@@ -64,6 +65,7 @@ class DiskRestore(DiskWait):
     began: float
     followers: list[DiskWait] = field(default_factory=list[DiskWait])
     got: FromDisk = field(default_factory=FromDisk)
+    copying_s: float = 0.0
 
     def give_up(self) -> None:
         """Nobody waits for it any more: read no further. What was read is kept."""
@@ -240,11 +242,12 @@ class DiskRestorer:
 
     def _take(self, restore: DiskRestore) -> None:
         """Copy what is read so far. If that fails, the restore is over, and nothing of it is kept."""
-        done = restore.read.done
+        done, began = restore.read.done, time.perf_counter()
         with ExitStack() as failed, self._restorer.store.rollback_on_error(restore.seq_cache):
             failed.callback(self._abandon, restore, done)
             restore.buffers.take(done)
             failed.pop_all()
+        restore.copying_s += time.perf_counter() - began
         self._tier.take(restore.read, done)
 
     def _abandon(self, restore: DiskRestore, done: int) -> None:
@@ -270,7 +273,9 @@ class DiskRestorer:
         self._tell_over(restore)
         tokens = list(restore.ids[:length])
         with self._restorer.store.rollback_on_error(restore.seq_cache):
+            began = time.perf_counter()
             restore.buffers.finish(len(done), length, _state_of(plan) if is_whole else ())
+            restore.copying_s += time.perf_counter() - began
             if self._layers.has_state and not is_whole:
                 self._drop(restore.seq_cache, tokens)
                 return
@@ -279,7 +284,7 @@ class DiskRestorer:
 
     def _note(self, restore: DiskRestore, tokens: int, nbytes: int) -> None:
         restore.got = FromDisk(tokens, time.perf_counter() - restore.began)
-        self._pace.note(nbytes, restore.got.seconds)
+        self._pace.note(nbytes, restore.read.seconds + restore.copying_s)
         metrics = self._tier.metrics
         metrics.hits += tokens > 0
         metrics.restored_tokens += tokens

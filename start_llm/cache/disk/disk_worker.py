@@ -1,7 +1,7 @@
 """The disk tier's work on the disk thread: scan the folder, write files, read and check them.
 
-A file that cannot be used is removed and counted, unless the system could not open it just now. If the disk is
-full or cannot be written, the worker steps back: it writes nothing for a while, and goes on when it can.
+A file that cannot be used is removed and counted, unless the system could not open it just now. If the disk
+is full or cannot be written, the worker steps back: it writes nothing for a while, and goes on when it can.
 """
 
 from __future__ import annotations
@@ -181,12 +181,13 @@ class DiskWorker:
 
     def _read(self, job: DiskRead) -> None:
         """Read a file of a job, so that several prompts take turns."""
-        has_more = False
+        has_more, began = False, time.perf_counter()
         try:
             if not job.is_given_up and self._read_part(job.parts[job.done]):
                 job.done += 1
                 has_more = job.done < len(job.parts)
         finally:
+            job.seconds += time.perf_counter() - began
             if not has_more:
                 self._traffic.end(job)
         if has_more:
