@@ -14,6 +14,7 @@ from scripts import tiny_models
 from start_llm.cache.buffers import Incoming
 from start_llm.cache.disk import disk_restore
 from start_llm.cache.disk.disk_reads import DiskRead
+from start_llm.cache.disk.page_file import OpenedFile
 from start_llm.cache.disk.restore_pace import RestorePace
 from start_llm.engine.resources import EngineResources
 from tests.cache.conversations import reference, tokens
@@ -149,6 +150,19 @@ def test_what_is_computed_faster_than_restored_is_computed(
         engine.restorer._pace.note(2**30, 2.0**30)  # a byte a second
         assert engine.say(PROMPT, 5).tokens == expected
         assert (engine.disk.computed_instead, engine.disk.hits) == (1, 0)
+
+
+def test_files_that_were_not_read_because_computing_is_faster_are_not_read_behind(
+    resources: EngineResources, stored: Path, monkeypatch: pytest.MonkeyPatch
+):
+    verified: list[OpenedFile] = []
+    monkeypatch.setattr(OpenedFile, "verify", verified.append)
+    with on_disk(resources, stored) as engine:
+        settled(lambda: engine.tier.worker.scanned.is_over)
+        engine.restorer._pace.note(2**30, 2.0**30)
+        engine.say(PROMPT, 5)
+        assert engine.disk.computed_instead == 1
+    assert len(verified) <= 1, "the end of the reply, which no prompt asked for"
 
 
 def test_the_fastest_of_the_last_restores_counts():

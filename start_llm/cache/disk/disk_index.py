@@ -43,6 +43,7 @@ class CachedFile:
         used_ns: when it was last used, in nanoseconds of wall time; the file's modification time.
         header: what it holds; None until it was read.
         is_verified: this process has written it, or read all of it, and it was right.
+        is_passed_over: it was not read because computing is faster, so nothing suggests that it is hurt.
     """
 
     kind: FileKind
@@ -52,6 +53,7 @@ class CachedFile:
     used_ns: int
     header: FileHeader | None = None
     is_verified: bool = False
+    is_passed_over: bool = False
 
     @property
     def name(self) -> FileName:

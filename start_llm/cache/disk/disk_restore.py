@@ -126,6 +126,8 @@ class DiskRestorer:
         saves = plan.length - kept
         if self._pace.is_slower(sum(file.nbytes for file in plan.files), saves / speed):
             tier.metrics.computed_instead += 1
+            for file in plan.files:
+                file.is_passed_over = True
             return None
         return self._follow(plan, saves) or self._read(plan, match, room, saves)
 
