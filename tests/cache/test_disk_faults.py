@@ -1,4 +1,4 @@
-"""Faults of a disk that say nothing of its files, and what the tier does then."""
+"""Faults of a disk that say nothing of its files, and disks that are quicker or slower than expected."""
 
 from __future__ import annotations
 
@@ -38,3 +38,26 @@ def test_a_file_that_cannot_be_opened_for_now_stays(
     assert before <= set(files_in(tmp_path))
     with on_disk(resources(has_state=has_state), tmp_path) as engine:
         assert cached(engine.say((*PROMPT, 300, 301), 3)) >= 301 // PAGE * PAGE
+
+
+@pytest.mark.parametrize("cause", ["eviction", "idleness"])
+def test_arrays_of_written_files_do_not_pile_up(cause: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """The disk writes as fast as the engine hands over, all within one step of the engine."""
+    kept: list[int] = []
+    with on_disk(resources(), tmp_path, idle_s=0 if cause == "idleness" else 30) as engine:
+        settled(lambda: engine.tier.worker.scanned.is_over)
+        real = engine.tier.write
+
+        def written_at_once(*those: Any) -> None:
+            real(*those)
+            settled(lambda: not engine.disk.queue)
+            kept.append(len(engine.tier.traffic._written))
+
+        monkeypatch.setattr(engine.tier, "write", written_at_once)
+        engine.say(PROMPT, 3)
+        if cause == "eviction":
+            engine.cache.shrink(10**9)
+        else:
+            engine.cache.disk.write_due(is_busy=False)
+        assert len(kept) >= 300 // PAGE
+        assert max(kept) == 1

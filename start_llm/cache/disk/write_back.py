@@ -136,7 +136,6 @@ class WriteBack:
         self._due = self._candidates(idle_s=0)
         while self._due and time.perf_counter() < end:
             if self._tier.wait_for_room(end - time.perf_counter()):
-                self._tier.release_written()
                 item = self._due.pop()
                 if self._is_writable(item):
                     self._write(item)
@@ -249,6 +248,7 @@ class WriteBack:
                 return kind, page_key(item.end_page.key, item.tokens[item.end_page.end :])
 
     def _write(self, item: CacheItem) -> None:
+        self._tier.release_written()  # before there is another copy
         parent, tokens, content, numbers = self._content(item)
         kind, key = self._name(item)
         is_packed = kind == "pages" and self._shape.is_packed(parent.end)
