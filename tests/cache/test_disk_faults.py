@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import errno
 import os
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from start_llm.cache.disk.disk_index import LOCK
+from start_llm.hosting.disk_storage import DiskStorage
+from start_llm.storage.private_files import Lock
 from tests.cache.conversations import PAGE
 from tests.cache.disk import on_disk, settled
 from tests.cache.test_guards_of_disk import PROMPT, cached, files_in, resources, said_before
+from tests.flat_settings import settings_of
 
 
 @pytest.mark.parametrize("has_state", [False, True], ids=["KV", "state"])
@@ -61,3 +66,28 @@ def test_arrays_of_written_files_do_not_pile_up(cause: str, tmp_path: Path, monk
             engine.cache.disk.write_due(is_busy=False)
         assert len(kept) >= 300 // PAGE
         assert max(kept) == 1
+
+
+def test_a_disk_that_hangs_at_the_end_is_not_asked_again_and_keeps_the_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    storage = DiskStorage(settings_of(ssd_folder=str(tmp_path)), [].append)
+    tier, thread, go = storage._tier, storage._thread, threading.Event()
+    assert tier
+    settled(lambda: tier.worker.scanned.is_over)
+    ended: list[str] = []
+    monkeypatch.setattr(tier.worker, "end", lambda: ended.append("end"))
+    thread.submit(lambda: assert_set(go))
+    storage.close(0.1)
+    assert not ended, "it would hang as well"
+    assert not Lock(tmp_path / LOCK).take(), "the disk thread may still write"
+    go.set()
+    storage.close(10)
+    assert ended
+    lock = Lock(tmp_path / LOCK)
+    assert lock.take()
+    lock.release()
+
+
+def assert_set(event: threading.Event) -> None:
+    assert event.wait(30)
