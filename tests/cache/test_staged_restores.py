@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import random
 import time
 from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
+import mlx.core as mx
 import pytest
+from mlx_lm.generate import generation_stream
 
 from scripts import tiny_models
 from start_llm.cache.buffers import Incoming
@@ -16,6 +19,7 @@ from start_llm.cache.disk import disk_restore
 from start_llm.cache.disk.disk_reads import DiskRead
 from start_llm.cache.disk.page_file import OpenedFile
 from start_llm.cache.disk.restore_pace import RestorePace
+from start_llm.engine.inbox import StopRequest
 from start_llm.engine.resources import EngineResources
 from tests.cache.conversations import reference, tokens
 from tests.cache.disk import OnDisk, on_disk, resources_of, settled
@@ -129,6 +133,8 @@ def test_a_copy_that_fails_costs_the_restore_alone(
     assert started.metrics.failures == 1
     settled(lambda: read.is_over)
     assert read.done < PAGES, "nobody reads on"
+    started.restorer.collect()
+    assert (read.parts, started.restorer._running) == ([], []), "its memory is let go of on this thread"
 
 
 def test_a_request_that_leaves_while_reading_pauses_ends_the_read(started: OnDisk):
@@ -137,6 +143,24 @@ def test_a_request_that_leaves_while_reading_pauses_ends_the_read(started: OnDis
     watched.generation.cancel()
     started.step_until(lambda: read.is_over and not started.restorer._running)
     assert started.say(PROMPT, 5).tokens
+
+
+@pytest.mark.parametrize("is_in_place", [True, False], ids=["in place", "staged"])
+def test_a_model_that_stops_while_it_reads_lets_go_of_the_buffers_itself(
+    resources: EngineResources, stored: Path, two_ahead: None, is_in_place: bool, monkeypatch: Any
+):
+    real = os.preadv
+    monkeypatch.setattr(os, "preadv", lambda *those: time.sleep(0.02) or real(*those))
+    with on_disk(resources, stored, is_in_place=is_in_place) as engine:
+        settled(lambda: engine.tier.worker.scanned.is_over)
+        watched, read, _ = begun(engine)
+        engine.inbox.put(StopRequest(flush_s=20))
+        with mx.stream(generation_stream):
+            engine.loop.step()
+            engine.loop.finish()
+        assert watched.look()
+        assert read.done < PAGES
+        assert (read.parts, engine.restorer._running) == ([], [])
 
 
 # -------------------------------------------------------------------------------------------- when to restore

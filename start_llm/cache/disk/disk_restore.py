@@ -238,9 +238,17 @@ class DiskRestorer:
         for restore in list(self._running):
             if restore.read.is_over:
                 self._running.remove(restore)
-                self._complete(restore)
-            elif restore.buffers.takes_early:
+                self._end(restore)
+            elif restore.buffers.takes_early and not restore.is_over:
                 self._take(restore)
+
+    def finish(self, patience_s: float) -> None:
+        """Read no further, and complete every restore whose file is read in this time."""
+        for restore in self._running:
+            restore.give_up()
+            self._tier.take(restore.read, restore.read.taken)
+        self._tier.traffic.wait_until(lambda: all(one.read.is_over for one in self._running), patience_s)
+        self.collect()
 
     def _take(self, restore: DiskRestore) -> None:
         """Copy what is read so far. If that fails, the restore is over, and nothing of it is kept."""
@@ -253,8 +261,8 @@ class DiskRestorer:
         self._tier.take(restore.read, done)
 
     def _abandon(self, restore: DiskRestore, done: int) -> None:
+        """End a restore whose buffers stay until its read is over, so that this thread lets go of them."""
         restore.give_up()
-        self._running.remove(restore)
         self._tier.take(restore.read, done)
         self._tell_over(restore)
 
@@ -262,6 +270,12 @@ class DiskRestorer:
         restore.is_over = True
         for one in restore.followers:
             one.is_over = True
+
+    def _end(self, restore: DiskRestore) -> None:
+        if restore.is_over:
+            restore.read.parts.clear()  # with the buffers
+        else:
+            self._complete(restore)
 
     def _complete(self, restore: DiskRestore) -> None:
         plan, read = restore.plan, restore.read

@@ -73,6 +73,11 @@ class DiskTraffic:
         with self._changed:
             self._changed.wait_for(lambda: not self.is_full, timeout_s)
 
+    def wait_until(self, condition: Callable[[], bool], timeout_s: float) -> None:
+        """Wait until something is so, but no longer than this; it is asked whenever anything has ended."""
+        with self._changed:
+            self._changed.wait_for(condition, timeout_s)
+
     # ----------------------------------------------------------------------------------------------- reading
 
     def begin_read(self, job: DiskRead) -> None:
@@ -81,10 +86,11 @@ class DiskTraffic:
 
     def end(self, wait: DiskWait) -> None:
         """Tell that something is over for which a prompt waits."""
-        if isinstance(wait, DiskRead):
-            with self._changed:
+        with self._changed:
+            if isinstance(wait, DiskRead):
                 self._reads.discard(wait)
-        wait.is_over = True
+            wait.is_over = True
+            self._changed.notify_all()
         self.notify()
 
     @property
