@@ -16,6 +16,7 @@ from start_llm.storage.private_files import Lock
 from tests.cache.conversations import PAGE
 from tests.cache.disk import on_disk, settled
 from tests.cache.test_guards_of_disk import PROMPT, cached, files_in, resources, said_before
+from tests.engine.harness import engine_request
 from tests.flat_settings import settings_of
 
 
@@ -87,6 +88,19 @@ def test_a_disk_that_hangs_at_the_end_is_not_asked_again_and_keeps_the_folder(
     lock = Lock(tmp_path / LOCK)
     assert lock.take()
     lock.release()
+
+
+def test_a_prompt_that_the_disk_cannot_help_does_not_wait_for_the_scan(tmp_path: Path):
+    with on_disk(resources(), tmp_path) as engine:
+        settled(lambda: engine.tier.worker.scanned.is_over)
+        engine.tier.worker.scanned.is_over = False
+        short = engine.say(PROMPT[:16], 3)
+        assert cached(short) == 0
+        watched = engine.submit(engine_request(PROMPT[100:117], 3))
+        engine.step(3)
+        assert engine.loop.schedule.restoring
+        engine.tier.worker.scanned.is_over = True
+        engine.finish(watched)
 
 
 def assert_set(event: threading.Event) -> None:

@@ -14,7 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from start_llm.cache.buffers import Incoming
-from start_llm.cache.disk.disk_plan import DiskPlan, PageChain, is_worth_it, plan_from_disk
+from start_llm.cache.disk.disk_plan import DiskPlan, PageChain, is_worth_it, may_be_worth_it, plan_from_disk
 from start_llm.cache.disk.disk_reads import DiskRead, DiskWait, FilePart
 from start_llm.cache.disk.disk_tier import DiskAccess
 from start_llm.cache.disk.page_file import TensorLayout
@@ -114,6 +114,8 @@ class DiskRestorer:
         """
         tier, kept = self._tier, match.plan.length
         if self._is_hanging() or not tier.is_on:
+            return None
+        if not may_be_worth_it(match.ids, kept):
             return None
         if not tier.worker.scanned.is_over:
             return tier.worker.scanned

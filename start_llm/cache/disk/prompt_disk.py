@@ -69,7 +69,7 @@ class PromptDisk:
             self.write_back.offer(is_busy=is_busy)
 
     def flush(self, patience_s: float) -> None:
-        """End what is read, and write everything that is not on the disk yet, in at most `patience_s` seconds."""
+        """End restores and write everything that is not on the disk yet, within `patience_s` seconds."""
         end = time.perf_counter() + patience_s
         try:
             if self.restorer:
