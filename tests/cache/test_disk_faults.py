@@ -11,11 +11,13 @@ from typing import Any
 import pytest
 
 from start_llm.cache.disk.disk_index import LOCK
+from start_llm.cache.disk.disk_reads import DiskWait
+from start_llm.cache.disk.disk_tier import DiskAccess
 from start_llm.hosting.disk_storage import DiskStorage
 from start_llm.storage.private_files import Lock
 from tests.cache.conversations import PAGE
-from tests.cache.disk import on_disk, settled
-from tests.cache.test_guards_of_disk import PROMPT, cached, files_in, resources, said_before
+from tests.cache.disk import OnDisk, on_disk, settled
+from tests.cache.test_guards_of_disk import PROMPT, Held, cached, files_in, resources, said_before
 from tests.engine.harness import engine_request
 from tests.flat_settings import settings_of
 
@@ -101,6 +103,49 @@ def test_a_prompt_that_the_disk_cannot_help_does_not_wait_for_the_scan(tmp_path:
         assert engine.loop.schedule.restoring
         engine.tier.worker.scanned.is_over = True
         engine.finish(watched)
+
+
+def asked(engine: OnDisk, prompt: tuple[int, ...]) -> DiskWait | None:
+    request = engine_request(prompt, 3)
+    return engine.cache.disk.wait_for(prompt, request.salt, 400, speed=1.0, may_look=False)
+
+
+def test_who_follows_a_longer_read_and_leaves_says_nothing_of_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    said_before(tmp_path)
+    with on_disk(resources(), tmp_path) as engine:
+        settled(lambda: engine.tier.worker.scanned.is_over)
+        held = Held(monkeypatch)
+        engine.submit(engine_request((*PROMPT, 300, 301), 3))
+        engine.step_until(lambda: engine.restorer._running)
+        follower = asked(engine, (*PROMPT[:200], 7, 7))
+        assert follower in engine.restorer._running[0].followers
+        engine.cache.disk.leave(follower)
+        assert (engine.disk.late, engine.said) == (1, [])
+        assert asked(engine, (*PROMPT[:200], 7, 7)), "the disk is still asked"
+        held.go.set()
+
+
+def test_a_disk_that_hangs_for_one_model_hangs_for_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    said_before(tmp_path)
+    with on_disk(resources(), tmp_path) as engine:
+        settled(lambda: engine.tier.worker.scanned.is_over)
+        held, restorer = Held(monkeypatch), engine.restorer
+        engine.submit(engine_request((*PROMPT, 300, 301), 3))
+        engine.step_until(lambda: restorer._running)
+        (restore,) = restorer._running
+        restorer.leave(restore)
+        engine.cache.attach_disk(DiskAccess(engine.tier, restorer._shape))  # as another model does
+        assert asked(engine, (*PROMPT, 400)) is None
+        (line,) = engine.said
+        assert "does not answer" in line
+        held.go.set()
+        settled(lambda: restore.read.is_over)
+        assert asked(engine, (*PROMPT, 400))
+        assert "answers again" in engine.said[1]
+        restorer.collect()
+        engine.said.clear()
 
 
 def assert_set(event: threading.Event) -> None:

@@ -36,12 +36,10 @@ class DiskWait:
 
     Attributes:
         is_over: set on the disk thread, or by the engine where that thread takes no more jobs.
-        is_late: the prompt did not wait any longer.
         saves: tokens that it is to give beyond what memory has, if that is known.
     """
 
     is_over: bool = False
-    is_late: bool = False
     saves: int = 0
 
 

@@ -48,7 +48,7 @@ class FromDisk(NamedTuple):
 class DiskRestore(DiskWait):
     """A restore that is under way. Once it is over, its caches are kept or dropped.
 
-    If it is late, the buffers stay until the disk has answered.
+    If its prompt waits no longer, the buffers stay until the disk has answered.
 
     Attributes:
         seq_cache: active; its caches are the buffers.
@@ -98,7 +98,6 @@ class DiskRestorer:
         self._keep = keep
         self._drop = drop
         self._running: list[DiskRestore] = []
-        self._looks: list[DiskWait] = []
         self._pace = RestorePace()
 
     def begin(self, match: PromptMatch, *, room: int, may_look: bool, speed: float) -> DiskWait | None:
@@ -113,16 +112,13 @@ class DiskRestorer:
             speed: tokens that are computed in a second.
         """
         tier, kept = self._tier, match.plan.length
-        if self._is_hanging() or not tier.is_on:
-            return None
-        if not may_be_worth_it(match.ids, kept):
+        if tier.is_hanging() or not tier.is_on or not may_be_worth_it(match.ids, kept):
             return None
         if not tier.worker.scanned.is_over:
             return tier.worker.scanned
         plan = self._plan(match, may_look=may_look)
         if isinstance(plan, list):
-            self._looks.append(tier.look(plan))
-            return self._looks[-1]
+            return tier.look(plan)
         if not is_worth_it(plan, kept):
             return None
         saves = plan.length - kept
@@ -134,19 +130,13 @@ class DiskRestorer:
         return self._follow(plan, saves) or self._read(plan, match, room, saves)
 
     def leave(self, wait: DiskWait) -> None:
-        """Note that a prompt does not wait any longer. As long as this is not over, nobody waits for the
-        disk.
-        """
-        wait.is_late = True
-        self._tier.note_late()
+        """Note that a prompt does not wait any longer. As long as this is not over, no other one waits.
 
-    def _is_hanging(self) -> bool:
-        self._looks = [one for one in self._looks if not one.is_over]
-        waits = (*self._running, *self._looks, self._tier.worker.scanned)
-        is_hanging = any(one.is_late and not one.is_over for one in waits)
-        if not is_hanging:
-            self._tier.note_answer()
-        return is_hanging
+        That of a follower says nothing of the disk: the read that it follows may take longer, and go well.
+        """
+        self._tier.metrics.late += 1
+        if not any(wait in one.followers for one in self._running):
+            self._tier.note_silence(wait.read if isinstance(wait, DiskRestore) else wait)
 
     def _follow(self, plan: DiskPlan, saves: int) -> DiskWait | None:
         """Wait for a restore that reads the beginning of this plan, and not much else."""
