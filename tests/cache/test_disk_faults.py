@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +67,7 @@ def test_arrays_of_written_files_do_not_pile_up(cause: str, tmp_path: Path, monk
         if cause == "eviction":
             engine.cache.shrink(10**9)
         else:
-            engine.cache.disk.write_due(is_busy=False)
+            settled(lambda: engine.cache.disk.write_due(is_busy=False) or len(kept) >= 300 // PAGE)
         assert len(kept) >= 300 // PAGE
         assert max(kept) == 1
 
@@ -146,6 +147,45 @@ def test_a_disk_that_hangs_for_one_model_hangs_for_all(tmp_path: Path, monkeypat
         assert "answers again" in engine.said[1]
         restorer.collect()
         engine.said.clear()
+
+
+def test_a_request_that_comes_while_pages_are_written_waits_for_few_of_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    with on_disk(resources(), tmp_path) as engine:
+        settled(lambda: engine.tier.worker.scanned.is_over)
+        real, calls = engine.tier.write, [0]
+
+        def slow(*those: Any) -> None:
+            calls[0] += 1
+            time.sleep(0.06)
+            real(*those)
+            settled(lambda: not engine.disk.queue)
+
+        monkeypatch.setattr(engine.tier, "write", slow)
+        engine.say(PROMPT, 3)
+        assert engine.cache.disk.write_back
+        engine.cache.disk.write_back._idle_s = 0
+        engine.cache.disk.write_back.note_change()
+        engine.cache.disk.write_due(is_busy=False)
+        assert 1 <= calls[0] <= 2
+        settled(lambda: engine.cache.disk.write_due(is_busy=False) or calls[0] >= 300 // PAGE)
+
+
+def test_a_stop_during_the_scan_writes_once_it_is_over(tmp_path: Path):
+    with on_disk(resources(), tmp_path) as engine:
+        settled(lambda: engine.tier.worker.scanned.is_over)
+        engine.say(PROMPT, 3)
+        engine.tier.index.is_complete = False
+
+        def completed() -> None:
+            engine.tier.index.is_complete = True
+            engine.tier.traffic.end(engine.tier.worker.scanned)
+
+        engine.thread.submit(completed, after_s=0.3)
+        engine.cache.disk.flush(10)
+        settled(lambda: not engine.disk.queue)
+        assert len(files_in(tmp_path)) >= 300 // PAGE
 
 
 def assert_set(event: threading.Event) -> None:

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 _LOOK_S, _LOOK_WHEN_BUSY_S = 1.0, 5.0
 """Seconds between two looks for what is to be written, which take some milliseconds."""
+_OFFER_S = 0.1
+"""After which no more is handed over in a call: a request may have come. The disk's news cause the next one."""
 _COPY_SHARE = 0.01
 """Share of the time in which requests are running that may be spent on copying pages."""
 _IDLE_WHEN_TIGHT_S = 2.0
@@ -99,6 +101,7 @@ class WriteBack:
         """
         if self._tier.worker.pause_left_s:
             self._due.clear()  # its items hold memory
+        end = time.perf_counter() + _OFFER_S
         while self._tier.can_take and not (is_busy and time.perf_counter() < self._not_before):
             item = self._next(_LOOK_WHEN_BUSY_S if is_busy else _LOOK_S)
             if item is None:
@@ -107,6 +110,8 @@ class WriteBack:
             self._write(item)
             now = time.perf_counter()
             self._not_before = now + (now - began) / _COPY_SHARE
+            if now >= end:
+                return
 
     def seconds_until_due(self) -> float | None:
         """Return the seconds after which `offer` should be called again; None if something else will come
