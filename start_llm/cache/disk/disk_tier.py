@@ -117,8 +117,9 @@ class DiskTier:
 
     @owned_by(ENGINE)
     def wait_for_room(self, timeout_s: float) -> bool:
-        """Wait until a file can be queued. False if none can be in this time."""
-        self.traffic.wait_for_room(timeout_s)
+        """Wait until a file can be queued, after the scan. False if none can be in this time."""
+        if self.is_on:
+            self.traffic.wait_until(lambda: self.index.is_complete and not self.traffic.is_full, timeout_s)
         return self.can_take
 
     @owned_by(ENGINE)

@@ -68,11 +68,6 @@ class DiskTraffic:
         """Return the tensors of the files that were written since the last call."""
         return [self._written.popleft() for _ in range(len(self._written))]
 
-    def wait_for_room(self, timeout_s: float) -> None:
-        """Wait until a file can be queued, but no longer than this."""
-        with self._changed:
-            self._changed.wait_for(lambda: not self.is_full, timeout_s)
-
     def wait_until(self, condition: Callable[[], bool], timeout_s: float) -> None:
         """Wait until something is so, but no longer than this; it is asked whenever anything has ended."""
         with self._changed:

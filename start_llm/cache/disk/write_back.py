@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 _LOOK_S, _LOOK_WHEN_BUSY_S = 1.0, 5.0
 """Seconds between two looks for what is to be written, which take some milliseconds."""
 _OFFER_S = 0.1
-"""After which no more is handed over in a call: a request may have come. The disk's news cause the next one."""
+"""For handing over in one call: a request may have come. The disk's news cause the next call."""
 _COPY_SHARE = 0.01
 """Share of the time in which requests are running that may be spent on copying pages."""
 _IDLE_WHEN_TIGHT_S = 2.0
