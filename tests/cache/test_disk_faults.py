@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from start_llm.cache.disk.disk_folder import DiskLimits
 from start_llm.cache.disk.disk_index import LOCK
 from start_llm.cache.disk.disk_reads import DiskWait
 from start_llm.cache.disk.disk_tier import DiskAccess
@@ -186,6 +187,32 @@ def test_a_stop_during_the_scan_writes_once_it_is_over(tmp_path: Path):
         engine.cache.disk.flush(10)
         settled(lambda: not engine.disk.queue)
         assert len(files_in(tmp_path)) >= 300 // PAGE
+
+
+def test_a_file_whose_time_cannot_be_set_is_in_the_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def failing(*_: Any, **__: Any) -> None:
+        raise OSError(errno.EPERM, os.strerror(errno.EPERM))
+
+    with on_disk(resources(), tmp_path) as engine:
+        settled(lambda: engine.tier.worker.scanned.is_over)
+        engine.say(PROMPT, 3)
+        monkeypatch.setattr(os, "utime", failing)
+        engine.cache.disk.flush(10)
+        settled(lambda: not engine.disk.queue)
+        assert len(engine.tier.index) == len(files_in(tmp_path)) >= 300 // PAGE
+        assert not engine.disk.errors
+
+
+def test_a_clock_that_is_set_back_ends_no_writing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    with on_disk(resources(), tmp_path, limits=DiskLimits(max_size=10**9, pause_s=0.1)) as engine:
+        settled(lambda: engine.tier.worker.scanned.is_over)
+        engine.tier.worker._pause("of a test")
+        real = time.time
+        monkeypatch.setattr(time, "time", lambda: real() - 86_400)
+        time.sleep(0.2)
+        assert not engine.tier.worker.pause_left_s
+        engine.said.clear()
+        monkeypatch.undo()
 
 
 def assert_set(event: threading.Event) -> None:

@@ -10,6 +10,7 @@ import errno
 import os
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -69,7 +70,7 @@ class DiskWorker:
     @owned_by(ENGINE, DISK)
     def pause_left_s(self) -> float:
         """Seconds for which nothing is written, because there was an error, or enough was written today."""
-        pause = max(self._paused_until - time.time(), 0)
+        pause = max(self._paused_until - time.monotonic(), 0)
         return max(pause, _DAY_CHECK_S) if self._written_today.is_reached else pause
 
     # --------------------------------------------------------------------------------------- start and end
@@ -125,8 +126,9 @@ class DiskWorker:
             if self._folder.keep_quota(file.nbytes, self._traffic.being_read):
                 path = file.path(self._folder.path)
                 write_file(path, header, content.contents)
-                os.utime(path, ns=(used_ns, used_ns))
                 self._index.add(file)
+                with suppress(OSError):
+                    os.utime(path, ns=(used_ns, used_ns))
                 self._note_written(file.nbytes)
                 being_read = self._traffic.being_read
                 for one in superseded(self._index, self.header_of):
@@ -161,7 +163,7 @@ class DiskWorker:
 
     def _pause(self, reason: str) -> None:
         """Write nothing for a while, and say so once until something could be written again."""
-        self._paused_until = time.time() + self._folder.limits.pause_s
+        self._paused_until = time.monotonic() + self._folder.limits.pause_s
         if self._metrics.state != "paused":
             self._metrics.state = "paused"
             self._say(f"The disk tier of the prompt cache pauses: {reason}.")
