@@ -215,5 +215,19 @@ def test_a_clock_that_is_set_back_ends_no_writing(tmp_path: Path, monkeypatch: p
         monkeypatch.undo()
 
 
+def test_pages_that_another_one_computes_again_and_leaves_are_not_given_up(tmp_path: Path):
+    """Without a state there, tokens that are known are computed again."""
+    with on_disk(resources(has_state=True), tmp_path) as engine:
+        settled(lambda: engine.tier.worker.scanned.is_over)
+        engine.say(PROMPT, 3)
+        watched = engine.submit(engine_request((*PROMPT[:150], 7, 7, 7), 50))
+        engine.step(10)
+        watched.generation.cancel()
+        engine.step()
+        (root,) = engine.cache._store.tree._roots.values()
+        (first,) = root.children.values()
+        assert first.uses == 2
+
+
 def assert_set(event: threading.Event) -> None:
     assert event.wait(30)
