@@ -27,7 +27,9 @@ TRANSCRIPTS = "transcripts"
 SUFFIX = ".safetensors"
 _NAME = re.compile(rf"([0-9a-f]{{32}})-([0-9a-f]{{32}}){re.escape(SUFFIX)}")
 _KINDS: Mapping[str, FileKind] = {kind: kind for kind in KINDS}
-_DEEPER_IS_OLDER_NS = 256_000
+TOKEN_NS = 1000
+"""Of what was used together, the end is older by this much for each token, and goes first."""
+_DEEPER_IS_OLDER_NS = 256 * TOKEN_NS
 """Of files that were used at the same time, the one with more tokens before it is the first to go."""
 
 type FileName = tuple[FileKind, bytes]

@@ -46,7 +46,7 @@ class FromDisk(NamedTuple):
 
 @dataclass(eq=False, slots=True, kw_only=True)
 class DiskRestore(DiskWait):
-    """A restore that is under way. Once it is over, its caches are kept or dropped.
+    """A restore that is under way. Once it is over, its caches are kept, or their pages alone.
 
     If its prompt waits no longer, the buffers stay until the disk has answered.
 
@@ -78,7 +78,7 @@ class DiskRestorer:
 
     Args:
         keep: stores a sequence cache that holds these tokens and that nobody uses.
-        drop: takes a sequence cache whose state is unknown; the tokens that it holds are right.
+        keep_pages: takes a sequence cache whose state is unknown; the tokens that it holds are right.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class DiskRestorer:
         restorer: Restorer,
         *,
         keep: Callable[[SequenceCache, list[int]], None],
-        drop: Callable[[SequenceCache, list[int]], None],
+        keep_pages: Callable[[SequenceCache, list[int]], None],
     ) -> None:
         self._tier = access.tier
         self._shape = access.shape
@@ -96,7 +96,7 @@ class DiskRestorer:
         self._layers = layers
         self._restorer = restorer
         self._keep = keep
-        self._drop = drop
+        self._keep_pages = keep_pages
         self._running: list[DiskRestore] = []
         self._pace = RestorePace()
 
@@ -285,7 +285,7 @@ class DiskRestorer:
             restore.buffers.finish(len(done), length, _state_of(plan) if is_whole else ())
             restore.copying_s += time.perf_counter() - began
             if self._layers.has_state and not is_whole:
-                self._drop(restore.seq_cache, tokens)
+                self._keep_pages(restore.seq_cache, tokens)
                 return
             self._keep(restore.seq_cache, tokens)
         self._note(restore, length - before, nbytes)

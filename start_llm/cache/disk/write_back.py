@@ -1,7 +1,8 @@
 """Choose what is written to the disk tier, and when.
 
 Pages are written when they were used twice, when nobody has used them for a while, when they are evicted, and
-at the end. States are written when nobody has used them for a while, and at the end. What a client has given
+at the end. States are written when nobody has used them for a while, when they are evicted to make room, and
+at the end. What a client has given
 up is as right as anything else, and its client often comes back, so it is written too; but not when it is
 evicted, unless another sequence has used it since. Nothing of a sequence that failed is written: it is not in
 the store.
@@ -18,6 +19,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from start_llm.cache.buffers import Outgoing, outgoing
+from start_llm.cache.disk.disk_index import TOKEN_NS
 from start_llm.cache.disk.page_file import FileHeader
 from start_llm.cache.pages import CacheItem, Checkpoint, Holder, Page, PageRun, SequenceCache, page_key
 from start_llm.core.thread_owners import ENGINE, owned_by
@@ -38,8 +40,6 @@ _COPY_SHARE = 0.01
 """Share of the time in which requests are running that may be spent on copying pages."""
 _IDLE_WHEN_TIGHT_S = 2.0
 """Seconds without use after which pages are written while memory is short."""
-_TOKEN_NS = 1000
-"""Of what was used together, the end is older by this much for each token, and goes first."""
 _MOST_STATES = 6
 """States up to and including a new one, of one conversation on the disk."""
 _MOST_READ = 32
@@ -269,7 +269,7 @@ class WriteBack:
     def _used_ns(self, item: CacheItem, parent: Page) -> int:
         """Return when it was last used, in wall time; never later than what is before it on its path."""
         last_used = item.last_used if parent.parent is None else min(item.last_used, parent.last_used)
-        return int((time.time() - (self._clock() - last_used)) * 1e9) - parent.end * _TOKEN_NS
+        return int((time.time() - (self._clock() - last_used)) * 1e9) - parent.end * TOKEN_NS
 
     def _content(
         self, item: CacheItem
