@@ -25,7 +25,7 @@ _RESERVE = 0.02
 _SLACK = 0.07
 """Share of the budget that an eviction frees beyond need, so that not every chunk causes one."""
 _TIGHT = 0.3
-"""Share of the budget below which memory is short."""
+"""Share of the budget: when less of it is free, memory is short."""
 _CHECKPOINTS_SHARE = 0.3
 _MAX_ENDS_UNDER_PRESSURE = 24
 _UNUSED_UNDER_PRESSURE_S = 1800.0

@@ -249,7 +249,7 @@ class PageTree:
         """
         key, known = self._place(parent, tokens)
         if known is not None:
-            known.last_used = now
+            known.last_used, known.uses = now, known.uses + 1
             if known.holder is None:
                 self.hold(known, holder)
             return known

@@ -94,7 +94,7 @@ class PromptCache:
     def attach_disk(self, disk: DiskAccess) -> None:
         """Use a disk tier from now on."""
         self.disk.restorer = DiskRestorer(
-            disk, self._layers, self._restorer, keep=self._keep_restored, drop=self._keep_pages
+            disk, self._layers, self._restorer, keep=self._keep_restored, keep_pages=self._keep_pages
         )
         self.disk.write_back = self._evictor.write_back = WriteBack(
             disk, self._layers, self._store, is_tight=self._evictor.is_tight, clock=self._clock

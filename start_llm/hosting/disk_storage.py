@@ -123,10 +123,13 @@ class DiskStorage:
         self._listeners = tuple(one for one in self._listeners if one != notify)
 
     def close(self, timeout_s: float) -> None:
-        """Write what is queued and let the folder go. Engines and databases must have ended."""
+        """Write what is queued and let the folder go. Engines and databases must have ended.
+
+        A disk that hangs keeps the folder until the process ends.
+        """
         self._database_thread.close(timeout_s)
-        self._thread.close(timeout_s)
-        if self._tier:
+        has_ended = self._thread.close(timeout_s)
+        if self._tier and has_ended:
             self._tier.close()
 
     def _notify(self) -> None:

@@ -80,6 +80,7 @@ class DiskThread:
                 job()
             except Exception as error:  # noqa: BLE001 - other jobs must not suffer from one
                 self._on_error(error)
+            job = None  # and all that it holds: before the next one comes, that may belong to another thread
 
     def _next(self) -> Job | None:
         """Wait for the next job. Returns None at the end."""

@@ -131,7 +131,7 @@ class DiskMetrics:
         written_files, written_bytes: since the start; `written_today_bytes` since midnight UTC.
         evictions: files that were removed because the folder was full.
         lost: pages and states that were evicted from memory before they could be written, or found no room.
-        errors: failures to write.
+        errors: failures to write, and to open a file for want of descriptors or memory.
     """
 
     state: str = "off"

@@ -131,7 +131,7 @@ _DISK_COUNTERS: tuple[_Series[DiskMetrics], ...] = (
     ),
     _Series("ssd_cache_written_bytes", "Bytes that were written to disk.", lambda of: of.written_bytes),
     _Series("ssd_cache_evictions", "Files that made room for others.", lambda of: of.evictions),
-    _Series("ssd_cache_errors", "Failures to write.", lambda of: of.errors),
+    _Series("ssd_cache_errors", "Failures to write or to open a file.", lambda of: of.errors),
     _Series(
         "ssd_cache_rejected_files",
         "Files that could not be used, by reason.",

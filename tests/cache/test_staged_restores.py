@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import os
 import random
+import time
 from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
+import mlx.core as mx
 import pytest
+from mlx_lm.generate import generation_stream
 
 from scripts import tiny_models
 from start_llm.cache.buffers import Incoming
 from start_llm.cache.disk import disk_restore
 from start_llm.cache.disk.disk_reads import DiskRead
+from start_llm.cache.disk.page_file import OpenedFile
 from start_llm.cache.disk.restore_pace import RestorePace
+from start_llm.engine.inbox import StopRequest
 from start_llm.engine.resources import EngineResources
 from tests.cache.conversations import reference, tokens
 from tests.cache.disk import OnDisk, on_disk, resources_of, settled
@@ -127,6 +133,8 @@ def test_a_copy_that_fails_costs_the_restore_alone(
     assert started.metrics.failures == 1
     settled(lambda: read.is_over)
     assert read.done < PAGES, "nobody reads on"
+    started.restorer.collect()
+    assert (read.parts, started.restorer._running) == ([], []), "its memory is let go of on this thread"
 
 
 def test_a_request_that_leaves_while_reading_pauses_ends_the_read(started: OnDisk):
@@ -135,6 +143,24 @@ def test_a_request_that_leaves_while_reading_pauses_ends_the_read(started: OnDis
     watched.generation.cancel()
     started.step_until(lambda: read.is_over and not started.restorer._running)
     assert started.say(PROMPT, 5).tokens
+
+
+@pytest.mark.parametrize("is_in_place", [True, False], ids=["in place", "staged"])
+def test_a_model_that_stops_while_it_reads_lets_go_of_the_buffers_itself(
+    resources: EngineResources, stored: Path, two_ahead: None, is_in_place: bool, monkeypatch: Any
+):
+    real = os.preadv
+    monkeypatch.setattr(os, "preadv", lambda *those: time.sleep(0.02) or real(*those))
+    with on_disk(resources, stored, is_in_place=is_in_place) as engine:
+        settled(lambda: engine.tier.worker.scanned.is_over)
+        watched, read, _ = begun(engine)
+        engine.inbox.put(StopRequest(flush_s=20))
+        with mx.stream(generation_stream):
+            engine.loop.step()
+            engine.loop.finish()
+        assert watched.look()
+        assert read.done < PAGES
+        assert (read.parts, engine.restorer._running) == ([], [])
 
 
 # -------------------------------------------------------------------------------------------- when to restore
@@ -150,6 +176,19 @@ def test_what_is_computed_faster_than_restored_is_computed(
         assert (engine.disk.computed_instead, engine.disk.hits) == (1, 0)
 
 
+def test_files_that_were_not_read_because_computing_is_faster_are_not_read_behind(
+    resources: EngineResources, stored: Path, monkeypatch: pytest.MonkeyPatch
+):
+    verified: list[OpenedFile] = []
+    monkeypatch.setattr(OpenedFile, "verify", verified.append)
+    with on_disk(resources, stored) as engine:
+        settled(lambda: engine.tier.worker.scanned.is_over)
+        engine.restorer._pace.note(2**30, 2.0**30)
+        engine.say(PROMPT, 5)
+        assert engine.disk.computed_instead == 1
+    assert len(verified) <= 1, "the end of the reply, which no prompt asked for"
+
+
 def test_the_fastest_of_the_last_restores_counts():
     pace = RestorePace()
     assert not pace.is_slower(2**40, 0.001), "nothing is known"
@@ -163,6 +202,34 @@ def test_the_fastest_of_the_last_restores_counts():
     for _ in range(8):
         pace.note(2**30, 100.0)
     assert pace.is_slower(2**30, 60.0), "what is long ago does not count"
+
+
+def test_a_rate_is_forgotten_so_that_one_slow_restore_ends_no_others():
+    now = [0.0]
+    pace = RestorePace(lambda: now[0])
+    pace.note(2**30, 2.0**30)
+    now[0] += 599
+    assert pace.is_slower(2**30, 60.0)
+    now[0] += 2
+    assert not pace.is_slower(2**30, 60.0), "is tried again"
+
+
+@pytest.mark.parametrize("is_in_place", [True, False], ids=["in place", "staged"])
+def test_an_engine_that_was_busy_makes_no_restore_slow(
+    resources: EngineResources, stored: Path, is_in_place: bool, monkeypatch: pytest.MonkeyPatch
+):
+    """Only reading and copying count, not the wait for a step of the engine."""
+    noted: list[float] = []
+    with on_disk(resources, stored, is_in_place=is_in_place) as engine:
+        settled(lambda: engine.tier.worker.scanned.is_over)
+        monkeypatch.setattr(engine.restorer._pace, "note", lambda _, seconds: noted.append(seconds))
+        watched, read, _ = begun(engine)
+        settled(lambda: read.is_over)
+        time.sleep(1)
+        engine.finish(watched)
+        assert engine.disk.restored_s > 1
+        (seconds,) = noted
+        assert 0 < seconds < 1
 
 
 def test_reading_pauses_until_enough_is_taken():

@@ -2,6 +2,7 @@
 
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 
 import pytest
@@ -76,6 +77,19 @@ def test_a_job_that_raises_is_told_and_the_next_one_runs(thread: DiskThread, err
     thread.submit(done.set)
     assert done.wait(5)
     assert [type(error) for error in errors] == [ZeroDivisionError]
+
+
+def test_what_a_job_holds_is_let_go_of_when_it_is_done(thread: DiskThread):
+    """Not when the next one comes: it may be memory that belongs to another thread by then."""
+    lent = threading.Event()
+    there = weakref.ref(lent)
+    thread.submit(lent.set)
+    assert lent.wait(5)
+    del lent
+    end = time.monotonic() + 5
+    while there() is not None and time.monotonic() < end:
+        time.sleep(0.01)
+    assert there() is None
 
 
 def test_one_that_does_not_end_is_not_waited_for(errors: list[Exception]):

@@ -25,7 +25,9 @@ TRANSCRIPTS = "transcripts"
 SUFFIX = ".safetensors"
 _NAME = re.compile(rf"([0-9a-f]{{32}})-([0-9a-f]{{32}}){re.escape(SUFFIX)}")
 _KINDS: Mapping[str, FileKind] = {kind: kind for kind in KINDS}
-_DEEPER_IS_OLDER_NS = 256_000
+TOKEN_NS = 1000
+"""Of what was used together, the end is older by this much for each token, and goes first."""
+_DEEPER_IS_OLDER_NS = 256 * TOKEN_NS
 """Of files that were used at the same time, the one with more tokens before it is the first to go."""
 
 type FileName = tuple[FileKind, bytes]
@@ -41,6 +43,7 @@ class CachedFile:
         used_ns: when it was last used, in nanoseconds of wall time; the file's modification time.
         header: what it holds; None until it was read.
         is_verified: this process has written it, or read all of it, and it was right.
+        is_passed_over: it was not read because computing is faster, so nothing suggests that it is hurt.
     """
 
     kind: FileKind
@@ -50,6 +53,7 @@ class CachedFile:
     used_ns: int
     header: FileHeader | None = None
     is_verified: bool = False
+    is_passed_over: bool = False
 
     @property
     def name(self) -> FileName:

@@ -36,12 +36,10 @@ class DiskWait:
 
     Attributes:
         is_over: set on the disk thread, or by the engine where that thread takes no more jobs.
-        is_late: the prompt did not wait any longer.
         saves: tokens that it is to give beyond what memory has, if that is known.
     """
 
     is_over: bool = False
-    is_late: bool = False
     saves: int = 0
 
 
@@ -55,6 +53,7 @@ class DiskRead(DiskWait):
         most_ahead: parts that may be read without being taken, each of which the engine is told of; None: all
             of them, and the engine is told at the end.
         is_given_up: nobody waits for it any more.
+        seconds: spent on reading and checking.
     """
 
     parts: list[FilePart] = field(default_factory=list[FilePart])
@@ -62,6 +61,7 @@ class DiskRead(DiskWait):
     taken: int = 0
     most_ahead: int | None = None
     is_given_up: bool = False
+    seconds: float = 0.0
     _is_paused: bool = False
     _lock: threading.Lock = field(default_factory=threading.Lock)
 

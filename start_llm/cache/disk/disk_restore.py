@@ -14,7 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from start_llm.cache.buffers import Incoming
-from start_llm.cache.disk.disk_plan import DiskPlan, PageChain, is_worth_it, plan_from_disk
+from start_llm.cache.disk.disk_plan import DiskPlan, PageChain, is_worth_it, may_be_worth_it, plan_from_disk
 from start_llm.cache.disk.disk_reads import DiskRead, DiskWait, FilePart
 from start_llm.cache.disk.disk_tier import DiskAccess
 from start_llm.cache.disk.page_file import TensorLayout
@@ -46,13 +46,14 @@ class FromDisk(NamedTuple):
 
 @dataclass(eq=False, slots=True, kw_only=True)
 class DiskRestore(DiskWait):
-    """A restore that is under way. Once it is over, its caches are kept or dropped.
+    """A restore that is under way. Once it is over, its caches are kept, or their pages alone.
 
-    If it is late, the buffers stay until the disk has answered.
+    If its prompt waits no longer, the buffers stay until the disk has answered.
 
     Attributes:
         seq_cache: active; its caches are the buffers.
         got: what came of it; set with `is_over`.
+        copying_s: seconds that the engine spent on it.
         followers: over with it; what others wait for who need the same files.
     """
 
@@ -64,6 +65,7 @@ class DiskRestore(DiskWait):
     began: float
     followers: list[DiskWait] = field(default_factory=list[DiskWait])
     got: FromDisk = field(default_factory=FromDisk)
+    copying_s: float = 0.0
 
     def give_up(self) -> None:
         """Nobody waits for it any more: read no further. What was read is kept."""
@@ -76,7 +78,7 @@ class DiskRestorer:
 
     Args:
         keep: stores a sequence cache that holds these tokens and that nobody uses.
-        drop: takes a sequence cache whose state is unknown; the tokens that it holds are right.
+        keep_pages: takes a sequence cache whose state is unknown; the tokens that it holds are right.
     """
 
     def __init__(
@@ -86,7 +88,7 @@ class DiskRestorer:
         restorer: Restorer,
         *,
         keep: Callable[[SequenceCache, list[int]], None],
-        drop: Callable[[SequenceCache, list[int]], None],
+        keep_pages: Callable[[SequenceCache, list[int]], None],
     ) -> None:
         self._tier = access.tier
         self._shape = access.shape
@@ -94,9 +96,8 @@ class DiskRestorer:
         self._layers = layers
         self._restorer = restorer
         self._keep = keep
-        self._drop = drop
+        self._keep_pages = keep_pages
         self._running: list[DiskRestore] = []
-        self._looks: list[DiskWait] = []
         self._pace = RestorePace()
 
     def begin(self, match: PromptMatch, *, room: int, may_look: bool, speed: float) -> DiskWait | None:
@@ -111,36 +112,31 @@ class DiskRestorer:
             speed: tokens that are computed in a second.
         """
         tier, kept = self._tier, match.plan.length
-        if self._is_hanging() or not tier.is_on:
+        if tier.is_hanging() or not tier.is_on or not may_be_worth_it(match.ids, kept):
             return None
         if not tier.worker.scanned.is_over:
             return tier.worker.scanned
         plan = self._plan(match, may_look=may_look)
         if isinstance(plan, list):
-            self._looks.append(tier.look(plan))
-            return self._looks[-1]
+            return tier.look(plan)
         if not is_worth_it(plan, kept):
             return None
         saves = plan.length - kept
         if self._pace.is_slower(sum(file.nbytes for file in plan.files), saves / speed):
             tier.metrics.computed_instead += 1
+            for file in plan.files:
+                file.is_passed_over = True
             return None
         return self._follow(plan, saves) or self._read(plan, match, room, saves)
 
     def leave(self, wait: DiskWait) -> None:
-        """Note that a prompt does not wait any longer. As long as this is not over, nobody waits for the
-        disk.
-        """
-        wait.is_late = True
-        self._tier.note_late()
+        """Note that a prompt does not wait any longer. As long as this is not over, no other one waits.
 
-    def _is_hanging(self) -> bool:
-        self._looks = [one for one in self._looks if not one.is_over]
-        waits = (*self._running, *self._looks, self._tier.worker.scanned)
-        is_hanging = any(one.is_late and not one.is_over for one in waits)
-        if not is_hanging:
-            self._tier.note_answer()
-        return is_hanging
+        That of a follower says nothing of the disk: the read that it follows may take longer, and go well.
+        """
+        self._tier.metrics.late += 1
+        if not any(wait in one.followers for one in self._running):
+            self._tier.note_silence(wait.read if isinstance(wait, DiskRestore) else wait)
 
     def _follow(self, plan: DiskPlan, saves: int) -> DiskWait | None:
         """Wait for a restore that reads the beginning of this plan, and not much else."""
@@ -234,22 +230,31 @@ class DiskRestorer:
         for restore in list(self._running):
             if restore.read.is_over:
                 self._running.remove(restore)
-                self._complete(restore)
-            elif restore.buffers.takes_early:
+                self._end(restore)
+            elif restore.buffers.takes_early and not restore.is_over:
                 self._take(restore)
+
+    def finish(self, patience_s: float) -> None:
+        """Read no further, and complete every restore whose file is read in this time."""
+        for restore in self._running:
+            restore.give_up()
+            self._tier.take(restore.read, restore.read.taken)
+        self._tier.traffic.wait_until(lambda: all(one.read.is_over for one in self._running), patience_s)
+        self.collect()
 
     def _take(self, restore: DiskRestore) -> None:
         """Copy what is read so far. If that fails, the restore is over, and nothing of it is kept."""
-        done = restore.read.done
+        done, began = restore.read.done, time.perf_counter()
         with ExitStack() as failed, self._restorer.store.rollback_on_error(restore.seq_cache):
             failed.callback(self._abandon, restore, done)
             restore.buffers.take(done)
             failed.pop_all()
+        restore.copying_s += time.perf_counter() - began
         self._tier.take(restore.read, done)
 
     def _abandon(self, restore: DiskRestore, done: int) -> None:
+        """End a restore whose buffers stay until its read is over, so that this thread lets go of them."""
         restore.give_up()
-        self._running.remove(restore)
         self._tier.take(restore.read, done)
         self._tell_over(restore)
 
@@ -257,6 +262,12 @@ class DiskRestorer:
         restore.is_over = True
         for one in restore.followers:
             one.is_over = True
+
+    def _end(self, restore: DiskRestore) -> None:
+        if restore.is_over:
+            restore.read.parts.clear()  # with the buffers
+        else:
+            self._complete(restore)
 
     def _complete(self, restore: DiskRestore) -> None:
         plan, read = restore.plan, restore.read
@@ -270,16 +281,18 @@ class DiskRestorer:
         self._tell_over(restore)
         tokens = list(restore.ids[:length])
         with self._restorer.store.rollback_on_error(restore.seq_cache):
+            began = time.perf_counter()
             restore.buffers.finish(len(done), length, _state_of(plan) if is_whole else ())
+            restore.copying_s += time.perf_counter() - began
             if self._layers.has_state and not is_whole:
-                self._drop(restore.seq_cache, tokens)
+                self._keep_pages(restore.seq_cache, tokens)
                 return
             self._keep(restore.seq_cache, tokens)
         self._note(restore, length - before, nbytes)
 
     def _note(self, restore: DiskRestore, tokens: int, nbytes: int) -> None:
         restore.got = FromDisk(tokens, time.perf_counter() - restore.began)
-        self._pace.note(nbytes, restore.got.seconds)
+        self._pace.note(nbytes, restore.read.seconds + restore.copying_s)
         metrics = self._tier.metrics
         metrics.hits += tokens > 0
         metrics.restored_tokens += tokens

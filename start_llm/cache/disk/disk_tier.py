@@ -65,7 +65,7 @@ class DiskTier:
         self._lock = Lock(path / LOCK)
         self._will_write_used = False
         self.is_on = False
-        self._is_silent = False
+        self._unanswered: list[DiskWait] = []
 
     # --------------------------------------------------------------------- start and stop, by the main thread
 
@@ -117,8 +117,9 @@ class DiskTier:
 
     @owned_by(ENGINE)
     def wait_for_room(self, timeout_s: float) -> bool:
-        """Wait until a file can be queued. False if none can be in this time."""
-        self.traffic.wait_for_room(timeout_s)
+        """Wait until a file can be queued, after the scan. False if none can be in this time."""
+        if self.is_on:
+            self.traffic.wait_until(lambda: self.index.is_complete and not self.traffic.is_full, timeout_s)
         return self.can_take
 
     @owned_by(ENGINE)
@@ -184,19 +185,20 @@ class DiskTier:
                 self.traffic.note_checked(file.name)
 
     @owned_by(ENGINE)
-    def note_late(self) -> None:
-        """Count a prompt that did not wait any longer, and say that the disk does not answer."""
-        self.metrics.late += 1
-        if not self._is_silent:
-            self._is_silent = True
+    def note_silence(self, wait: DiskWait) -> None:
+        """Note that a prompt, of whatever model, has waited for this in vain."""
+        if not self._unanswered:
             self._say("The disk tier of the prompt cache does not answer. Prompts are computed meanwhile.")
+        self._unanswered.append(wait)
 
     @owned_by(ENGINE)
-    def note_answer(self) -> None:
-        """Say that the disk answers again."""
-        if self._is_silent:
-            self._is_silent = False
+    def is_hanging(self) -> bool:
+        """Return whether the disk still owes an answer for which a prompt has waited in vain."""
+        was_hanging = bool(self._unanswered)
+        self._unanswered = [one for one in self._unanswered if not one.is_over]
+        if was_hanging and not self._unanswered:
             self._say("The disk tier of the prompt cache answers again.")
+        return bool(self._unanswered)
 
 
 @dataclass(frozen=True, slots=True)

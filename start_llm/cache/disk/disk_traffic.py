@@ -68,10 +68,10 @@ class DiskTraffic:
         """Return the tensors of the files that were written since the last call."""
         return [self._written.popleft() for _ in range(len(self._written))]
 
-    def wait_for_room(self, timeout_s: float) -> None:
-        """Wait until a file can be queued, but no longer than this."""
+    def wait_until(self, condition: Callable[[], bool], timeout_s: float) -> None:
+        """Wait until something is so, but no longer than this; it is asked whenever anything has ended."""
         with self._changed:
-            self._changed.wait_for(lambda: not self.is_full, timeout_s)
+            self._changed.wait_for(condition, timeout_s)
 
     # ----------------------------------------------------------------------------------------------- reading
 
@@ -81,10 +81,11 @@ class DiskTraffic:
 
     def end(self, wait: DiskWait) -> None:
         """Tell that something is over for which a prompt waits."""
-        if isinstance(wait, DiskRead):
-            with self._changed:
+        with self._changed:
+            if isinstance(wait, DiskRead):
                 self._reads.discard(wait)
-        wait.is_over = True
+            wait.is_over = True
+            self._changed.notify_all()
         self.notify()
 
     @property

@@ -1,14 +1,16 @@
 """The disk tier's work on the disk thread: scan the folder, write files, read and check them.
 
-A file that cannot be used is removed and counted. If the disk is full or cannot be written, the worker steps
-back: it writes nothing for a while, and goes on when it can.
+A file that cannot be used is removed and counted, unless the system could not open it just now. If the disk
+is full or cannot be written, the worker steps back: it writes nothing for a while, and goes on when it can.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -30,6 +32,8 @@ _DAY_CHECK_S = 60.0
 _SCAN_SLICE_S = 0.2
 _MOST_SCAN_WAIT_S = 5.0
 """For which prompts wait for the scan; after that the files that it has not found yet are missed."""
+_PASSING = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ESTALE})
+"""Errors that say nothing of a file: it may be read at the next try."""
 
 type Reader = Callable[[CachedFile], FileHeader | None]
 """Returns what a file says of itself; None if it cannot be used. On the disk thread."""
@@ -66,7 +70,7 @@ class DiskWorker:
     @owned_by(ENGINE, DISK)
     def pause_left_s(self) -> float:
         """Seconds for which nothing is written, because there was an error, or enough was written today."""
-        pause = max(self._paused_until - time.time(), 0)
+        pause = max(self._paused_until - time.monotonic(), 0)
         return max(pause, _DAY_CHECK_S) if self._written_today.is_reached else pause
 
     # --------------------------------------------------------------------------------------- start and end
@@ -122,8 +126,9 @@ class DiskWorker:
             if self._folder.keep_quota(file.nbytes, self._traffic.being_read):
                 path = file.path(self._folder.path)
                 write_file(path, header, content.contents)
-                os.utime(path, ns=(used_ns, used_ns))
                 self._index.add(file)
+                with suppress(OSError):
+                    os.utime(path, ns=(used_ns, used_ns))
                 self._note_written(file.nbytes)
                 being_read = self._traffic.being_read
                 for one in superseded(self._index, self.header_of):
@@ -158,7 +163,7 @@ class DiskWorker:
 
     def _pause(self, reason: str) -> None:
         """Write nothing for a while, and say so once until something could be written again."""
-        self._paused_until = time.time() + self._folder.limits.pause_s
+        self._paused_until = time.monotonic() + self._folder.limits.pause_s
         if self._metrics.state != "paused":
             self._metrics.state = "paused"
             self._say(f"The disk tier of the prompt cache pauses: {reason}.")
@@ -178,12 +183,13 @@ class DiskWorker:
 
     def _read(self, job: DiskRead) -> None:
         """Read a file of a job, so that several prompts take turns."""
-        has_more = False
+        has_more, began = False, time.perf_counter()
         try:
             if not job.is_given_up and self._read_part(job.parts[job.done]):
                 job.done += 1
                 has_more = job.done < len(job.parts)
         finally:
+            job.seconds += time.perf_counter() - began
             if not has_more:
                 self._traffic.end(job)
         if has_more:
@@ -201,8 +207,9 @@ class DiskWorker:
                 raise HurtFile("layout")
             opened.read_into(part.targets())
 
-        part.file.is_verified = self._is_right(part.file, read)
-        return part.file.is_verified
+        is_right = self._is_right(part.file, read)
+        part.file.is_verified |= is_right
+        return is_right
 
     @owned_by(DISK)
     def look(self, files: list[CachedFile], wait: DiskWait) -> None:
@@ -235,7 +242,9 @@ class DiskWorker:
         file.header = opened.header
 
     def _is_right(self, file: CachedFile, use: Callable[[OpenedFile], None]) -> bool:
-        """Open a file and use it. A file that is hurt is removed and counted."""
+        """Open a file and use it. A file that is hurt is removed and counted; one that cannot be opened just
+        now is a miss.
+        """
         try:
             with opened_file(file.path(self._folder.path), *file.name) as opened:
                 use(opened)
@@ -243,8 +252,11 @@ class DiskWorker:
             self._reject(file, error.reason)
         except (ValueError, TypeError):  # what it says of itself makes no sense
             self._reject(file, "header")
-        except OSError:
-            self._reject(file, "unreadable")
+        except OSError as error:
+            if error.errno in _PASSING:
+                self._metrics.note_error()
+            else:
+                self._reject(file, "unreadable")
         else:
             return True
         return False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING
 
 from start_llm.cache.disk.disk_restore import DiskRestore, DiskRestorer
@@ -68,9 +69,14 @@ class PromptDisk:
             self.write_back.offer(is_busy=is_busy)
 
     def flush(self, patience_s: float) -> None:
-        """Write everything that is not on the disk yet, for at most `patience_s` seconds."""
-        if self.write_back:
-            self.write_back.flush(patience_s)
+        """End restores and write everything that is not on the disk yet, within `patience_s` seconds."""
+        end = time.perf_counter() + patience_s
+        try:
+            if self.restorer:
+                self.restorer.finish(patience_s)
+        finally:
+            if self.write_back:
+                self.write_back.flush(end - time.perf_counter())
 
     def seconds_until_due(self) -> float | None:
         """Return the seconds after which `write_due` should be called even if nothing else happens."""

@@ -1,7 +1,8 @@
 """Choose what is written to the disk tier, and when.
 
 Pages are written when they were used twice, when nobody has used them for a while, when they are evicted, and
-at the end. States are written when nobody has used them for a while, and at the end. What a client has given
+at the end. States are written when nobody has used them for a while, when they are evicted to make room, and
+at the end. What a client has given
 up is as right as anything else, and its client often comes back, so it is written too; but not when it is
 evicted, unless another sequence has used it since. Nothing of a sequence that failed is written: it is not in
 the store.
@@ -18,6 +19,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from start_llm.cache.buffers import Outgoing, outgoing
+from start_llm.cache.disk.disk_index import TOKEN_NS
 from start_llm.cache.disk.page_file import FileHeader
 from start_llm.cache.pages import CacheItem, Checkpoint, Holder, Page, PageRun, SequenceCache, page_key
 from start_llm.core.thread_owners import ENGINE, owned_by
@@ -32,12 +34,12 @@ if TYPE_CHECKING:
 
 _LOOK_S, _LOOK_WHEN_BUSY_S = 1.0, 5.0
 """Seconds between two looks for what is to be written, which take some milliseconds."""
+_OFFER_S = 0.1
+"""For handing over in one call: a request may have come. The disk's news cause the next call."""
 _COPY_SHARE = 0.01
 """Share of the time in which requests are running that may be spent on copying pages."""
 _IDLE_WHEN_TIGHT_S = 2.0
 """Seconds without use after which pages are written while memory is short."""
-_TOKEN_NS = 1000
-"""Of what was used together, the end is older by this much for each token, and goes first."""
 _MOST_STATES = 6
 """States up to and including a new one, of one conversation on the disk."""
 _MOST_READ = 32
@@ -99,6 +101,7 @@ class WriteBack:
         """
         if self._tier.worker.pause_left_s:
             self._due.clear()  # its items hold memory
+        end = time.perf_counter() + _OFFER_S
         while self._tier.can_take and not (is_busy and time.perf_counter() < self._not_before):
             item = self._next(_LOOK_WHEN_BUSY_S if is_busy else _LOOK_S)
             if item is None:
@@ -107,6 +110,8 @@ class WriteBack:
             self._write(item)
             now = time.perf_counter()
             self._not_before = now + (now - began) / _COPY_SHARE
+            if now >= end:
+                return
 
     def seconds_until_due(self) -> float | None:
         """Return the seconds after which `offer` should be called again; None if something else will come
@@ -136,7 +141,6 @@ class WriteBack:
         self._due = self._candidates(idle_s=0)
         while self._due and time.perf_counter() < end:
             if self._tier.wait_for_room(end - time.perf_counter()):
-                self._tier.release_written()
                 item = self._due.pop()
                 if self._is_writable(item):
                     self._write(item)
@@ -191,11 +195,12 @@ class WriteBack:
     def _unread(self) -> Iterator[CachedFile]:
         """Yield the files that nobody has read since the start, though memory has their content.
 
-        It was computed because a file on the way to them was hurt, and they may be hurt as well.
+        Unless computing is faster, it was computed because a file on the way to them was hurt or missing, and
+        they may be hurt as well.
         """
         for item in (*self._store.tree.pages(), *self._store.checkpoints, *self._store.seq_caches):
             file = self._tier.index.get(*self._name(item))
-            if file and not file.is_verified:
+            if file and not file.is_verified and not file.is_passed_over:
                 yield file
 
     def _all(self, idle_s: float) -> Iterator[_Candidate]:
@@ -248,6 +253,7 @@ class WriteBack:
                 return kind, page_key(item.end_page.key, item.tokens[item.end_page.end :])
 
     def _write(self, item: CacheItem) -> None:
+        self._tier.release_written()  # before there is another copy
         parent, tokens, content, numbers = self._content(item)
         kind, key = self._name(item)
         is_packed = kind == "pages" and self._shape.is_packed(parent.end)
@@ -263,7 +269,7 @@ class WriteBack:
     def _used_ns(self, item: CacheItem, parent: Page) -> int:
         """Return when it was last used, in wall time; never later than what is before it on its path."""
         last_used = item.last_used if parent.parent is None else min(item.last_used, parent.last_used)
-        return int((time.time() - (self._clock() - last_used)) * 1e9) - parent.end * _TOKEN_NS
+        return int((time.time() - (self._clock() - last_used)) * 1e9) - parent.end * TOKEN_NS
 
     def _content(
         self, item: CacheItem
