@@ -97,8 +97,7 @@ class StepExecutor:
             case StartRequest() | LookAtImage() | ComputeChunk():
                 self._go_on_with_prefill(part)
             case JoinBatch():
-                with self._time.decoding(), self.failures.on_failure(self._abandon_joining):
-                    self.decoder.join_next(self._decoding(part.beside))
+                self._join(part)
             case DecodeToken():
                 self._decode(part)
             case FreeMemory():
@@ -247,6 +246,18 @@ class StepExecutor:
             self.prefill = None
 
     # ----------------------------------------------------------------------------------------------- decoding
+
+    def _join(self, part: JoinBatch) -> None:
+        """Let a prefilled request decode.
+
+        Raises:
+            ValueError: it is not the next one.
+        """
+        joining = self.decoder.next_to_join
+        if joining is None or joining.number != part.number:
+            raise ValueError(f"request {part.number} is not the next to decode")
+        with self._time.decoding(), self.failures.on_failure(self._abandon_joining):
+            self.decoder.join_next(self._decoding(part.beside))
 
     def _decode(self, part: DecodeToken) -> None:
         with self._time.decoding():

@@ -2,7 +2,8 @@
 
 A step is a series of parts. Each is decided when the one before it is done, because what one keeps is what
 the next may restore. Whoever has the same requests, under the same numbers, and executes the same parts at
-the same times of the plan computes, keeps and evicts the same.
+the same times of the plan computes, keeps and evicts the same. What the disk tier gives and takes, trimming
+of arrays and budgets that other models change are no parts (ADR 21).
 """
 
 import time

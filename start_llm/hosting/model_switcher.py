@@ -142,6 +142,9 @@ class ModelSwitcher:
             except Exception as error:
                 self._note_failure(name, f"{type(error).__name__}: {error}")
                 raise
+            finally:
+                with self._residents.changed:
+                    self._residents.promised.discard(name)  # whatever came of it, it was its turn
 
     def _bring(self, name: str) -> None:
         """Load a model, after those are gone that it cannot stand beside.

@@ -290,7 +290,7 @@ def test_a_sequence_that_waits_after_its_batch_has_failed_occupies_no_row_of_it(
     engine.finish(*sequences)
 
 
-def test_a_request_that_cannot_be_queued_fails_and_those_behind_it_go_on(monkeypatch):
+def test_a_request_that_cannot_be_queued_fails_and_those_behind_it_go_on(monkeypatch, capsys):
     engine = counting()
     add, failed = engine.loop.schedule.add, list[object]()
 
@@ -304,6 +304,7 @@ def test_a_request_that_cannot_be_queued_fails_and_those_behind_it_go_on(monkeyp
     first, second = (engine.submit(engine_request(prompt, 5)) for prompt in PROMPTS[:2])
     engine.finish(first, second)
     assert [type(one.ending) for one in (first, second)] == [Failed, Finished]
+    assert "Breakdown: broken on purpose" in capsys.readouterr().err, "with its traceback"
 
 
 def test_a_waiting_reply_that_cannot_be_cut_fails_alone(monkeypatch):

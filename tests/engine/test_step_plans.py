@@ -210,10 +210,11 @@ def test_a_plan_for_a_request_that_is_not_there_harms_no_other(part):
     assert isinstance(reply.ending, Finished)
 
 
-def test_an_end_of_a_request_that_is_not_there_is_told():
+@pytest.mark.parametrize("part", [EndRequest(7), JoinBatch(7)])
+def test_a_plan_that_does_not_fit_the_requests_is_an_error(part):
     leader = Leader(resources_of(has_state=False), 0)
-    with pytest.raises(ValueError, match="request 7 does not wait"):
-        leader.loop.executor.execute(EndRequest(7), 0.0)
+    with pytest.raises(ValueError, match="request 7"):
+        leader.loop.executor.execute(part, 0.0)
 
 
 def test_while_a_part_is_executed_time_is_the_plans():
