@@ -89,6 +89,25 @@ def test_who_has_hung_up_is_noticed():
         assert is_closed_by_peer(ours)
 
 
+def test_an_end_that_no_event_tells_is_noticed(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("start_llm.server.connection._CLOSED", 0)
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        theirs.send(b"x")
+        assert not is_closed_by_peer(ours)
+        ours.recv(1)
+        theirs.shutdown(socket.SHUT_WR)
+        assert is_closed_by_peer(ours)
+
+
+def test_an_end_behind_unread_bytes_is_noticed():
+    ours, theirs = socket.socketpair()
+    with ours:
+        with theirs:
+            theirs.send(b"x")
+        assert is_closed_by_peer(ours)
+
+
 def test_beyond_the_limit_an_idle_connection_gives_way_and_a_busy_one_does_not():
     connections, pairs = Connections(2), [socket.socketpair() for _ in range(4)]
     try:
