@@ -87,6 +87,8 @@ class CacheKind:
             composite.
         growth_tokens: tokens that a leaf has to hold for that; 0 if there is no `growth`.
         put_state: sets a leaf's state, in the form of its `state` property.
+        changed: names of the attributes that a forward pass changes. An array of KV for every token is none
+            of them: what is behind `offset` does not count.
     """
 
     words: str
@@ -95,6 +97,7 @@ class CacheKind:
     growth: Callable[[Any], Growth] | None = None
     growth_tokens: int = 0
     put_state: Callable[[Any, Any], None] = _put_state
+    changed: tuple[str, ...] = ()
 
 
 # ------------------------------------------------------------------------------------------ read and restored
@@ -239,6 +242,7 @@ KINDS = {
         reuse=TrimmableLeaf(_plain, _fill_plain),
         growth=_each_token,
         growth_tokens=1,
+        changed=("offset",),
     ),
     "QuantizedKVCache": CacheKind(
         words="quantised attention",
@@ -246,6 +250,7 @@ KINDS = {
         reuse=TrimmableLeaf(lambda cache: (*cache.keys, *cache.values), _fill_quantised),
         growth=_each_token,
         growth_tokens=1,
+        changed=("offset",),
     ),
     "RotatingKVCache": CacheKind(
         words="sliding window",
@@ -258,6 +263,7 @@ KINDS = {
         ),
         growth=_last_tokens("max_size"),
         growth_tokens=1,
+        changed=("keys", "values", "offset", "_idx"),
     ),
     "ChunkedKVCache": CacheKind(
         words="chunked attention",
@@ -265,6 +271,7 @@ KINDS = {
         reuse=NonTrimmableLeaf(_chunk, lambda cache: (cache.offset, cache.start_position), _fill_chunked),
         growth=_last_tokens("chunk_size"),
         growth_tokens=1,
+        changed=("keys", "values", "offset", "start_position"),
     ),
     "ArraysCache": CacheKind(
         words="recurrent state",
@@ -272,6 +279,7 @@ KINDS = {
         reuse=NonTrimmableLeaf(lambda cache: tuple(cache.cache), lambda _: (), _fill_recurrent),
         growth=_no_growth,
         growth_tokens=1,
+        changed=("cache", "left_padding", "lengths"),
     ),
     "LayerCache": CacheKind(
         words="compressed attention",
@@ -280,6 +288,7 @@ KINDS = {
         growth=_compressed_growth,
         growth_tokens=320,
         put_state=_put_compressed,
+        changed=(*_COMPRESSED_FIELDS, "offset"),
     ),
     "CacheList": CacheKind(words="composite", attention="composite"),
 }

@@ -4,6 +4,7 @@ A sequence that waits to start holds the KV of `tokens[:-1]`: its first step fee
 that is preempted returns to that state once it has accepted the token that was already sampled for it.
 """
 
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple, cast
@@ -11,10 +12,13 @@ from typing import Any, NamedTuple, cast
 import mlx.core as mx
 from mlx_lm.models.cache import TokenBuffer
 
+from start_llm.cache.rollback import RollbackPoint, can_roll_back
 from start_llm.core.adapters import AdapterStack
 from start_llm.core.thread_owners import ENGINE, owned_by
 from start_llm.engine import merging
 from start_llm.engine.admission import planned_tokens
+from start_llm.engine.draft_gain import DraftGain
+from start_llm.engine.draft_index import Draft
 from start_llm.engine.sampler import BatchSampler
 from start_llm.engine.scores import Scores
 from start_llm.engine.sequence import EngineSequence, Sampled
@@ -36,14 +40,33 @@ class _Launched(NamedTuple):
     """A step that has been submitted to the device.
 
     Attributes:
-        tokens: sampled ids [sequences].
-        chances: probabilities of these ids [sequences].
+        tokens: sampled ids [sequences]; behind a draft, one for the token before it and for each of its own.
+        chances: probabilities of these ids.
         scores: log-probabilities, for the sequences that request them.
+        fed: tokens of each sequence that the step feeds.
     """
 
     tokens: mx.array
     chances: mx.array
     scores: list[Scores | None]
+    fed: int = 1
+
+
+class _Verified(NamedTuple):
+    """A draft that is fed in the launched step, which verifies it.
+
+    Attributes:
+        known: the tokens before it in that step, which are the reply's.
+        before: what the caches held before these.
+    """
+
+    draft: Draft
+    known: list[int]
+    before: RollbackPoint
+
+    @property
+    def fed(self) -> int:
+        return len(self.known) + len(self.draft.tokens)
 
 
 @owned_by(ENGINE)
@@ -55,8 +78,13 @@ class BatchGroup:
     A single sequence keeps its own caches; the caches of several are merged. A sequence that joins is
     appended at the end and is fed from the next step on.
 
+    A single sequence may be fed a draft, which is verified in the same forward pass: as long as its own
+    sampler picks the drafted tokens, they are the reply. Afterwards its caches may hold fewer tokens than it
+    has: what they could not keep is carried into the next pass.
+
     Args:
         mount: makes the network compute under adapters.
+        gain: is told how long passes take and which drafts were right; None: nothing is ever drafted.
 
     Attributes:
         adapters: all sequences of the group have the same.
@@ -68,19 +96,24 @@ class BatchGroup:
         network: Any,
         sequence: EngineSequence,
         mount: Callable[[AdapterStack], None] = lambda _: None,
+        gain: DraftGain | None = None,
     ) -> None:
         self._network = network
         self._mount = mount
+        self._gain = gain if can_roll_back(sequence.layer_caches) else None
         self.adapters = sequence.adapters
         self.is_broken = False
         self._sequences = [sequence]
         self._held = [len(sequence.tokens) - 1]  # tokens in their caches, with those of the launched step
         self._caches: list[Any] = sequence.layer_caches
         self._contexts: dict[int, TokenBuffer] = {}
-        self._sampler: BatchSampler | None = None
+        self._samplers: dict[int, BatchSampler] = {}
         self._steps = 0
+        self._ended_at: float | None = None  # when the last step did, in seconds
+        self._verified: _Verified | None = None
+        self._carried: list[int] = []  # accepted tokens that the caches do not hold
         self._next: _Launched | None = None
-        self._next = self._launch(_last_tokens([sequence]))
+        self._next = self._launch(_last_tokens([sequence])[:, None])
 
     @property
     def sequences(self) -> list[EngineSequence]:
@@ -91,29 +124,111 @@ class BatchGroup:
         """Bytes of the merged caches, padding included. A single sequence's cache counts its own: then 0."""
         return sum(cache.nbytes for cache in self._caches) if len(self._sequences) > 1 else 0
 
-    def step(self) -> list[Sampled]:
-        """Return one token for each sequence and launch the next step.
+    def step(self, draft_lengths: Sequence[int] = ()) -> list[Sampled]:
+        """Return the next tokens, one for each sequence, or more of a single one. Launch the next step.
 
         Sequences that have just joined are fed now and return their first token from the next step.
+
+        Args:
+            draft_lengths: tokens to draft for a single sequence, by class of match; see `engine.draft_index`.
         """
-        fed, chances, scores = self._take_next()
-        stepped, newcomers = self._sequences[: len(scores)], self._sequences[len(scores) :]
-        self._next = self._launch(mx.concatenate([fed, _last_tokens(newcomers)]) if newcomers else fed)
         self._steps += 1
+        fed, expected = self._next.fed if self._next else 0, self._expected()
+        is_drafting = self._verified or (expected and draft_lengths and draft_lengths[expected.match])
+        sampled = self._step_alone(draft_lengths) if is_drafting else self._step()
+        self._note(fed, expected, sampled)
         if self._steps % _STEPS_BETWEEN_CLEARS == 0:
             mx.clear_cache()
             self._plan_growth()
+        return sampled
+
+    def _step(self) -> list[Sampled]:
+        """Launch the next step before the tokens of the current one are known."""
+        fed, chances, scores, _ = self._take_next()
+        stepped, newcomers = self._sequences[: len(scores)], self._sequences[len(scores) :]
+        tokens = mx.concatenate([fed, _last_tokens(newcomers)]) if newcomers else fed
+        self._next = self._launch(tokens[:, None])
         found = zip(stepped, cast("list[int]", fed.tolist()), _numbers(chances), scores, strict=True)
         return [_sampled(*each) for each in found]
 
+    def _expected(self) -> Draft | None:
+        """Return the token that the launched step is expected to give, if only one is launched."""
+        if self._gain is None or self._verified or not self._next or len(self._sequences) > 1:
+            return None
+        return self._sequences[0].draft(1) if self._gain.can_pay() else None
+
+    def _note(self, fed: int, expected: Draft | None, sampled: Sequence[Sampled]) -> None:
+        """Record how long the step took, if nothing came between, and whether its token was expected."""
+        if self._gain is None or len(self._sequences) > 1:
+            self._ended_at = None
+            return
+        now = time.perf_counter()
+        if self._ended_at is not None and fed:
+            self._gain.times.note(fed, now - self._ended_at)
+        self._ended_at = now
+        if expected:
+            self._gain.note(expected.match, 1, int(expected.tokens[0] == sampled[0].token))
+
+    def _step_alone(self, draft_lengths: Sequence[int]) -> list[Sampled]:
+        """Wait for the tokens of the launched step. Feed the last with a draft behind it, if there is one."""
+        verified, self._verified = self._verified, None
+        sampled = self._accepted(verified, self._next) if verified and self._next else self._only()
+        new = [one.token for one in sampled]
+        draft = self._sequences[0].draft_behind(new, draft_lengths) if draft_lengths else None
+        known, self._carried = [*self._carried, new[-1]], []
+        before = RollbackPoint(self._caches) if draft else None
+        drafted = draft.tokens if draft else ()
+        self._next = self._launch(mx.array([[*known, *drafted]], dtype=mx.uint32), drafted)
+        self._verified = _Verified(draft, known, before) if draft and before else None
+        return sampled
+
+    def _only(self) -> list[Sampled]:
+        """Return the token of a step without a draft."""
+        tokens, chances, scores, _ = self._take_next()
+        token, chance = cast("int", tokens.item()), cast("float", chances.item())
+        return [_sampled(self._sequences[0], token, chance, scores[0])]
+
+    def _accepted(self, verified: _Verified, launched: _Launched) -> list[Sampled]:
+        """Return the drafted tokens that the sequence's own sampler picks, and the one that it picks then."""
+        sequence, drafted = self._sequences[0], verified.draft.tokens
+        picked, chances = cast("list[int]", launched.tokens.tolist()), _numbers(launched.chances)
+        if sequence.forced_tokens:
+            picked, chances = [sequence.forced_tokens[0]], [1.0]
+        accepted = _equal_at_start(drafted, picked)
+        self._keep(verified, accepted)
+        if accepted and id(sequence) in self._contexts:
+            self._contexts[id(sequence)].update_and_fetch(mx.array(drafted[:accepted]))
+        if self._gain:
+            self._gain.note_verified(verified.draft.match, len(drafted), accepted)
+        found = zip(picked[: accepted + 1], chances, launched.scores, strict=False)
+        return [_sampled(sequence, *each) for each in found]
+
+    def _keep(self, verified: _Verified, accepted: int) -> None:
+        """Take the caches back behind the accepted tokens of a draft, or as far as they can be."""
+        drafted = verified.draft.tokens
+        if accepted == len(drafted):
+            return
+        if verified.before.can_keep:
+            verified.before.keep(len(verified.known) + accepted)
+            self._held[0] -= len(drafted) - accepted
+        else:
+            self._undo(verified)
+            self._carried = [*verified.known, *drafted[:accepted]]
+
+    def _undo(self, verified: _Verified) -> None:
+        verified.before.keep(0)
+        self._held[0] -= verified.fed
+
     def wait(self) -> None:
         """Wait until the launched step has been computed."""
+        self._ended_at = None
         if self._next:
             mx.eval(self._next.tokens)
 
     def join(self, sequence: EngineSequence) -> None:
         """Add a sequence. If this raises, no sequence of the group has usable caches."""
         if len(self._sequences) == 1:
+            self._settle()
             lone = self._sequences[0]
             shifts = [lone.images.shift, sequence.images.shift]
             self._caches = merging.merge([self._caches, sequence.layer_caches], shifts)
@@ -124,7 +239,20 @@ class BatchGroup:
         self._held.append(len(sequence.tokens) - 1)
         self._lend(sequence)
         self._plan_growth()
-        self._sampler = None
+        self._samplers.clear()
+
+    def _settle(self) -> None:
+        """Give up a draft that is being verified, so that the caches hold all tokens but the last."""
+        if not self._verified:
+            return
+        self._undo(self._verified)
+        self._verified = self._next = None
+        self._contexts.clear()
+        missing = self._sequences[0].tokens[self._held[0] : -1]
+        if missing:
+            self._mount(self.adapters)
+            self._network(mx.array([missing], dtype=mx.uint32), cache=self._positioned)
+            self._held[0] += len(missing)
 
     def _plan_growth(self) -> None:
         """Reserve room in the merged caches for the tokens that memory admission has planned."""
@@ -148,10 +276,10 @@ class BatchGroup:
         """Return the token that has already been computed for a sequence that is about to be removed.
 
         After the sequence has accepted it, the caches hold all of its tokens but this one. None if the
-        sequence has just joined, so that nothing is computed.
+        sequence has just joined, so that nothing is computed, or if a draft is being verified.
         """
         place = self._place(sequence)
-        if self._next is None or place >= len(self._next.scores):
+        if self._verified or self._next is None or place >= len(self._next.scores):
             return None
         scores = self._next.scores[place]
         if sequence.forced_tokens:
@@ -160,18 +288,22 @@ class BatchGroup:
         return _sampled(sequence, token, cast("float", self._next.chances[place].item()), scores)
 
     def remove(self, sequence: EngineSequence) -> ReleasedCaches:
-        """Remove a sequence. Its caches hold all of its tokens, or all but the last if it has just joined.
+        """Remove a sequence. Its caches hold all of its tokens, or all but the last if it has just joined, or
+        fewer if a draft was being verified.
 
         If this raises, no sequence of the group has usable caches: the group is broken.
         """
         self.is_broken = True
         place = self._place(sequence)
+        if self._verified:
+            self._undo(self._verified)
+            self._verified = self._next = None
         held = self._held.pop(place)
         caches = self._take_out(place) if len(self._sequences) > 1 else self._caches
         del self._sequences[place]
         self._contexts.pop(id(sequence), None)
         self._forget_next(place)
-        self._sampler = None
+        self._samplers.clear()
         sequence.width = 0
         if len(self._sequences) == 1:
             self._give_back(self._sequences[0])
@@ -193,14 +325,14 @@ class BatchGroup:
             return
         kept = [other for other in range(len(self._next.scores)) if other != place]
         scores = [self._next.scores[other] for other in kept]
-        tokens, chances, _ = self._next
+        tokens, chances, _, _ = self._next
         self._next = _Launched(tokens[mx.array(kept)], chances[mx.array(kept)], scores) if kept else None
 
     def _take_next(self) -> _Launched:
         """Return the launched step, with forced tokens in place of sampled ones. None has been fed yet."""
         if self._next is None:
             return _Launched(mx.array([], dtype=mx.uint32), mx.array([]), [])
-        tokens, chances, scores = self._next
+        tokens, chances, scores, fed = self._next
         sequences = self._sequences[: len(scores)]
         if any(sequence.forced_tokens for sequence in sequences):
             is_dictated = mx.array([bool(sequence.forced_tokens) for sequence in sequences])
@@ -209,19 +341,34 @@ class BatchGroup:
             ]
             tokens = mx.where(is_dictated, mx.array(forced_tokens, dtype=mx.uint32), tokens)
             chances = mx.where(is_dictated, 1, chances)
-        return _Launched(tokens, chances, scores)
+        return _Launched(tokens, chances, scores, fed)
 
-    def _launch(self, tokens: mx.array) -> _Launched:
-        """Feed `tokens` [sequences] and sample. Waits only for the tokens that guided sequences must know."""
+    def _launch(self, tokens: mx.array, drafted: Sequence[int] = ()) -> _Launched:
+        """Feed `tokens` [sequences, n], and sample what comes after the last one of each sequence.
+
+        Waits only for the tokens that guided sequences must know.
+
+        Args:
+            drafted: the last ones of a single sequence's; what comes before them is sampled too.
+        """
         self._mount(self.adapters)
-        logits = self._processed(tokens, self._network(tokens[:, None], cache=self._positioned)[:, -1, :])
-        if self._sampler is None:
-            self._sampler = BatchSampler([sequence.chooser for sequence in self._sequences], logits.shape[-1])
-        self._held = [tokens + 1 for tokens in self._held]
-        sampled, chances = self._sampler(logits, self._held)
-        scores = [self._scores(place, logits, sampled) for place in range(len(self._sequences))]
+        rows = len(drafted) + 1
+        logits = self._network(tokens, cache=self._positioned)[:, -rows:, :]
+        logits = self._processed(tokens[:, -rows], logits.reshape(-1, logits.shape[-1]), drafted)
+        self._held = [held + tokens.shape[1] for held in self._held]
+        positions = [*range(self._held[0] - len(drafted), self._held[0]), *self._held]
+        sampled, chances = self._sampler(rows, logits.shape[-1])(logits, positions)
+        places = range(len(self._sequences)) if not drafted else [0] * rows
+        scores = [self._scores(place, logits[row], sampled[row]) for row, place in enumerate(places)]
         mx.async_eval(sampled, chances, [one.arrays for one in scores if one])
-        return _Launched(sampled, chances, scores)
+        return _Launched(sampled, chances, scores, tokens.shape[1])
+
+    def _sampler(self, rows: int, vocabulary: int) -> BatchSampler:
+        """Return the sampler of all sequences; of a single one, for `rows` of its tokens."""
+        if rows not in self._samplers:
+            choosers = [sequence.chooser for sequence in self._sequences for _ in range(rows)]
+            self._samplers[rows] = BatchSampler(choosers, vocabulary)
+        return self._samplers[rows]
 
     @property
     def _positioned(self) -> list[Any]:
@@ -231,16 +378,23 @@ class BatchGroup:
 
     def _scores(self, place: int, logits: mx.array, sampled: mx.array) -> Scores | None:
         wanted = self._sequences[place].generation.request.top_logprobs
-        return None if wanted is None else Scores(logits[place], sampled[place], wanted)
+        return None if wanted is None else Scores(logits, sampled, wanted)
 
-    def _processed(self, tokens: mx.array, logits: mx.array) -> mx.array:
-        """Apply the sequences' logits processors to logits [sequences, vocabulary]."""
+    def _processed(self, tokens: mx.array, logits: mx.array, drafted: Sequence[int]) -> mx.array:
+        """Apply the sequences' logits processors to logits [sequences, vocabulary].
+
+        Args:
+            tokens: that were fed [sequences], without a draft.
+            drafted: tokens of a single sequence; then logits are [1 + drafted, vocabulary].
+        """
         if not any(sequence.processors for sequence in self._sequences):
             return logits
         if any(sequence.is_guided for sequence in self._sequences):
             # A guide waits for the fed token. Submit the network first, so that the device computes it
             # meanwhile.
             mx.async_eval(logits)
+        if drafted:
+            return self._processed_draft(self._context(self._sequences[0], tokens), logits, drafted)
         return mx.concatenate(
             [
                 self._processed_sequence(sequence, tokens[place : place + 1], logits[place : place + 1])
@@ -248,20 +402,44 @@ class BatchGroup:
             ]
         )
 
+    def _processed_draft(self, context: mx.array, logits: mx.array, drafted: Sequence[int]) -> mx.array:
+        rows: list[mx.array] = []
+        for row in range(len(drafted) + 1):
+            seen = (
+                mx.concatenate([context, mx.array(list(drafted[:row]), dtype=context.dtype)])
+                if row
+                else context
+            )
+            rows.append(_processed_by(self._sequences[0], seen, logits[row : row + 1]))
+        return mx.concatenate(rows)
+
     def _processed_sequence(self, sequence: EngineSequence, token: mx.array, logits: mx.array) -> mx.array:
         if not sequence.processors:
             return logits
+        return _processed_by(sequence, self._context(sequence, token), logits)
+
+    def _context(self, sequence: EngineSequence, token: mx.array) -> mx.array:
+        """Return the tokens of a sequence up to the fed one, which is new."""
         if id(sequence) not in self._contexts:
             self._contexts[id(sequence)] = TokenBuffer(sequence.network_ids[:-1])
-        context = self._contexts[id(sequence)].update_and_fetch(token)
-        for processor in sequence.processors:
-            logits = processor(context, logits)
-        return logits
+        return self._contexts[id(sequence)].update_and_fetch(token)
+
+
+def _processed_by(sequence: EngineSequence, context: mx.array, logits: mx.array) -> mx.array:
+    for processor in sequence.processors:
+        logits = processor(context, logits)
+    return logits
 
 
 def _last_tokens(sequences: Sequence[EngineSequence]) -> mx.array:
     """Return the last token of each sequence, which it is fed next."""
     return mx.array([sequence.tokens[-1] for sequence in sequences], dtype=mx.uint32)
+
+
+def _equal_at_start(drafted: Sequence[int], picked: Sequence[int]) -> int:
+    """Return how many drafted tokens were picked, before the first one that was not."""
+    pairs = enumerate(zip(drafted, picked, strict=False))
+    return next((place for place, (one, other) in pairs if one != other), min(len(drafted), len(picked)))
 
 
 def _sampled(sequence: EngineSequence, token: int, chance: float, scores: Scores | None) -> Sampled:
@@ -313,6 +491,7 @@ class Decoder:
         has_room: whether sequences of these lengths, in tokens, fit into memory. Every sequence of a batch
             counts as long as the longest, with the largest growth.
         mount: makes the network compute under adapters.
+        gain: of drafts; None: nothing is drafted.
     """
 
     def __init__(
@@ -322,9 +501,11 @@ class Decoder:
         has_room: Callable[[Sequence[int]], bool] = lambda _: True,
         *,
         mount: Callable[[AdapterStack], None] = lambda _: None,
+        gain: DraftGain | None = None,
     ) -> None:
         self._network = network
         self._mount = mount
+        self._gain = gain
         self._can_batch = batches
         self._has_room = has_room
         self._resting: list[EngineSequence] = []
@@ -401,7 +582,7 @@ class Decoder:
         if self._joining:
             self._joining.join(sequence)
         else:
-            self._groups.append(BatchGroup(self._network, sequence, self._mount))
+            self._groups.append(BatchGroup(self._network, sequence, self._mount, self._gain))
         self._joining = None
         del self._resting[0]
 

@@ -72,7 +72,11 @@ class StepExecutor:
         self.failures = Failures(metrics, self.abandon_everything)
         self.prefill: Prefill | None = None
         self.decoder = Decoder(
-            resources.network, resources.batches, resources.admission.fits, mount=resources.mount
+            resources.network,
+            resources.batches,
+            resources.admission.fits,
+            mount=resources.mount,
+            gain=resources.gain,
         )
 
     @property
@@ -265,10 +269,10 @@ class StepExecutor:
                 group = self.decoder.group_of(self._decoding(numbers[0]))
                 if group:  # unless everything was abandoned since
                     with self.failures.on_failure(partial(self._abandon_group, group)):
-                        self._step(group)
+                        self._step(group, part.draft_lengths)
 
-    def _step(self, group: BatchGroup) -> None:
-        for sampled in group.step():
+    def _step(self, group: BatchGroup, draft_lengths: Sequence[int]) -> None:
+        for sampled in group.step(draft_lengths):
             with self.blaming(sampled.sequence):
                 self._accept(sampled)
 

@@ -214,4 +214,11 @@ class StepPlanner:
             partner = decoder.partner(joining)
             yield JoinBatch(joining.number, partner.number if partner else None)
         if groups := decoder.groups:
-            yield DecodeToken(tuple(tuple(one.number for one in group.sequences) for group in groups))
+            numbers = tuple(tuple(one.number for one in group.sequences) for group in groups)
+            yield DecodeToken(numbers, self._draft_lengths())
+
+    def _draft_lengths(self) -> tuple[int, ...]:
+        """Return how much to draft: nothing for several replies, which share the reads of the weights."""
+        gain, executor = self._resources.gain, self._executor
+        is_alone = len(executor.decoder.sequences) == 1 and not executor.prefill
+        return gain.lengths() if gain and is_alone else ()

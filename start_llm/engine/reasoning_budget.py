@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import inf
 from typing import Literal
 
 from start_llm.core.engine_request import ReasoningLimit
@@ -22,6 +23,11 @@ class ReasoningBudget:
         self._stage: Literal["before", "open", "over"] = "open" if limit.starts_open else "before"
         self._tail = ""
         self._tokens = 0
+
+    @property
+    def tokens_left(self) -> float:
+        """The tokens that can come before reasoning may have to be closed; infinite if it is over."""
+        return inf if self._stage == "over" else self._limit.max_reasoning_tokens - self._tokens
 
     def feed(self, text: str, *, is_inside_character: bool = False) -> tuple[int, ...]:
         """Take the text of one more token, which may be empty.

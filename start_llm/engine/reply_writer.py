@@ -44,6 +44,16 @@ class ReplyWriter:
         self.produced = 0
         self.forced_tokens: deque[int] = deque()
 
+    @property
+    def tokens_ahead(self) -> float:
+        """Tokens that can still be sampled before the reply ends at its limit or tokens may be forced."""
+        left = self._job.max_tokens - self.produced
+        return min(left, self._reasoning.tokens_left) if self._reasoning else left
+
+    def ends_at(self, token: int) -> bool:
+        """Return whether this token ends the reply."""
+        return token in self._eos_token_ids
+
     def feed(
         self, token: int, logprobs: TokenLogprobs | None = None, surprisal: float = 0.0
     ) -> list[Text | Finished]:

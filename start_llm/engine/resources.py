@@ -8,6 +8,7 @@ from start_llm.cache.prompt_cache import PromptCache
 from start_llm.core.adapters import AdapterStack
 from start_llm.core.limits import TimeLimits
 from start_llm.engine.admission import Admission
+from start_llm.engine.draft_gain import DraftGain
 from start_llm.engine.pacing import LONGEST_CHUNK, Chunk
 from start_llm.engine.step_plan import PlanClock
 from start_llm.models.vision import Vision
@@ -30,6 +31,7 @@ class EngineResources:
         mount: makes the network compute under adapters.
         image_bytes: limit for the images that are kept as the vision tower has seen them.
         clock: the engine's time.
+        gain: of drafts; None: nothing is drafted.
     """
 
     network: Any
@@ -47,3 +49,4 @@ class EngineResources:
     mount: Callable[[AdapterStack], None] = lambda _: None
     image_bytes: int = 2**28
     clock: PlanClock = field(default_factory=PlanClock)
+    gain: DraftGain | None = None

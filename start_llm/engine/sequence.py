@@ -1,12 +1,15 @@
 """A sequence on the engine thread: its tokens, caches, sampling and reply."""
 
 from collections import deque
+from collections.abc import Sequence
+from itertools import takewhile
 from typing import Any, NamedTuple
 
 from start_llm.cache.pages import SequenceCache
 from start_llm.core.adapters import AdapterStack
 from start_llm.core.errors import ConstraintViolated
 from start_llm.core.events import Finished, TokenLogprobs
+from start_llm.engine.draft_index import Draft, DraftIndex
 from start_llm.engine.generation import Generation
 from start_llm.engine.guided import GuidedLogits
 from start_llm.engine.prompt_images import PromptImages
@@ -60,6 +63,7 @@ class EngineSequence:
         self.due = due
         self.running_since = now
         self._reply = reply
+        self._drafts: DraftIndex | None = None
         self._run_time_s = 0.0
 
     @property
@@ -99,6 +103,41 @@ class EngineSequence:
     def can_resume(self) -> bool:
         """True if its state agrees with its tokens after a step that failed half way."""
         return self._guided is None or self._guided.is_at(len(self.tokens))
+
+    def draft(self, most: int) -> Draft | None:
+        """Return up to `most` tokens that may come next; None if nothing like the last ones was said before.
+
+        Also None where tokens are forced or masked.
+        """
+        if self._guided or self.forced_tokens:
+            return None
+        return self._index().find(most)
+
+    def draft_behind(self, new: Sequence[int], lengths: Sequence[int]) -> Draft | None:
+        """Return what to draft behind new tokens, which have not been accepted yet. None if there is nothing.
+
+        It ends before the reply does, and before tokens may be forced.
+
+        Args:
+            lengths: most tokens by class of match.
+        """
+        if self._guided or self.forced_tokens or self._reply.ends_at(new[-1]):
+            return None
+        index = self._index()
+        index.extend(new)
+        found = index.find(max(lengths))
+        if found is None:
+            return None
+        most = int(min(lengths[found.match], max(self._reply.tokens_ahead - len(new) - 1, 0)))
+        tokens = tuple(takewhile(lambda token: not self._reply.ends_at(token), found.tokens[:most]))
+        return found._replace(tokens=tokens) if tokens else None
+
+    def _index(self) -> DraftIndex:
+        """Return the index of all tokens that were accepted."""
+        if self._drafts is None:
+            self._drafts = DraftIndex(self.network_ids)
+        self._drafts.extend(self.tokens[len(self._drafts) :])
+        return self._drafts
 
     def pause(self, now: float) -> None:
         """Record that the sequence was preempted. Its caches now belong to the prompt cache."""

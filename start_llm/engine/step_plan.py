@@ -85,13 +85,16 @@ class JoinBatch:
 
 @dataclass(frozen=True, slots=True)
 class DecodeToken:
-    """Each of these groups of requests computes a token.
+    """Each of these groups of requests computes a token, or a single one several.
 
     Attributes:
         groups: the numbers of their requests.
+        draft_lengths: tokens to draft for a single request, by class of match (`engine.draft_index`); () for
+            none.
     """
 
     groups: tuple[tuple[int, ...], ...]
+    draft_lengths: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
