@@ -129,6 +129,10 @@ class EngineSettings(TimeLimits):
         "weights takes at 20 MB/s.")
     batch: int = variable("BATCH", integer(1, 256), 4,
         "Replies that are generated at once; further requests wait.")
+    speculation: Literal["auto", "off"] = variable("SPECULATION", choice(("auto", "off")), "auto",
+        "A reply that runs alone is drafted: tokens that followed the same ones before, in its prompt or in "
+        "itself, are verified together, in one forward pass. The reply stays the same. auto: where that is "
+        "faster, which is measured; off: never.")
     max_waiting: int = variable("MAX_QUEUED_REQUESTS", integer(1, 100_000), 256,
         "Requests that may wait for their turn; one more is answered 503 with Retry-After.")
     memory: int | float = variable("MEMORY_BUDGET", BYTES, 1.0,

@@ -29,6 +29,22 @@ class Guide(Protocol):
         """
         ...
 
+    def forced(self) -> Sequence[int]:
+        """Return tokens of the only text that can come next; empty if several can."""
+        ...
+
+    def count_allowed(self, tokens: Sequence[int]) -> int:
+        """Return how many of these tokens can come next, one after the other."""
+        ...
+
+    def take_back(self, tokens: int) -> None:
+        """Forget the last accepted tokens.
+
+        Raises:
+            GuideLost: the guide cannot go back so far.
+        """
+        ...
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReasoningLimit:
@@ -69,6 +85,8 @@ class EngineRequest:
         trims_leading_space: the tokenizer marks the start of a text with a space that is not content.
         guide: None for an unconstrained reply.
         adapters: computed under these, prompt and reply. `salt` tells them apart.
+        draft_texts: tokens of texts that the reply may repeat, beside those of the prompt. Whatever they are,
+            the reply stays the same.
     """
 
     prompt: ModelTokens
@@ -85,6 +103,7 @@ class EngineRequest:
     trims_leading_space: bool = False
     guide: Guide | None = None
     adapters: AdapterStack = BASE_MODEL
+    draft_texts: tuple[Sequence[int], ...] = ()
 
     def __post_init__(self) -> None:
         if self.max_tokens < 1:

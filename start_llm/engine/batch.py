@@ -134,7 +134,7 @@ class BatchGroup:
         """
         self._steps += 1
         fed, expected = self._next.fed if self._next else 0, self._expected()
-        is_drafting = self._verified or (expected and draft_lengths and draft_lengths[expected.match])
+        is_drafting = self._verified or (draft_lengths and self._may_draft(expected, draft_lengths))
         sampled = self._step_alone(draft_lengths) if is_drafting else self._step()
         self._note(fed, expected, sampled)
         if self._steps % _STEPS_BETWEEN_CLEARS == 0:
@@ -150,6 +150,12 @@ class BatchGroup:
         self._next = self._launch(tokens[:, None])
         found = zip(stepped, cast("list[int]", fed.tolist()), _numbers(chances), scores, strict=True)
         return [_sampled(*each) for each in found]
+
+    def _may_draft(self, expected: Draft | None, draft_lengths: Sequence[int]) -> bool:
+        """Return whether it is worth to wait for the next token. A guide waits for it in any case."""
+        if self._gain is None or not self._next or len(self._sequences) > 1:
+            return False
+        return self._sequences[0].is_guided or bool(expected and draft_lengths[expected.match])
 
     def _expected(self) -> Draft | None:
         """Return the token that the launched step is expected to give, if only one is launched."""
@@ -208,16 +214,23 @@ class BatchGroup:
         drafted = verified.draft.tokens
         if accepted == len(drafted):
             return
+        self._sequences[0].take_back(len(drafted) - accepted)
         if verified.before.can_keep:
             verified.before.keep(len(verified.known) + accepted)
             self._held[0] -= len(drafted) - accepted
         else:
-            self._undo(verified)
+            verified.before.keep(0)
+            self._held[0] -= verified.fed
             self._carried = [*verified.known, *drafted[:accepted]]
 
-    def _undo(self, verified: _Verified) -> None:
-        verified.before.keep(0)
-        self._held[0] -= verified.fed
+    def _give_up_draft(self) -> None:
+        """Go back to before the draft that is being verified, as if nothing had been launched."""
+        if self._verified:
+            self._verified.before.keep(0)
+            self._held[0] -= self._verified.fed
+            self._sequences[0].take_back(len(self._verified.draft.tokens))
+            self._verified = self._next = None
+            self._contexts.clear()
 
     def wait(self) -> None:
         """Wait until the launched step has been computed."""
@@ -245,9 +258,7 @@ class BatchGroup:
         """Give up a draft that is being verified, so that the caches hold all tokens but the last."""
         if not self._verified:
             return
-        self._undo(self._verified)
-        self._verified = self._next = None
-        self._contexts.clear()
+        self._give_up_draft()
         missing = self._sequences[0].tokens[self._held[0] : -1]
         if missing:
             self._mount(self.adapters)
@@ -295,9 +306,7 @@ class BatchGroup:
         """
         self.is_broken = True
         place = self._place(sequence)
-        if self._verified:
-            self._undo(self._verified)
-            self._verified = self._next = None
+        self._give_up_draft()
         held = self._held.pop(place)
         caches = self._take_out(place) if len(self._sequences) > 1 else self._caches
         del self._sequences[place]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
+from itertools import takewhile
 from typing import NamedTuple
 
 import numpy as np
@@ -15,11 +16,15 @@ from start_llm.core.thread_owners import ENGINE, owned_by
 
 MATCHES = (2, 4, 8, 16, 32)
 """Lengths of equal tokens, in classes: the longer the match, the more probable its continuation."""
+FORCED = len(MATCHES)
+"""The class of drafts that are the only text which a guide allows."""
 _CANDIDATES = 16
 """Places that are compared, the latest first."""
 _FACTORS = (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F)
 _MASK = 2**64 - 1
 _LEAST_BUCKETS = 1024
+_BETWEEN = 2**32 - 1
+"""Stands between texts; no token has this id."""
 _NONE = -1
 
 
@@ -27,7 +32,7 @@ class Draft(NamedTuple):
     """Tokens that may come next.
 
     Attributes:
-        match: index into `MATCHES` of the number of tokens before them that are equal.
+        match: index into `MATCHES` of the number of tokens before them that are equal, or `FORCED`.
     """
 
     tokens: tuple[int, ...]
@@ -40,16 +45,23 @@ class DraftIndex:
 
     Places whose pairs have the same hash form a chain, the latest first: 4 bytes for a token, 4 for the place
     before it in its chain, and at most 8 for the heads of the chains.
+
+    Args:
+        tokens: how the sequence begins.
+        texts: the tokens of other texts that it may repeat.
     """
 
-    def __init__(self, tokens: Sequence[int] = ()) -> None:
+    def __init__(self, tokens: Sequence[int] = (), texts: Sequence[Sequence[int]] = ()) -> None:
         self._tokens = array("I")
         self._before = array("i")
         self._heads = array("i", [_NONE]) * _LEAST_BUCKETS
-        self.extend(tokens)
+        before = [token for text in texts for token in (*text, _BETWEEN)]
+        self._start = len(before)
+        self.extend([*before, *tokens])
 
     def __len__(self) -> int:
-        return len(self._tokens)
+        """Return the tokens of the sequence."""
+        return len(self._tokens) - self._start
 
     @property
     def nbytes(self) -> int:
@@ -108,7 +120,7 @@ class DraftIndex:
         period = len(self._tokens) - 1 - place
         while len(followed) < most:
             followed.append(followed[-period])
-        return Draft(tuple(followed), match)
+        return Draft(tuple(takewhile(lambda token: token != _BETWEEN, followed)), match)
 
     def _longest_match(self) -> tuple[int, int]:
         """Return where the best match ends, and its class; `_NONE` if nothing was like that before."""

@@ -1,5 +1,6 @@
 """Mask the logits of a reply with structured output. Everything here runs on the engine thread."""
 
+from collections.abc import Sequence
 from typing import Any, cast
 
 import mlx.core as mx
@@ -22,29 +23,53 @@ class GuidedLogits:
     A guide that fails ends only its own sequence: others may share the step, so nothing is raised here.
 
     Attributes:
+        known: tokens of prompt and reply that the guide has seen, or is not asked about.
         lost: why the reply cannot continue; empty while it can.
     """
 
     def __init__(self, guide: Guide, prompt_length: int) -> None:
         self._guide = guide
-        self._known = prompt_length
+        self.known = prompt_length
         self.lost = ""
 
     def is_at(self, length: int) -> bool:
         """Return whether a sequence of this length can continue: the guide has seen no token beyond it."""
-        return self._known <= length
+        return self.known <= length
 
     def __call__(self, tokens: mx.array, logits: mx.array) -> mx.array:
         """Mask the logits; see `engine.sampler.LogitsProcessor`."""
         if self.lost:
             return logits
-        new = cast("list[int]", tokens[self._known :].tolist())
-        self._known += len(new)
         try:
-            if new:
-                self._guide.advance(new)
+            self._advance(cast("list[int]", tokens[self.known :].tolist()))
             allowed = mx.array(cast("Any", memoryview(self._guide.allowed())))
         except ConstraintViolated as error:
             self.lost = str(error)
             return logits
         return mx.where(allowed[: logits.shape[-1]] > 0, logits, _MASKED)
+
+    def _advance(self, new: Sequence[int]) -> None:
+        self.known += len(new)
+        if new:
+            self._guide.advance(new)
+
+    def foresee(self, new: Sequence[int]) -> Sequence[int]:
+        """Accept new tokens, and return those of the only text that can come next; empty if several can."""
+        if self.lost:
+            return ()
+        try:
+            self._advance(new)
+        except ConstraintViolated as error:
+            self.lost = str(error)
+            return ()
+        return self._guide.forced()
+
+    def count_allowed(self, drafted: Sequence[int]) -> int:
+        """Return how many drafted tokens the guide would allow."""
+        return 0 if self.lost else self._guide.count_allowed(drafted)
+
+    def take_back(self, tokens: int) -> None:
+        """Forget the last tokens, which were drafted and are not the reply's."""
+        if tokens and not self.lost:
+            self._guide.take_back(tokens)
+            self.known -= tokens

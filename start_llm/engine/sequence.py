@@ -9,7 +9,7 @@ from start_llm.cache.pages import SequenceCache
 from start_llm.core.adapters import AdapterStack
 from start_llm.core.errors import ConstraintViolated
 from start_llm.core.events import Finished, TokenLogprobs
-from start_llm.engine.draft_index import Draft, DraftIndex
+from start_llm.engine.draft_index import FORCED, Draft, DraftIndex
 from start_llm.engine.generation import Generation
 from start_llm.engine.guided import GuidedLogits
 from start_llm.engine.prompt_images import PromptImages
@@ -107,11 +107,12 @@ class EngineSequence:
     def draft(self, most: int) -> Draft | None:
         """Return up to `most` tokens that may come next; None if nothing like the last ones was said before.
 
-        Also None where tokens are forced or masked.
+        Also None where tokens are forced.
         """
-        if self._guided or self.forced_tokens:
+        if self.forced_tokens:
             return None
-        return self._index().find(most)
+        found = self._index().find(most)
+        return found if found and found.tokens else None
 
     def draft_behind(self, new: Sequence[int], lengths: Sequence[int]) -> Draft | None:
         """Return what to draft behind new tokens, which have not been accepted yet. None if there is nothing.
@@ -121,21 +122,33 @@ class EngineSequence:
         Args:
             lengths: most tokens by class of match.
         """
-        if self._guided or self.forced_tokens or self._reply.ends_at(new[-1]):
+        if self.forced_tokens or self._reply.ends_at(new[-1]):
             return None
         index = self._index()
         index.extend(new)
-        found = index.find(max(lengths))
+        forced = self._guided.foresee(self._unguided(self._guided.known, new)) if self._guided else ()
+        found = Draft(tuple(forced), FORCED) if forced else index.find(max(lengths))
         if found is None:
             return None
         most = int(min(lengths[found.match], max(self._reply.tokens_ahead - len(new) - 1, 0)))
         tokens = tuple(takewhile(lambda token: not self._reply.ends_at(token), found.tokens[:most]))
-        return found._replace(tokens=tokens) if tokens else None
+        if self._guided:
+            tokens = tokens[: self._guided.count_allowed(tokens)]
+        return Draft(tokens, found.match) if tokens else None
+
+    def _unguided(self, known: int, new: Sequence[int]) -> Sequence[int]:
+        """Return the tokens behind the first `known` ones, with new ones that have not been accepted yet."""
+        return [*self.tokens[known:], *new[max(known - len(self.tokens), 0) :]]
+
+    def take_back(self, drafted: int) -> None:
+        """Forget the last drafted tokens, which are not the reply's."""
+        if self._guided:
+            self._guided.take_back(drafted)
 
     def _index(self) -> DraftIndex:
         """Return the index of all tokens that were accepted."""
         if self._drafts is None:
-            self._drafts = DraftIndex(self.network_ids)
+            self._drafts = DraftIndex(self.network_ids, self.generation.request.draft_texts)
         self._drafts.extend(self.tokens[len(self._drafts) :])
         return self._drafts
 

@@ -17,9 +17,11 @@ from start_llm.core.model_card import KVAtRest, ModelCard
 from start_llm.core.sequence_cost import SequenceCost
 from start_llm.engine.admission import Admission, shortage
 from start_llm.engine.cost import measure_sequence
+from start_llm.engine.draft_gain import DraftGain
 from start_llm.engine.embedding import LONGEST_TEXT, Embedder
 from start_llm.engine.engine import Engine
 from start_llm.engine.pace import Pace
+from start_llm.engine.pass_times import measure_passes
 from start_llm.engine.resources import EngineResources
 from start_llm.engine.self_test import BatchVerdict, check_batching
 from start_llm.engine.step_plan import PlanClock
@@ -119,6 +121,7 @@ class EngineLoader:
         kept_free = max(computing, self._least_computing) + images.kept_bytes
         admitted = admission(settings, weights_bytes(model), cost, kept_free)
         verdict = self._batching(model, layers, profile.pace)
+        gain = self._gain(model, layers, profile.pace)
         startup = EngineStartup(
             model=model,
             card=self._card(model, admitted, verdict, layers.kv_at_rest(probe)),
@@ -134,7 +137,7 @@ class EngineLoader:
         self._startup.set_result(startup)
         clock = PlanClock()
         cache = self._prompt_cache(startup, layers, probe, clock)
-        return self._resources(startup, admitted, profile, cache, clock)
+        return self._resources(startup, admitted, profile, cache, clock, gain)
 
     def _card(
         self, model: LoadedModel, admitted: Admission, verdict: BatchVerdict, kv: KVAtRest
@@ -165,6 +168,7 @@ class EngineLoader:
         profile: PrefillProfile,
         cache: PromptCache,
         clock: PlanClock,
+        gain: DraftGain | None,
     ) -> EngineResources:
         settings, model = self._settings, startup.model
         budget_bytes = memory_budget(self._shared.settings)
@@ -184,6 +188,7 @@ class EngineLoader:
             vision=model.vision,
             image_bytes=startup.image_bytes,
             mount=startup.adapters.mount,
+            gain=gain,
         )
 
     def _load(self) -> LoadedModel:
@@ -217,6 +222,12 @@ class EngineLoader:
             return check_batching(
                 model.network, layers.fresh, self._settings.engine.batch, shifts=shifts, pace=pace
             )
+
+    def _gain(self, model: LoadedModel, layers: Layers, pace: Pace) -> DraftGain | None:
+        if self._settings.engine.speculation == "off":
+            return None
+        times = measure_passes(model.network, layers.fresh(), pace)
+        return DraftGain(times, self._engine_metrics.drafts) if times else None
 
     def _embedder(self, model: LoadedModel, adapters: Adapters) -> Embedder | None:
         pooling = pooling_in(self._folder, model.config)

@@ -17,6 +17,7 @@ from start_llm.hosting.shared_parts import SharedParts
 from start_llm.models.identity import transcripts_identity
 from start_llm.models.loader import LoadedModel
 from start_llm.models.tokenizer import Tokenizer
+from start_llm.prompt.draft_texts import DraftTexts
 from start_llm.prompt.prepare import Preparer
 from start_llm.protocols.base import ModelFacts
 from start_llm.server.served_models import ServedModel
@@ -139,9 +140,10 @@ def _runtime(
     known = transcripts(settings, tokenizer, card.family, database.table if database else no_table)
     preparer = make_preparer(settings, model, card.family, known)
     trace = shared.trace.of(startup.cache_metrics) if shared.trace else None
+    draft_texts = DraftTexts(tokenizer) if startup.engine_metrics.drafts.pays else None
     service = Service(
         engine=engine,
-        requests=RequestPreparer(preparer, tokenizer, card, startup.adapters),
+        requests=RequestPreparer(preparer, tokenizer, card, startup.adapters, draft_texts),
         transcripts=known,
         defaults=reply_defaults(settings, model.sampling),
         reports=_reports(shared, card.id, trace),

@@ -119,6 +119,7 @@ class Status:
             },
             "requests": self._requests(),
             "engine": self._engine(),
+            "speculation": self._speculation(),
         }
 
     def _prompt_cache(self) -> dict[str, Json]:
@@ -182,6 +183,15 @@ class Status:
             "prefill": {"done": prefill[0], "total": prefill[1]} if prefill else None,
             **members(self.metrics.engine, "prefilled_tokens generated_tokens failures preemptions"),
             "decode_stall": self._decode_stall(),
+        }
+
+    def _speculation(self) -> dict[str, Json]:
+        """Return counters of drafted tokens. Each accepted one saved a forward pass."""
+        drafts = self.metrics.engine.drafts
+        return {
+            **members(drafts, "pays drafts drafted_tokens accepted_tokens"),
+            "saved_s": round(drafts.saved_s, 3),
+            "rejected_s": round(drafts.rejected_s, 3),
         }
 
     def _decode_stall(self) -> dict[str, Json]:

@@ -1,6 +1,6 @@
 """Make of a parsed request everything that the engine and the output stream need."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol
@@ -14,6 +14,7 @@ from start_llm.core.prompt import Prompt
 from start_llm.output.splitter import PlainSplitter, Splitter
 from start_llm.output.structured_output import StructuredOutput, StructuredOutputTokenizer, offered_names
 from start_llm.output.tool_aliases import AliasChooser, ToolAliases
+from start_llm.prompt.draft_texts import DraftTexts
 from start_llm.prompt.prepare import Preparer
 from start_llm.prompt.template import TemplateTokenizer
 
@@ -52,6 +53,7 @@ class PreparedRequest:
         trims_leading_space: The tokenizer puts a space before every text; the reply has none.
         adapters: The adapters under which it is computed.
         aliases: The model's names for tools; the request and its prompt have them.
+        draft_texts: The tokens of texts that the reply may repeat, other than the prompt's.
     """
 
     request: GenerationRequest
@@ -66,6 +68,7 @@ class PreparedRequest:
     trims_leading_space: bool = False
     adapters: AdapterStack = BASE_MODEL
     aliases: ToolAliases = _NO_ALIASES
+    draft_texts: tuple[Sequence[int], ...] = ()
 
     @property
     def session(self) -> str:
@@ -104,6 +107,7 @@ class RequestPreparer:
 
     Args:
         adapters: The adapters that requests can choose.
+        draft_texts: None if replies are not drafted.
     """
 
     def __init__(
@@ -112,11 +116,13 @@ class RequestPreparer:
         tokenizer: RequestTokenizer,
         model: ModelCard,
         adapters: AdapterChoice = _NO_ADAPTERS,
+        draft_texts: DraftTexts | None = None,
     ) -> None:
         self._preparer = preparer
         self._tokenizer = tokenizer
         self.model = model
         self._adapters = adapters
+        self._draft_texts = draft_texts
         self._structured_output = StructuredOutput(tokenizer, model.family, model.vocabulary)
         self._aliases = AliasChooser(model.family, tokenizer.chat_template)
 
@@ -176,6 +182,7 @@ class RequestPreparer:
             reasoning_limit=self._reasoning_limit(request, prompt),
             max_calls=1 if request.form.one_call else None,
             trims_leading_space=self._tokenizer.trims_leading_space and not prompt.begun_reply,
+            draft_texts=self._draft_texts.of(request.messages) if self._draft_texts else (),
         )
 
     def _reasoning_limit(self, request: ChatRequest, prompt: Prompt) -> ReasoningLimit | None:

@@ -213,6 +213,7 @@ class Service:
             top_logprobs=request.options.top_logprobs,
             trims_leading_space=prepared.trims_leading_space,
             adapters=prepared.adapters,
+            draft_texts=prepared.draft_texts,
         )
 
     def _max_tokens(self, prepared: PreparedRequest, prompt_length: int) -> int:

@@ -17,6 +17,35 @@ _STALLS = 500
 
 
 @dataclass(slots=True)
+class DraftMetrics:
+    """Counters of drafts, written by the engine thread only.
+
+    Attributes:
+        pays: a draft whose tokens are all right makes replies faster.
+        drafts: that were verified, each in one forward pass.
+        drafted_tokens, accepted_tokens: of these drafts, and of those the ones that became the reply's. Each
+            accepted one saved a forward pass.
+        saved_s: seconds that passes of one token each would have taken longer, as far as they are known.
+        rejected_s: seconds that rejected tokens took.
+    """
+
+    pays: bool = False
+    drafts: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
+    saved_s: float = 0.0
+    rejected_s: float = 0.0
+
+    def note(self, drafted: int, accepted: int, *, saved_s: float, rejected_s: float) -> None:
+        """Count a draft that was verified."""
+        self.drafts += 1
+        self.drafted_tokens += drafted
+        self.accepted_tokens += accepted
+        self.saved_s += saved_s
+        self.rejected_s += rejected_s
+
+
+@dataclass(slots=True)
 class EngineMetrics:
     """Engine counters, written by the engine thread only.
 
@@ -30,6 +59,7 @@ class EngineMetrics:
         step_began: on the clock of `time.monotonic`; None while the engine is idle.
         stalls: the last 500 pauses of running replies between two steps, in seconds; `worst_stall` of all.
         stepped_at: seconds since 1970 of the last of them.
+        drafts: of drafted tokens.
     """
 
     waiting: int = 0
@@ -46,6 +76,7 @@ class EngineMetrics:
     stalls: list[float] = field(default_factory=list[float])
     worst_stall: float = 0.0
     stepped_at: float = 0.0
+    drafts: DraftMetrics = field(default_factory=DraftMetrics)
 
     def note_stall(self, seconds: float) -> None:
         self.stalls = [*self.stalls[1 - _STALLS :], seconds]

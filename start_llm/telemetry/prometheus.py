@@ -68,6 +68,13 @@ _MODEL_COUNTERS: tuple[_Series[ModelMetrics], ...] = (
     _Series(
         "num_preemptions", "Replies that made room for others for a while.", lambda of: of.engine.preemptions
     ),
+    _Series("spec_decode_num_drafts", "Drafts that were verified.", lambda of: of.engine.drafts.drafts),
+    _Series("spec_decode_num_draft_tokens", "Tokens of drafts.", lambda of: of.engine.drafts.drafted_tokens),
+    _Series(
+        "spec_decode_num_accepted_tokens",
+        "Tokens of drafts that became the reply's.",
+        lambda of: of.engine.drafts.accepted_tokens,
+    ),
     _Series("engine_failures", "Engine actions that raised an error.", lambda of: of.engine.failures),
     _Series("prompt_cache_lookups", "Prompts that were looked up.", lambda of: of.cache.lookups),
     _Series("prompt_cache_hits", "Prompts of which something was cached.", lambda of: of.cache.hits),

@@ -52,8 +52,9 @@ class Vocabulary(Protocol):
 class TokenGuide:
     """Tracks one reply through its grammar. Only one thread may use it at a time."""
 
-    def __init__(self, matcher: LLMatcher) -> None:
+    def __init__(self, matcher: LLMatcher, tokenizer: LLTokenizer) -> None:
         self._matcher = matcher
+        self._tokenizer = tokenizer
 
     def advance(self, tokens: Sequence[int]) -> None:
         """Consume the next tokens. Tokens after the end of the reply are ignored.
@@ -75,6 +76,26 @@ class TokenGuide:
         if self._matcher.is_error():
             raise ConstraintViolated(_reason(self._matcher))
         return mask
+
+    def forced(self) -> Sequence[int]:
+        """Return tokens of the only text that can come next; empty if several can.
+
+        The text is certain, but the model may divide it into other tokens.
+        """
+        return self._tokenizer.tokenize_bytes(bytes(self._matcher.compute_ff_bytes()))
+
+    def count_allowed(self, tokens: Sequence[int]) -> int:
+        """Return how many of these tokens can come next, one after the other."""
+        return self._matcher.validate_tokens(list(tokens))
+
+    def take_back(self, tokens: int) -> None:
+        """Forget the last accepted tokens.
+
+        Raises:
+            GuideLost: the matcher cannot go back so far.
+        """
+        if not self._matcher.rollback(tokens):
+            raise ConstraintViolated(_reason(self._matcher))
 
 
 class Enforcer:
@@ -110,7 +131,7 @@ class Enforcer:
                 param=grammar.schemas[-1][0].field if grammar.schemas else "tools",
             )
         with held_in_turn(_LARGE_GRAMMAR) if len(grammar.text) > _LARGE else nullcontext():
-            return TokenGuide(self._compiled(grammar))
+            return TokenGuide(self._compiled(grammar), self._tokenizer)
 
     def _compiled(self, grammar: Grammar) -> LLMatcher:
         for origin, schema in grammar.schemas:

@@ -1,0 +1,72 @@
+"""Tool results as a reply repeats them: without line numbers and without the marks of a diff.
+
+A tool that reads a file puts a number before each line, so that what an edit repeats of it breaks off at each
+line. Such results are encoded a second time, for drafts alone: nothing of it reaches a prompt.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import threading
+from array import array
+from collections import OrderedDict
+from collections.abc import Sequence
+from itertools import pairwise
+
+from start_llm.core.chat import Message
+from start_llm.prompt.template import PromptTokenizer
+
+_NUMBERED = re.compile(r"^ *(\d+)(?:→|\t|: ?| ?\| ?)", re.MULTILINE)
+_HUNK = re.compile(r"^@@ [-+ ,\d]+ @@", re.MULTILINE)
+_MARKED = re.compile(r"^[-+ ]", re.MULTILINE)
+_FEWEST_LINES = 3
+_MOST_TOKENS = 2**20
+"""Tokens that are remembered for the next requests."""
+
+
+class DraftTexts:
+    """Encodes and remembers them. Safe to use from any thread."""
+
+    def __init__(self, tokenizer: PromptTokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._known: OrderedDict[bytes, array[int] | None] = OrderedDict()
+        self._tokens = 0
+        self._lock = threading.Lock()
+
+    def of(self, messages: Sequence[Message]) -> tuple[Sequence[int], ...]:
+        """Return the tokens of the tool results that were written otherwise than they would be repeated."""
+        found = (self._of(message.content) for message in messages if message.role == "tool")
+        return tuple(one for one in found if one is not None)
+
+    def _of(self, text: str) -> array[int] | None:
+        name = hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=16).digest()
+        with self._lock:
+            if name in self._known:
+                self._known.move_to_end(name)
+                return self._known[name]
+        plain = without_marks(text)
+        ids = None if plain is None else array("I", self._tokenizer.encode_continuation(plain))
+        with self._lock:
+            self._keep(name, ids)
+        return ids
+
+    def _keep(self, name: bytes, ids: array[int] | None) -> None:
+        if name not in self._known:
+            self._known[name] = ids
+            self._tokens += _weight(ids)
+        while self._tokens > _MOST_TOKENS:
+            self._tokens -= _weight(self._known.popitem(last=False)[1])
+
+
+def _weight(ids: array[int] | None) -> int:
+    return 16 + (len(ids) if ids is not None else 0)
+
+
+def without_marks(text: str) -> str | None:
+    """Return a text without the numbers or the marks before its lines; None if it has none."""
+    numbers = [int(number) for number in _NUMBERED.findall(text)]
+    rising = sum(later == number + 1 for number, later in pairwise(numbers))
+    if rising >= _FEWEST_LINES - 1 and rising >= len(numbers) // 2:
+        return _NUMBERED.sub("", text)
+    return _MARKED.sub("", text) if _HUNK.search(text) else None
