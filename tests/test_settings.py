@@ -41,6 +41,7 @@ from start_llm.config.settings import (
 from start_llm.core.engine_request import EngineRequest
 from start_llm.core.errors import ModelError, PortError, SettingsError
 from start_llm.engine.cache_probe import CacheProbe
+from start_llm.engine.pass_times import PassTimes
 from start_llm.engine.time_share import EngineTime
 from start_llm.formats import registry
 from start_llm.models.device import this_device
@@ -111,6 +112,7 @@ VALUES: dict[str, Values] = {
     "MLX_HOST": Values([("0.0.0.0", "0.0.0.0"), ("::1", "::1"), ("localhost", "localhost")], []),
     "MLX_PORT": Values([("0", 0), ("65535", 65535), (" 81 ", 81)], [*WHOLE, "-1", "65536"]),
     "BATCH": Values([("1", 1), ("256", 256), ("8", 8)], [*WHOLE, "0", "-1", "257"]),
+    "SPECULATION": Values([("auto", "auto"), ("off", "off"), (" OFF ", "off")], ["on", "true", "1"]),
     "MAX_QUEUED_REQUESTS": Values([("1", 1), ("100000", 100_000), ("7", 7)], [*WHOLE, "0", "100001"]),
     "MEMORY_BUDGET": Values(
         [("4GB", 4 * 10**9), ("50%", 0.5), ("7", 7)], ["many", "-1", "1e3", "101%", "0.5", "GB"]
@@ -659,6 +661,18 @@ def checks_batch(models: Models) -> None:
         until(lambda: at_work(server) == (2, 1))
         assert [at_work(server) for _ in range(20)] == [(2, 1)] * 20
         assert server.get("/stats")["batch"]["configured"] == 2
+
+
+def checks_drafts(models: Models) -> None:
+    cheap = PassTimes({1: 1.0, 16: 1.1})
+    for value, are_made in (("auto", True), ("off", False)):
+        with (
+            patch("start_llm.hosting.model_loading.measure_passes", return_value=cheap),
+            running(models.plain, SPECULATION=value) as server,
+        ):
+            ask(server.port, {"prompt": "one two three four " * 30, "max_tokens": 60, "temperature": 0})
+            told = server.get("/stats")["speculation"]
+            assert (told["pays"], told["drafts"] > 0) == (are_made, are_made)
 
 
 def checks_queue(models: Models) -> None:
@@ -1657,6 +1671,7 @@ CHECKS: dict[str, Callable[[Models], None]] = {
     "ALLOWED_ORIGINS": checks_origins,
     "DRAIN_SECONDS": checks_drain,
     "BATCH": checks_batch,
+    "SPECULATION": checks_drafts,
     "MAX_QUEUED_REQUESTS": checks_queue,
     "MEMORY_BUDGET": checks_memory,
     "REPLY_TURN_SECONDS": checks_turns,

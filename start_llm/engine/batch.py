@@ -362,8 +362,9 @@ class BatchGroup:
         """
         self._mount(self.adapters)
         rows = len(drafted) + 1
-        logits = self._network(tokens, cache=self._positioned)[:, -rows:, :]
-        logits = self._processed(tokens[:, -rows], logits.reshape(-1, logits.shape[-1]), drafted)
+        logits = self._network(tokens, cache=self._positioned)
+        logits = logits[0, -rows:, :] if drafted else logits[:, -1, :]
+        logits = self._processed(tokens[:, -rows], logits, drafted)
         self._held = [held + tokens.shape[1] for held in self._held]
         positions = [*range(self._held[0] - len(drafted), self._held[0]), *self._held]
         sampled, chances = self._sampler(rows, logits.shape[-1])(logits, positions)

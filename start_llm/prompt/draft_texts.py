@@ -17,8 +17,11 @@ from itertools import pairwise
 from start_llm.core.chat import Message
 from start_llm.prompt.template import PromptTokenizer
 
-_NUMBERED = re.compile(r"^ *(\d+)(?:→|\t|: ?| ?\| ?)", re.MULTILINE)
+_NUMBER = re.compile(r"^ *(\d+)(→|\t|:| ?\|)", re.MULTILINE)
+_WITHOUT_BLANK = re.compile(r"^ *\d+(?:→|\t|:| ?\|)[^ \n]", re.MULTILINE)
 _HUNK = re.compile(r"^@@ [-+ ,\d]+ @@", re.MULTILINE)
+_BLANK = re.compile(r"^ ", re.MULTILINE)
+"""Of the number, if it is before every line."""
 _MARKED = re.compile(r"^[-+ ]", re.MULTILINE)
 _FEWEST_LINES = 3
 _MOST_TOKENS = 2**20
@@ -65,8 +68,11 @@ def _weight(ids: array[int] | None) -> int:
 
 def without_marks(text: str) -> str | None:
     """Return a text without the numbers or the marks before its lines; None if it has none."""
-    numbers = [int(number) for number in _NUMBERED.findall(text)]
+    found = _NUMBER.findall(text)
+    numbers = [int(number) for number, _ in found]
     rising = sum(later == number + 1 for number, later in pairwise(numbers))
     if rising >= _FEWEST_LINES - 1 and rising >= len(numbers) // 2:
-        return _NUMBERED.sub("", text)
+        plain = _NUMBER.sub("", text)
+        is_tight = found[0][1] in ("→", "\t") or _WITHOUT_BLANK.search(text)
+        return plain if is_tight else _BLANK.sub("", plain)
     return _MARKED.sub("", text) if _HUNK.search(text) else None

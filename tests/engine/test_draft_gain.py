@@ -1,0 +1,84 @@
+"""How much is drafted follows from what passes cost and from how often drafts were right."""
+
+from __future__ import annotations
+
+import pytest
+
+from start_llm.engine.draft_gain import DraftGain, expected_tokens
+from start_llm.engine.draft_index import FORCED, MATCHES
+from start_llm.engine.pass_times import PASSES, PassTimes
+
+CHEAP = {1: 0.010, 2: 0.0101, 4: 0.0105, 8: 0.012, 16: 0.016}
+"""Seconds: sixteen tokens cost as much as 1.6 passes."""
+LINEAR = {tokens: 0.01 * tokens for tokens in PASSES}
+CLASSES = range(len(MATCHES) + 1)
+
+
+def test_longer_matches_are_drafted_further():
+    lengths = DraftGain(PassTimes(CHEAP)).lengths()
+    assert lengths[FORCED] > 0
+    assert list(lengths[: len(MATCHES)]) == sorted(lengths[: len(MATCHES)])
+    assert lengths[0] < lengths[len(MATCHES) - 1]
+
+
+@pytest.mark.parametrize("times", [LINEAR, {1: 0.01}, {}])
+def test_nothing_is_drafted_where_each_token_costs_a_pass(times: dict[int, float]):
+    gain = DraftGain(PassTimes(times))
+    assert not gain.can_pay()
+    assert not gain.metrics.pays
+    assert gain.lengths() == ()
+
+
+def test_drafts_that_are_wrong_end_and_come_back_once_they_would_have_been_right():
+    gain = DraftGain(PassTimes(CHEAP))
+    for match in CLASSES:
+        for _ in range(40):
+            gain.note_verified(match, 3, 0)
+    assert gain.lengths() == ()
+    for _ in range(60):
+        gain.note(2, 1, 1)
+    lengths = gain.lengths()
+    assert lengths[2] > 0
+    assert sum(lengths) == lengths[2]
+
+
+def test_it_follows_a_machine_whose_longer_passes_have_become_dear():
+    times = PassTimes(CHEAP)
+    gain = DraftGain(times)
+    assert gain.lengths()
+    for tokens in PASSES[1:]:
+        for _ in range(5):
+            times.note(tokens, 0.01 * tokens)
+    assert gain.lengths() == ()
+
+
+def test_one_slow_pass_changes_nothing():
+    times = PassTimes(CHEAP)
+    for _ in range(4):
+        times.note(8, 0.012)
+    times.note(8, 3.0)
+    assert times.seconds(8) == 0.012
+
+
+def test_passes_between_are_interpolated_and_tell_of_the_next_longer_one():
+    times = PassTimes({1: 1.0, 2: 1.2, 4: 2.0, 8: 3.0, 16: 5.0})
+    assert [times.seconds(one) for one in (1, 3, 6, 12)] == pytest.approx([1.0, 1.6, 2.5, 4.0])
+    assert times.seconds(32) == 10.0
+    for _ in range(20):
+        times.note(6, 5.0)
+    assert times.seconds(6) == pytest.approx(5.0, rel=0.05)
+
+
+@pytest.mark.parametrize(("share", "drafted", "tokens"), [(1, 7, 8), (0, 7, 1), (0.5, 2, 1.75)])
+def test_expected_tokens(share: float, drafted: int, tokens: float):
+    assert expected_tokens(share, drafted) == pytest.approx(tokens)
+
+
+def test_what_drafts_saved_and_what_rejected_tokens_took_is_counted():
+    gain = DraftGain(PassTimes(CHEAP))
+    gain.note_verified(3, 7, 7)
+    gain.note_verified(3, 7, 0)
+    told = gain.metrics
+    assert (told.drafts, told.drafted_tokens, told.accepted_tokens) == (2, 14, 7)
+    assert told.saved_s == pytest.approx((0.08 - 0.012) + (0.01 - 0.012))
+    assert told.rejected_s == pytest.approx(0.002)

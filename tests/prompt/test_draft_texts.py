@@ -1,0 +1,80 @@
+"""Results of tools are encoded again as a reply would repeat them."""
+
+from __future__ import annotations
+
+import pytest
+
+from start_llm.core.chat import Message
+from start_llm.prompt.draft_texts import DraftTexts, without_marks
+
+CODE = "import os\n\ndef main():\n    return os.getcwd()\n"
+
+
+class Words:
+    """A tokenizer whose tokens are characters."""
+
+    def __init__(self) -> None:
+        self.encoded = 0
+
+    def encode_continuation(self, text: str) -> list[int]:
+        self.encoded += 1
+        return [ord(one) for one in text]
+
+
+def numbered(form: str) -> str:
+    return "\n".join(form.format(number) + line for number, line in enumerate(CODE.split("\n"), 98))
+
+
+@pytest.mark.parametrize("form", ["{:6}→", "{:6}\t", "{}: ", "{}:", "{:5} | ", "{}|"])
+def test_line_numbers_are_left_out(form: str):
+    assert without_marks(numbered(form)) == CODE
+
+
+def test_the_marks_of_a_diff_are_left_out():
+    told = "diff --git a/x b/x\n@@ -1,2 +1,3 @@ def main():\n import os\n-old\n+new\n"
+    assert without_marks(told) == "diff --git a/x b/x\n@@ -1,2 +1,3 @@ def main():\nimport os\nold\nnew\n"
+
+
+def test_the_indentation_of_a_block_stays():
+    told = "   7→    if x:\n   8→        y()\n   9→    z()\n"
+    assert without_marks(told) == "    if x:\n        y()\n    z()\n"
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", CODE, "1: one\n7: seven\n3: three\n", "2024: 7\n", "- a\n- list\n+ of\n", "10:30 lunch\n" * 9],
+)
+def test_other_texts_stay_out(text: str):
+    assert without_marks(text) is None
+
+
+def test_results_of_tools_alone_are_encoded_and_each_only_once():
+    words = Words()
+    texts = DraftTexts(words)  # pyright: ignore[reportArgumentType] - it encodes, and nothing else
+    told = numbered("{:6}→")
+    messages = [
+        Message(role="user", content=told),
+        Message(role="tool", content=told),
+        Message(role="tool", content=CODE),
+        Message(role="tool", content=told),
+    ]
+    for _ in range(3):
+        found = texts.of(messages)
+        assert ["".join(map(chr, one)) for one in found] == [CODE, CODE]
+    assert words.encoded == 1
+
+
+def test_half_characters_are_no_trouble():
+    told = "1: \ud800\n2: b\n3: c\n"
+    (found,) = DraftTexts(Words()).of([Message(role="tool", content=told)])  # pyright: ignore[reportArgumentType]
+    assert list(found) == [ord(one) for one in "\ud800\nb\nc\n"]
+
+
+def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("start_llm.prompt.draft_texts._MOST_TOKENS", 100)
+    words = Words()
+    texts = DraftTexts(words)  # pyright: ignore[reportArgumentType]
+    for turn in range(20):
+        texts.of([Message(role="tool", content=numbered(f"{{}}: {turn} "))])
+    texts.of([Message(role="tool", content=numbered("{}: 0 "))])
+    assert words.encoded == 21
