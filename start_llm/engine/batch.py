@@ -133,7 +133,7 @@ class BatchGroup:
             draft_lengths: tokens to draft for a single sequence, by class of match; see `engine.draft_index`.
         """
         self._steps += 1
-        fed, expected = self._next.fed if self._next else 0, self._expected()
+        fed, expected = self._next.fed if self._next else 0, self._expected(draft_lengths)
         is_drafting = self._verified or (draft_lengths and self._may_draft(expected, draft_lengths))
         sampled = self._step_alone(draft_lengths) if is_drafting else self._step()
         self._note(fed, expected, sampled)
@@ -157,11 +157,11 @@ class BatchGroup:
             return False
         return self._sequences[0].is_guided or bool(expected and draft_lengths[expected.match])
 
-    def _expected(self) -> Draft | None:
-        """Return the token that the launched step is expected to give, if only one is launched."""
+    def _expected(self, draft_lengths: Sequence[int]) -> Draft | None:
+        """Return the token that the launched step is expected to give, if it gives a single one."""
         if self._gain is None or self._verified or not self._next or len(self._sequences) > 1:
             return None
-        return self._sequences[0].draft(1) if self._gain.can_pay() else None
+        return self._sequences[0].draft(1) if draft_lengths or self._gain.can_pay() else None
 
     def _note(self, fed: int, expected: Draft | None, sampled: Sequence[Sampled]) -> None:
         """Record how long the step took, if nothing came between, and whether its token was expected."""

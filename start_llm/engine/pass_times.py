@@ -27,6 +27,9 @@ _REMEMBERED = 5
 class PassTimes:
     """The seconds of passes, by their number of tokens.
 
+    Longer ones are known by what they cost in passes of one token, which are timed all the while: so all of
+    them follow a machine that gets slower or faster.
+
     Args:
         measured: by the numbers of `PASSES`. Where one is left out, each token takes as long as the first.
     """
@@ -34,32 +37,33 @@ class PassTimes:
     def __init__(self, measured: Mapping[int, float] | None = None) -> None:
         self._recent = {tokens: deque[float](maxlen=_REMEMBERED) for tokens in PASSES}
         self._medians: dict[int, float] = {}
-        for tokens, seconds in (measured or {}).items():
-            self._add(tokens, seconds)
+        for tokens, seconds in sorted((measured or {}).items()):
+            self.note(tokens, seconds)
 
     def note(self, tokens: int, seconds: float) -> None:
         """Record a pass. One of a length between those of `PASSES` tells of the next longer one."""
         known = next((length for length in PASSES if length >= tokens), None)
-        if known is None:
+        if known is None or (known > 1 and not self.seconds(1)):
             return
-        expected = self.seconds(tokens)
-        self._add(known, seconds * (self.seconds(known) / expected if expected else 1.0))
-
-    def _add(self, tokens: int, seconds: float) -> None:
-        self._recent[tokens].append(seconds)
-        self._medians[tokens] = median(self._recent[tokens])
+        figure = seconds if known == 1 else seconds / self.seconds(1) * self._cost(known) / self._cost(tokens)
+        self._recent[known].append(figure)
+        self._medians[known] = median(self._recent[known])
 
     def seconds(self, tokens: int) -> float:
-        """Return the median of the last passes of so many tokens, by interpolation; 0 if none is known."""
+        """Return what the last passes of so many tokens took, by interpolation; 0 if nothing is known."""
+        return self._medians.get(1, 0.0) * self._cost(tokens)
+
+    def _cost(self, tokens: int) -> float:
+        """Return the cost of a pass in passes of one token."""
         shorter = max(length for length in PASSES if length <= tokens)
         longer = next((length for length in PASSES if length >= tokens), None)
-        low = self._of(shorter)
+        low = self._cost_of(shorter)
         if longer is None:
             return low * tokens / shorter
-        return low + (self._of(longer) - low) * (tokens - shorter) / max(longer - shorter, 1)
+        return low + (self._cost_of(longer) - low) * (tokens - shorter) / max(longer - shorter, 1)
 
-    def _of(self, tokens: int) -> float:
-        return self._medians.get(tokens) or tokens * self._medians.get(1, 0.0)
+    def _cost_of(self, length: int) -> float:
+        return 1.0 if length == 1 else self._medians.get(length, float(length))
 
 
 def measure_passes(

@@ -18,8 +18,10 @@ from start_llm.core.engine_request import EngineRequest
 from start_llm.core.events import Finished
 from start_llm.core.sampling import Sampling
 from start_llm.engine import step_plan
+from start_llm.engine.draft_gain import DraftGain
 from start_llm.engine.executor import StepExecutor
 from start_llm.engine.generation import Generation
+from start_llm.engine.pass_times import PASSES, PassTimes
 from start_llm.engine.resources import EngineResources, TimeLimits
 from start_llm.engine.schedule import Schedule
 from start_llm.engine.step_plan import (
@@ -40,6 +42,7 @@ from tests.cache.integrity import check_cache
 from tests.engine.harness import Stepper, Watched, engine_request, uncached_resources
 from tests.engine.test_guards import Counting
 from tests.engine.test_turns import Clock
+from tests.ties import greedy_reference
 
 BUDGET = 450_000
 """Bytes: too few for all that some of the conversations below compute."""
@@ -174,6 +177,29 @@ def test_seeded_replies_of_a_model_follow_from_the_plans(resources):
     follower.follow(leader.sent)
     assert [reply.tokens for reply in follower.replies] == [reply.tokens for reply in replies]
     assert leader.metrics.preemptions
+
+
+def test_whoever_executes_the_same_plans_drafts_the_same(resources):
+    """What a follower measures does not matter: its own passes would not let it draft."""
+    cheap, dear = dict.fromkeys(PASSES, 1.0), {1: 1.0}
+    leading, following = DraftGain(PassTimes(cheap)), DraftGain(PassTimes(dear))
+    leader = Leader(replace(resources, max_sequences=1, gain=leading), 0)
+    prompts = [tuple(range(5, 40 + seed)) for seed in range(3)]
+    known = [greedy_reference(resources.network, prompt, 60).ids for prompt in prompts]
+    requests = [
+        engine_request(prompt, 60, draft_texts=(ids,)) for prompt, ids in zip(prompts, known, strict=True)
+    ]
+    replies = [leader.submit(request) for request in requests]
+    leader.step(40)
+    replies[0].generation.cancel()
+    leader.finish(*replies[1:])
+    follower = Follower(replace(resources, gain=following), requests)
+    follower.follow(leader.sent)
+    assert [reply.tokens for reply in follower.replies] == [reply.tokens for reply in replies]
+    assert kept(follower.cache) == kept(leader.cache)
+    told, same = leading.metrics, following.metrics
+    assert told.drafts > 5
+    assert (told.drafted_tokens, told.accepted_tokens) == (same.drafted_tokens, same.accepted_tokens)
 
 
 def test_every_kind_of_plan_is_among_those_that_were_followed():
