@@ -41,7 +41,7 @@ from start_llm.config.settings import (
 from start_llm.core.engine_request import EngineRequest
 from start_llm.core.errors import ModelError, PortError, SettingsError
 from start_llm.engine.cache_probe import CacheProbe
-from start_llm.engine.pass_times import PassTimes
+from start_llm.engine.pass_times import PASSES, PassTimes
 from start_llm.engine.time_share import EngineTime
 from start_llm.formats import registry
 from start_llm.models.device import this_device
@@ -664,13 +664,13 @@ def checks_batch(models: Models) -> None:
 
 
 def checks_drafts(models: Models) -> None:
-    cheap = PassTimes({1: 1.0, 16: 1.1})
+    cheap = PassTimes(dict.fromkeys(PASSES, 1.0))
     for value, are_made in (("auto", True), ("off", False)):
         with (
             patch("start_llm.hosting.model_loading.measure_passes", return_value=cheap),
             running(models.plain, SPECULATION=value) as server,
         ):
-            ask(server.port, {"prompt": "one two three four " * 30, "max_tokens": 60, "temperature": 0})
+            reply(server, prompt="one two three four " * 30, max_tokens=60, temperature=0)
             told = server.get("/stats")["speculation"]
             assert (told["pays"], told["drafts"] > 0) == (are_made, are_made)
 

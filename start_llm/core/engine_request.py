@@ -34,15 +34,11 @@ class Guide(Protocol):
         ...
 
     def count_allowed(self, tokens: Sequence[int]) -> int:
-        """Return how many of these tokens can come next, one after the other."""
+        """Return how many of these tokens can come next, one after the other. `go_back` returns to here."""
         ...
 
-    def take_back(self, tokens: int) -> None:
-        """Forget the last accepted tokens.
-
-        Raises:
-            GuideLost: the guide cannot go back so far.
-        """
+    def go_back(self, kept: int) -> None:
+        """Return to where `count_allowed` was asked, and accept again the first `kept` tokens since."""
         ...
 
 

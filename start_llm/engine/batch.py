@@ -214,7 +214,7 @@ class BatchGroup:
         drafted = verified.draft.tokens
         if accepted == len(drafted):
             return
-        self._sequences[0].take_back(len(drafted) - accepted)
+        self._sequences[0].forget_draft(accepted)
         if verified.before.can_keep:
             verified.before.keep(len(verified.known) + accepted)
             self._held[0] -= len(drafted) - accepted
@@ -228,7 +228,7 @@ class BatchGroup:
         if self._verified:
             self._verified.before.keep(0)
             self._held[0] -= self._verified.fed
-            self._sequences[0].take_back(len(self._verified.draft.tokens))
+            self._sequences[0].forget_draft()
             self._verified = self._next = None
             self._contexts.clear()
 

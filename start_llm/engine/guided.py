@@ -31,10 +31,15 @@ class GuidedLogits:
         self._guide = guide
         self.known = prompt_length
         self.lost = ""
+        self._certain = prompt_length
 
     def is_at(self, length: int) -> bool:
         """Return whether a sequence of this length can continue: the guide has seen no token beyond it."""
         return self.known <= length
+
+    def is_lost_at(self, length: int) -> bool:
+        """Return whether the reply cannot continue after so many tokens: a guide may be lost in a draft."""
+        return bool(self.lost) and self.known <= length
 
     def __call__(self, tokens: mx.array, logits: mx.array) -> mx.array:
         """Mask the logits; see `engine.sampler.LogitsProcessor`."""
@@ -66,10 +71,14 @@ class GuidedLogits:
 
     def count_allowed(self, drafted: Sequence[int]) -> int:
         """Return how many drafted tokens the guide would allow."""
+        self._certain = self.known
         return 0 if self.lost else self._guide.count_allowed(drafted)
 
-    def take_back(self, tokens: int) -> None:
-        """Forget the last tokens, which were drafted and are not the reply's."""
-        if tokens and not self.lost:
-            self._guide.take_back(tokens)
-            self.known -= tokens
+    def go_back(self, length: int) -> None:
+        """Forget drafted tokens that are not the reply's: all behind the first `length` ones.
+
+        A guide that was lost behind these is no longer.
+        """
+        if self.known > length:
+            self._guide.go_back(length - self._certain)
+            self.known, self.lost = length, ""

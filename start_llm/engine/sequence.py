@@ -140,10 +140,10 @@ class EngineSequence:
         """Return the tokens behind the first `known` ones, with new ones that have not been accepted yet."""
         return [*self.tokens[known:], *new[max(known - len(self.tokens), 0) :]]
 
-    def take_back(self, drafted: int) -> None:
-        """Forget the last drafted tokens, which are not the reply's."""
+    def forget_draft(self, accepted: int = 0) -> None:
+        """Forget the tokens of a draft but the first ones, which were accepted."""
         if self._guided:
-            self._guided.take_back(drafted)
+            self._guided.go_back(len(self.tokens) + accepted)
 
     def _index(self) -> DraftIndex:
         """Return the index of all tokens that were accepted."""
@@ -183,7 +183,7 @@ class EngineSequence:
         for event in events:
             self.generation.emit(event)
         has_ended = bool(events) and isinstance(events[-1], Finished)
-        if self._guided and self._guided.lost and not has_ended:
+        if self._guided and self._guided.is_lost_at(len(self.tokens)) and not has_ended:
             raise ConstraintViolated(self._guided.lost)
         return has_ended
 

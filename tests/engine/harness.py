@@ -37,6 +37,20 @@ def engine_request(
     return EngineRequest(prompt=ModelTokens(tuple(prompt)), max_tokens=max_tokens, sampling=sampling, **more)
 
 
+class Undrafted:
+    """A guide's answers on drafts where none of its reply is drafted."""
+
+    def forced(self) -> Sequence[int]:
+        return ()
+
+    def count_allowed(self, tokens: Sequence[int]) -> int:
+        del tokens
+        return 0
+
+    def go_back(self, kept: int) -> None:
+        raise AssertionError(f"nothing was drafted of which {kept} tokens are kept")
+
+
 def standing_still() -> float:
     """A clock under which one step is taken between two chunks, however fast the machine is."""
     return 0.0

@@ -19,7 +19,7 @@ from tests.engine.harness import Watched, engine_request, uncached_resources
 from tests.engine.test_guards import VOCABULARY, Counting, check, counting
 from tests.engine.test_guards_of_turns import counted
 
-CHEAP = dict.fromkeys(PASSES, 1.0)
+CHEAP: dict[int, float] = dict.fromkeys(PASSES, 1.0)
 FREQUENT = Sampling(temperature=0, frequency_penalty=2)
 
 

@@ -19,7 +19,7 @@ from start_llm.engine.batch import BatchGroup, Decoder
 from start_llm.engine.generation import Generation
 from start_llm.engine.reply_writer import ReplyWriter
 from start_llm.engine.sequence import EngineSequence
-from tests.engine.harness import Stepper, engine_request, seq_cache_of, stepped, uncached_resources
+from tests.engine.harness import Stepper, Undrafted, engine_request, seq_cache_of, stepped, uncached_resources
 
 LAYERS, WIDTH, VOCABULARY = 24, 64, 50
 LEAF = 2 * WIDTH * 4
@@ -192,7 +192,7 @@ def test_what_a_sequence_samples_does_not_depend_on_its_company():
 # ---------------------------------------------------------------------------------------- the device's time
 
 
-class Asked(Guide):
+class Asked(Undrafted, Guide):
     """Allows everything, and notes when it is told of a token."""
 
     def __init__(self, log: list[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, cast
 
@@ -32,7 +33,7 @@ def counting(network: Any = None, **more: Any) -> Cached:
     )
 
 
-def counted(prompt: tuple[int, ...], length: int) -> list[int]:
+def counted(prompt: Sequence[int], length: int) -> list[int]:
     return [token % VOCABULARY for token in range(prompt[-1] + 1, prompt[-1] + 1 + length)]
 
 

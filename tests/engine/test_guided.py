@@ -16,14 +16,14 @@ from start_llm.engine.reply_writer import ReplyWriter
 from start_llm.engine.resources import EngineResources
 from start_llm.engine.sequence import EngineSequence
 from tests.cache.conversations import Cached
-from tests.engine.harness import FailsOnce, Stepper, Watched, Wrapped, engine_request, seq_cache_of
+from tests.engine.harness import FailsOnce, Stepper, Undrafted, Watched, Wrapped, engine_request, seq_cache_of
 
 PROMPT = (5, 6, 7)
 OTHERS = [(8, 9), (10, 11, 12, 13)]
 SCRIPT = tuple(range(20, 60))
 
 
-class Reciter:
+class Reciter(Undrafted):
     """Allows the tokens of a script, one after the other; it is lost where that ends."""
 
     def __init__(self, script: Sequence[int], vocabulary: int = 2048) -> None:

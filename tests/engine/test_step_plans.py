@@ -181,8 +181,8 @@ def test_seeded_replies_of_a_model_follow_from_the_plans(resources):
 
 def test_whoever_executes_the_same_plans_drafts_the_same(resources):
     """What a follower measures does not matter: its own passes would not let it draft."""
-    cheap, dear = dict.fromkeys(PASSES, 1.0), {1: 1.0}
-    leading, following = DraftGain(PassTimes(cheap)), DraftGain(PassTimes(dear))
+    cheap: dict[int, float] = dict.fromkeys(PASSES, 1.0)
+    leading, following = DraftGain(PassTimes(cheap)), DraftGain(PassTimes({1: 1.0}))
     leader = Leader(replace(resources, max_sequences=1, gain=leading), 0)
     prompts = [tuple(range(5, 40 + seed)) for seed in range(3)]
     known = [greedy_reference(resources.network, prompt, 60).ids for prompt in prompts]

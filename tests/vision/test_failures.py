@@ -12,7 +12,7 @@ from start_llm.core.images import FIRST_IMAGE_TOKEN
 from start_llm.core.sampling import Sampling
 from start_llm.engine.sequence import EngineSequence
 from tests.cache.conversations import Cached
-from tests.engine.harness import Breakdown, Stepper, engine_request
+from tests.engine.harness import Breakdown, Stepper, Undrafted, engine_request
 from tests.vision.seeing import SeenPrompt, model_of, picture, prompt, resources_of, usage, words
 
 FAMILY = "qwen3_vl"
@@ -101,7 +101,7 @@ def test_what_processors_and_guides_see_are_the_networks_ids():
     asked, engine = seen(), Stepper(resources_of(FAMILY))
     known: list[int] = []
 
-    class Guide:
+    class Guide(Undrafted):
         def advance(self, tokens: Any) -> None:
             known.extend(tokens)
 

@@ -28,6 +28,8 @@ _LARGE = 2**15
 _LARGE_GRAMMAR = threading.Lock()
 _LIMITS = LLParserLimits(verbose_errors=False)
 _SILENT = 0
+_CONTROL_TOKEN = b"\xff"
+"""What llguidance puts before a token that has no text; text in UTF-8 has no such byte."""
 _IN_OUR_WORDS = {
     "coerce_one_of": "oneOf is not supported where more than one of its schemas may fit; use anyOf.",
     "NoExtensionBias": "its references lead in a circle, or it allows no value.",
@@ -55,6 +57,8 @@ class TokenGuide:
     def __init__(self, matcher: LLMatcher, tokenizer: LLTokenizer) -> None:
         self._matcher = matcher
         self._tokenizer = tokenizer
+        self._before = matcher
+        self._since: list[int] = []  # tokens that came after `_before`
 
     def advance(self, tokens: Sequence[int]) -> None:
         """Consume the next tokens. Tokens after the end of the reply are ignored.
@@ -62,6 +66,7 @@ class TokenGuide:
         Raises:
             GuideLost: the grammar does not allow the tokens.
         """
+        self._since += tokens
         is_over = self._matcher.is_stopped() and not self._matcher.is_error()
         if not (is_over or self._matcher.consume_tokens(list(tokens))):
             raise ConstraintViolated(_reason(self._matcher))
@@ -80,22 +85,25 @@ class TokenGuide:
     def forced(self) -> Sequence[int]:
         """Return tokens of the only text that can come next; empty if several can.
 
-        The text is certain, but the model may divide it into other tokens.
+        The text is certain, but the model may divide it into other tokens. It ends before a control token.
+        A copy is asked: the question moves a matcher, whose masks may then fail (lesson 342).
         """
-        return self._tokenizer.tokenize_bytes(bytes(self._matcher.compute_ff_bytes()))
+        text, _, _ = bytes(self._matcher.deep_copy().compute_ff_bytes()).partition(_CONTROL_TOKEN)
+        return self._tokenizer.tokenize_bytes(text)
 
     def count_allowed(self, tokens: Sequence[int]) -> int:
-        """Return how many of these tokens can come next, one after the other."""
-        return self._matcher.validate_tokens(list(tokens))
+        """Return how many of these tokens can come next, one after the other. `go_back` returns to here."""
+        self._before, self._since = self._matcher.deep_copy(), []
+        return self._before.validate_tokens(list(tokens))
 
-    def take_back(self, tokens: int) -> None:
-        """Forget the last accepted tokens.
+    def go_back(self, kept: int) -> None:
+        """Return to where `count_allowed` was asked, and accept again the first `kept` tokens since.
 
-        Raises:
-            GuideLost: the matcher cannot go back so far.
+        A matcher that met an error can do nothing any more, so this is another one.
         """
-        if not self._matcher.rollback(tokens):
-            raise ConstraintViolated(_reason(self._matcher))
+        self._matcher, accepted = self._before.deep_copy(), self._since[:kept]
+        self._since = []
+        self.advance(accepted)
 
 
 class Enforcer:
