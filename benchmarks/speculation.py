@@ -20,12 +20,15 @@ from start_llm.engine.draft_gain import DraftGain
 from start_llm.engine.draft_index import DraftIndex
 from start_llm.engine.pass_times import PASSES, PassTimes, measure_passes
 from start_llm.engine.work import measure_work
-from start_llm.models.loader import load
+from start_llm.models.loader import LoadedModel, load
+from start_llm.prompt.draft_texts import without_marks
 from tests.cache.conversations import layers_of
 from tests.engine.harness import Stepper, engine_request, uncached_resources
 
 _LEAD = 1e4
 """By how much the logit of the recorded token leads."""
+_FEWEST = 60
+"""Tokens of a reply that is timed."""
 
 
 class Session(NamedTuple):
@@ -82,7 +85,7 @@ def _edits(commit: str, path: str) -> Iterator[str]:
             )
 
 
-# ---------------------------------------------------------------------------------------------------- forwards
+# --------------------------------------------------------------------------------------------------- forwards
 
 
 class Account:
@@ -91,18 +94,38 @@ class Account:
     def __init__(self) -> None:
         self.replies = self.tokens = self.passes = self.drafted = self.accepted = 0
         self.cost = 0.0
-        self.rejected = 0.0
 
 
-def replay(prompt: Sequence[int], reply: Sequence[int], gain: DraftGain, account: Account) -> None:
+class Encoded(NamedTuple):
+    """A session in tokens.
+
+    Attributes:
+        texts: what was read, as a reply repeats it (`prompt.draft_texts`).
+    """
+
+    prompt: Sequence[int]
+    reply: Sequence[int]
+    texts: tuple[Sequence[int], ...]
+
+
+def encoded(session: Session, model: LoadedModel) -> Encoded:
+    prompt, reply = (model.tokenizer.encode(one, as_document=False) for one in (session.read, session.wrote))
+    plain = without_marks(session.read)
+    texts = () if plain is None else (model.tokenizer.encode_continuation(plain),)
+    return Encoded(prompt or reply[:4], reply, texts)
+
+
+def replay(session: Encoded, gain: DraftGain, account: Account) -> None:
     """Draft a recorded reply, of which it is known what is right."""
-    index, done = DraftIndex(prompt), 0
+    reply = session.reply
+    index, done = DraftIndex(session.prompt, session.texts), 0
     account.replies += 1
     account.tokens += len(reply)
     times = gain.times
     while done < len(reply):
         lengths = gain.lengths()
         found = index.find(max(lengths, default=1))
+        found = found if found and found.tokens else None
         drafted = found.tokens[: lengths[found.match]] if found and lengths else ()
         rest = reply[done : done + len(drafted)]
         right = next(
@@ -140,11 +163,9 @@ def forwards(
         if account.replies >= most:
             continue
         gain = gains.setdefault(session.kind, DraftGain(PassTimes(dict(zip(PASSES, costs, strict=True)))))
-        prompt, reply = (
-            model.tokenizer.encode(text, as_document=False) for text in (session.read, session.wrote)
-        )
-        if len(reply) > 20:
-            replay(prompt, reply, gain, account)
+        recorded = encoded(session, model)
+        if len(recorded.reply) > 20:
+            replay(recorded, gain, account)
     table("", "replies", "tokens", "passes a token", "cost a token", "accepted", "rejected cost")
     for kind, one in accounts.items():
         rejected = gains[kind].metrics.rejected_s / one.cost
@@ -160,7 +181,7 @@ def forwards(
     yield from ()
 
 
-# -------------------------------------------------------------------------------------------------------- wall
+# ------------------------------------------------------------------------------------------------------- wall
 
 
 class Recorded:
@@ -194,10 +215,12 @@ class Timed(NamedTuple):
     tokens: list[int]
 
 
-def timed(stepper: Stepper, network: Recorded, prompt: Sequence[int], reply: Sequence[int]) -> Timed:
+def timed(stepper: Stepper, network: Recorded, session: Encoded) -> Timed:
     """The seconds from the first token of a reply to its last, and the passes between."""
+    prompt, reply, texts = session
     network.tokens = [*prompt, *reply]
-    watched = stepper.submit(engine_request(prompt, len(reply), Sampling(temperature=0)))
+    greedy = Sampling(temperature=0)
+    watched = stepper.submit(engine_request(prompt, len(reply), greedy, draft_texts=texts))
     stepper.step_until(lambda: watched.tokens)
     began, before = time.perf_counter(), network.passes
     stepper.finish(watched, max_steps=10**6)
@@ -226,18 +249,12 @@ def wall(
     model = load(real_model.model_folder(kind, real_model.default_folder()))
     layers = layers_of(model.network)
     times = measure_passes(model.network, layers.fresh(), measure_work(model.network, layers).pace)
-    assert times
+    if times is None:
+        yield "the caches of these weights cannot be taken back"
+        return
     row("passes of", *PASSES, "tokens, in ms:", *(f"{1000 * times.seconds(one):.1f}" for one in PASSES))
     network = Recorded(model.network)
     resources = uncached_resources(network, model.tokenizer.token_bytes, frozenset(), 1, batches=False)
-    chosen: dict[str, list[tuple[Sequence[int], Sequence[int]]]] = {}
-    for session in sessions(commits):
-        prompt, reply = (
-            model.tokenizer.encode(one, as_document=False) for one in (session.read, session.wrote)
-        )
-        some = chosen.setdefault(session.kind, [])
-        if len(some) < most and len(reply) >= 60 and len(prompt) <= 10 * tokens:
-            some.append((prompt or reply[:4], reply[:tokens]))
     table(
         "",
         "replies",
@@ -247,36 +264,40 @@ def wall(
         "drafts",
         "accepted",
     )
-    for name, replies in chosen.items():
-        gain = DraftGain(replace_times(times))
+    for name, replies in _short_sessions(model, commits, most, tokens).items():
+        gain = DraftGain(PassTimes({one: times.seconds(one) for one in PASSES}))
         plain, drafting = Stepper(resources), Stepper(resources, gain=gain)
-        ratios: list[float] = []
-        passes = said = 0
-        spent = 0.0
-        for prompt, reply in replies:
-            for _ in range(rounds):
-                without, drafted = (timed(one, network, prompt, reply) for one in (plain, drafting))
-                ratios.append(drafted.seconds / without.seconds)
-                passes += drafted.passes
-                said += len(reply)
-                spent += drafted.seconds
-                if drafted.tokens != without.tokens:
-                    yield f"a reply of kind {name} is another one when it is drafted"
+        pairs = [
+            (timed(plain, network, reply), timed(drafting, network, reply))
+            for reply in replies
+            for _ in range(rounds)
+        ]
+        if any(without.tokens != drafted.tokens for without, drafted in pairs):
+            yield f"a reply of kind {name} is another one when it is drafted"
+        passes, spent = (sum(getattr(drafted, one) for _, drafted in pairs) for one in ("passes", "seconds"))
         counts = gain.metrics
         row(
             name,
             len(replies),
-            f"{passes / said:.3f}",
-            f"{median(ratios):.3f}",
+            f"{passes / sum(len(drafted.tokens) for _, drafted in pairs):.3f}",
+            f"{median(drafted.seconds / without.seconds for without, drafted in pairs):.3f}",
             f"{counts.rejected_s / spent:.3f}",
             counts.drafts,
             f"{counts.accepted_tokens / max(counts.drafted_tokens, 1):.2f}",
         )
 
 
-def replace_times(times: PassTimes) -> PassTimes:
-    """Return times that begin with what these know."""
-    return PassTimes({tokens: times.seconds(tokens) for tokens in PASSES})
+def _short_sessions(model: LoadedModel, commits: int, most: int, tokens: int) -> dict[str, list[Encoded]]:
+    """Return sessions by their kind, where the prompt is not too long for a slow machine."""
+    chosen: dict[str, list[Encoded]] = {}
+    for session in sessions(commits):
+        some = chosen.setdefault(session.kind, [])
+        if len(some) == most:
+            continue
+        recorded = encoded(session, model)
+        if len(recorded.reply) >= _FEWEST and len(recorded.prompt) <= 10 * tokens:
+            some.append(recorded._replace(reply=recorded.reply[:tokens]))
+    return chosen
 
 
 PARTS: Mapping[str, Part] = {"forwards": forwards, "wall": wall}

@@ -8,8 +8,8 @@ from start_llm.telemetry.metrics import DraftMetrics
 
 _LEAST_GAIN = 1.05
 """How much faster a reply has to get, at least. A draft also costs the overlap of host and device."""
-_WASTE = 1.5
-"""How many times their cost rejected tokens count, so that it stays small beside what is saved."""
+_WASTE = 4.0
+"""How many times more than it is the time of rejected tokens counts, so that it stays small everywhere."""
 _FADING = 0.96
 """What an older observation weighs beside the next one."""
 _ASSUMED = (0.3, 0.5, 0.7, 0.85, 0.95, 0.9)

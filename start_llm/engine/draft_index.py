@@ -16,6 +16,8 @@ from start_llm.core.thread_owners import ENGINE, owned_by
 
 MATCHES = (2, 4, 8, 16, 32)
 """Lengths of equal tokens, in classes: the longer the match, the more probable its continuation."""
+INDEX_TOKEN_BYTES = 40
+"""Most bytes for a token of a sequence: 20, and as many for texts that repeat what its prompt has."""
 FORCED = len(MATCHES)
 """The class of drafts that are the only text which a guide allows."""
 _CANDIDATES = 16

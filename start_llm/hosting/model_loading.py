@@ -2,7 +2,7 @@
 
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from start_llm.core.sequence_cost import SequenceCost
 from start_llm.engine.admission import Admission, shortage
 from start_llm.engine.cost import measure_sequence
 from start_llm.engine.draft_gain import DraftGain
+from start_llm.engine.draft_index import INDEX_TOKEN_BYTES
 from start_llm.engine.embedding import LONGEST_TEXT, Embedder
 from start_llm.engine.engine import Engine
 from start_llm.engine.pace import Pace
@@ -119,9 +120,10 @@ class EngineLoader:
         vector_bytes = cost.bytes_of(LONGEST_TEXT) if embedder else 0
         computing = max(work_reserve(settings, profile.cost), images.tower_bytes, vector_bytes)
         kept_free = max(computing, self._least_computing) + images.kept_bytes
-        admitted = admission(settings, weights_bytes(model), cost, kept_free)
-        verdict = self._batching(model, layers, profile.pace)
         gain = self._gain(model, layers, profile.pace)
+        running = replace(cost, token_bytes=cost.token_bytes + INDEX_TOKEN_BYTES) if gain else cost
+        admitted = admission(settings, weights_bytes(model), running, kept_free)
+        verdict = self._batching(model, layers, profile.pace)
         startup = EngineStartup(
             model=model,
             card=self._card(model, admitted, verdict, layers.kv_at_rest(probe)),
