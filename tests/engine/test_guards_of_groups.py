@@ -152,10 +152,10 @@ def test_a_sequence_that_has_just_joined_holds_all_its_tokens_but_the_last():
     network = Deep()
     group, newcomer = BatchGroup(network, resting(network, 20)), resting(network, 7)
     group.join(newcomer)
-    held = group.remove(newcomer)
+    (held,) = group.remove(newcomer)
     assert held.tokens == held.caches[0].offset == 6
     first = group.sequences[0]
-    held = group.remove(first)
+    (held,) = group.remove(first)
     assert held.tokens == held.caches[0].offset == 20
 
 
