@@ -446,7 +446,7 @@ class Decoder:
             self._joining.join(*self._starting)
         else:
             self._groups += [BatchGroup(self._network, one, self._mount) for one in self._starting]
-        self._joining = None
+        self._starting, self._joining = [], None
         del self._resting[:count]
 
     def drop_joining(self) -> list[EngineSequence]:
@@ -454,10 +454,11 @@ class Decoder:
 
         Returns all of their sequences, which have no usable caches.
         """
-        failed, self._joining = self._joining, None
-        del self._resting[: len(self._starting)]
-        others = self.drop(failed) if failed else []
-        return [*self._starting, *(one for one in others if one not in self._starting)]
+        sequences, self._starting = self._starting, []
+        group, self._joining = self._joining, None
+        del self._resting[: len(sequences)]
+        others = self.drop(group) if group else []
+        return [*sequences, *(one for one in others if one not in sequences)]
 
     def drop(self, group: BatchGroup) -> list[EngineSequence]:
         """Drop a group whose step has failed. The KV of its sequences is lost."""
@@ -467,7 +468,7 @@ class Decoder:
     def abandon(self) -> list[EngineSequence]:
         """Drop every sequence, and return them."""
         sequences = self.sequences
-        self._resting, self._groups, self._joining = [], [], None
+        self._resting, self._groups, self._starting, self._joining = [], [], [], None
         return sequences
 
     def _may_join(

@@ -34,6 +34,8 @@ _UNIFORM_BITS = 23
 """Bits of a random number. The largest such number below 1, times any float32, is less than that float32."""
 _PROBABILITY_BITS = 30
 """Bits of a float32 from 0 to 1, as an integer. Such integers are ordered like the floats."""
+_SMALL_VOCABULARY = 8192
+"""Below this, looking at blocks first costs more than it saves."""
 _OFF = 2.0
 """A top_p that disables the filter: every cumulative probability is below it."""
 
@@ -105,7 +107,7 @@ class _Columns(NamedTuple):
     """The sequences' parameters, each as [sequences, 1].
 
     Attributes:
-        candidates: the largest top_k or more. Few numbers occur: each is compiled for itself.
+        candidates: the largest top_k, or more.
         uniform: random numbers.
     """
 
@@ -138,7 +140,7 @@ class _Group:
             shoulder=_column([one.hlg_shoulder for one in wanted]),
             toe=_column([one.hlg_toe for one in wanted]),
             pivot_offset=_column([one.hlg_pivot_offset for one in wanted]),
-            candidates=_power_of_two(max(one.top_k for one in wanted)),
+            candidates=max(one.top_k for one in wanted),
             uniform=_column([0.0]),
         )
 
@@ -169,13 +171,14 @@ def _way(sampling: Sampling, vocabulary: int) -> _Draw:
 
 
 def _compiled(draw: _Draw) -> _Draw:
-    """Trace a draw once for each shape of its arrays and each number of candidates."""
+    """Trace a draw once for each shape of its arrays and each number of candidates; there are few of both."""
     # MLX does not see through named tuples.
     traced: Callable[..., Any] = mx.compile(lambda logits, *columns: draw(logits, _Columns(*columns)))
 
     @wraps(draw)
     def drawn(logits: mx.array, columns: _Columns) -> Drawn:
-        return Drawn(*traced(logits, *columns))
+        few = columns._replace(candidates=_power_of_two(columns.candidates))
+        return Drawn(*traced(logits, *few))
 
     return drawn
 
@@ -226,7 +229,7 @@ def _nucleus_floor(probabilities: mx.array, top_p: mx.array) -> mx.array:
     floor = mx.zeros(top_p.shape, dtype=mx.int32)
     for bit in reversed(range(_PROBABILITY_BITS)):
         higher = floor + (1 << bit)
-        kept = mx.where(probabilities >= higher.view(mx.float32), probabilities, 0)
+        kept = probabilities * (probabilities >= higher.view(mx.float32))
         floor = mx.where(_summary(mx.sum, kept) >= top_p, higher, floor)
     return floor.view(mx.float32)
 
@@ -235,7 +238,7 @@ def _nucleus_floor(probabilities: mx.array, top_p: mx.array) -> mx.array:
 def _of_all(logits: mx.array, columns: _Columns) -> Drawn:
     """Sample with min-p or without any filter."""
     probabilities = mx.softmax(logits / columns.temperature, axis=-1)
-    floor = columns.min_p * probabilities.max(axis=-1, keepdims=True)
+    floor = columns.min_p * _summary(mx.max, probabilities)
     return _drawn(mx.where(probabilities >= floor, probabilities, 0), columns.uniform)
 
 
@@ -321,6 +324,8 @@ def top_k_ids(scores: mx.array, k: int) -> mx.array:
 @cache
 def _height(vocabulary: int, k: int) -> int:
     """Return the tokens of a block, so that there are about as many blocks as candidates in k of them."""
+    if vocabulary < _SMALL_VOCABULARY:
+        return 1
     return next(one for one in range(math.isqrt(vocabulary // k), 0, -1) if vocabulary % one == 0)
 
 

@@ -185,7 +185,8 @@ def test_several_join_by_one_merge_and_say_what_mlx_lm_says(resources, reference
     prompts = [*PROMPTS, *PROMPTS[:2]]
     sequences = [resting_sequence(resources, prompt) for prompt in prompts]
     group = BatchGroup(resources.network, sequences[0])
-    group.join(*sequences[1:beside])
+    for sequence in sequences[1:beside]:
+        group.join(sequence)
     merged = noted(monkeypatch, BatchKVCache, "merge")
     group.join(*sequences[beside:])
     assert len(merged) == LAYERS
