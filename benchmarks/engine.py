@@ -23,7 +23,7 @@ import mlx.core as mx
 from mlx_lm import load, stream_generate
 from mlx_lm.generate import BatchGenerator, generate_step
 
-from benchmarks import engine_eyes, engine_families, engine_streams, servers
+from benchmarks import engine_eyes, engine_families, engine_sampling, engine_streams, servers
 from benchmarks.harness import Part, alternate, medians, ratio, row, table
 from scripts import tiny_models
 
@@ -178,4 +178,5 @@ PARTS: Mapping[str, Part] = {
     "streams": engine_streams.streams,
     "first-token": engine_streams.first_token,
     "eyes": engine_eyes.eyes,
+    "sampling": engine_sampling.sampling,
 }

@@ -5,7 +5,7 @@ that is preempted returns to that state once it has accepted the token that was 
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple, cast
 
@@ -238,19 +238,21 @@ class BatchGroup:
         if self._next:
             mx.eval(self._next.tokens)
 
-    def join(self, sequence: EngineSequence) -> None:
-        """Add a sequence. If this raises, no sequence of the group has usable caches."""
+    def join(self, *sequences: EngineSequence) -> None:
+        """Add sequences. If this raises, neither they nor the others of the group have usable caches."""
+        caches = [sequence.layer_caches for sequence in sequences]
+        shifts = [sequence.images.shift for sequence in sequences]
         if len(self._sequences) == 1:
             self._settle()
             lone = self._sequences[0]
-            shifts = [lone.images.shift, sequence.images.shift]
-            self._caches = merging.merge([self._caches, sequence.layer_caches], shifts)
+            self._caches = merging.merge([self._caches, *caches], [lone.images.shift, *shifts])
             self._lend(lone)
         else:
-            merging.extend(self._caches, sequence.layer_caches, sequence.images.shift)
-        self._sequences.append(sequence)
-        self._held.append(len(sequence.tokens) - 1)
-        self._lend(sequence)
+            merging.extend(self._caches, caches, shifts)
+        self._sequences += sequences
+        self._held += [len(sequence.tokens) - 1 for sequence in sequences]
+        for sequence in sequences:
+            self._lend(sequence)
         self._plan_growth()
         self._samplers.clear()
 
@@ -298,42 +300,59 @@ class BatchGroup:
         token = cast("int", self._next.tokens[place].item())
         return _sampled(sequence, token, cast("float", self._next.chances[place].item()), scores)
 
-    def remove(self, sequence: EngineSequence) -> ReleasedCaches:
-        """Remove a sequence. Its caches hold all of its tokens, or all but the last if it has just joined, or
-        fewer if a draft was being verified.
+    def remove(self, *sequences: EngineSequence) -> list[ReleasedCaches]:
+        """Remove sequences. The caches of each hold all of its tokens, or all but the last if it has just
+        joined, or fewer if a draft was being verified.
 
         If this raises, no sequence of the group has usable caches: the group is broken.
         """
         self.is_broken = True
-        place = self._place(sequence)
         self._give_up_draft()
-        held = self._held.pop(place)
-        caches = self._take_out(place) if len(self._sequences) > 1 else self._caches
-        del self._sequences[place]
-        self._contexts.pop(id(sequence), None)
-        self._forget_next(place)
+        places = [self._place(sequence) for sequence in sequences]
+        staying = [place for place in range(len(self._sequences)) if place not in places]
+        released = [
+            ReleasedCaches(caches, self._held[place])
+            for caches, place in zip(self._take_out(places, staying), places, strict=True)
+        ]
+        self._sequences = [self._sequences[place] for place in staying]
+        self._held = [self._held[place] for place in staying]
+        self._forget_next(places)
         self._samplers.clear()
-        sequence.width = 0
+        for sequence in sequences:
+            self._contexts.pop(id(sequence), None)
+            sequence.width = 0
         if len(self._sequences) == 1:
             self._give_back(self._sequences[0])
         self._plan_growth()
         self.is_broken = False
-        return ReleasedCaches(caches, held)
+        return released
 
-    def _take_out(self, place: int) -> list[Any]:
-        return merging.take_out(self._caches, place, len(self._sequences))
+    def _take_out(self, places: list[int], staying: list[int]) -> list[list[Any]]:
+        """Return the caches of the sequences at these places. The only one that stays gets unmerged caches
+        again, which are faster.
+        """
+        count = len(self._sequences)
+        if count == 1:
+            return [self._caches]
+        if len(staying) > 1:
+            return merging.take_out(self._caches, places, count)
+        taken = merging.take_out(self._caches, [*places, *staying], count)
+        if staying:
+            self._caches = taken.pop()
+        return taken
 
     def _give_back(self, sequence: EngineSequence) -> None:
-        """Give the only remaining sequence unmerged caches again, which are faster."""
-        merging.unmerge(self._caches)
+        """Give the only remaining sequence its caches back."""
         sequence.layer_caches, sequence.width = self._caches, 0
         sequence.seq_cache.set_caches(self._caches)
 
-    def _forget_next(self, place: int) -> None:
-        if self._next is None or place >= len(self._next.scores):
+    def _forget_next(self, places: list[int]) -> None:
+        if self._next is None:
             return
-        kept = [other for other in range(len(self._next.scores)) if other != place]
-        scores = [self._next.scores[other] for other in kept]
+        kept = [place for place in range(len(self._next.scores)) if place not in places]
+        if len(kept) == len(self._next.scores):
+            return
+        scores = [self._next.scores[place] for place in kept]
         tokens, chances, _, _ = self._next
         self._next = _Launched(tokens[mx.array(kept)], chances[mx.array(kept)], scores) if kept else None
 
@@ -520,6 +539,7 @@ class Decoder:
         self._has_room = has_room
         self._resting: list[EngineSequence] = []
         self._groups: list[BatchGroup] = []
+        self._starting: list[EngineSequence] = []
         self._joining: BatchGroup | None = None
 
     @property
@@ -532,7 +552,7 @@ class Decoder:
         return list(self._groups)
 
     def contains(self, sequence: EngineSequence) -> bool:
-        return any(one is sequence for one in self.sequences)
+        return sequence in self.sequences
 
     @property
     def batched_bytes(self) -> int:
@@ -548,15 +568,17 @@ class Decoder:
 
         That is all of its tokens, or all but the last if it has not started or has just joined its group.
         """
-        if any(one is sequence for one in self._resting):
-            self._resting = [one for one in self._resting if one is not sequence]
+        if sequence in self._resting:
+            self._resting.remove(sequence)
             return ReleasedCaches(sequence.layer_caches, len(sequence.tokens) - 1)
         group = self.group_of(sequence)
-        if group is None:
-            return ReleasedCaches([], 0)
-        if len(group.sequences) == 1:
+        return self.remove_from(group, [sequence])[0] if group else ReleasedCaches([], 0)
+
+    def remove_from(self, group: BatchGroup, sequences: Sequence[EngineSequence]) -> list[ReleasedCaches]:
+        """Remove sequences of one group together; see `remove`."""
+        if len(group.sequences) == len(sequences):
             self._groups.remove(group)
-        return group.remove(sequence)
+        return group.remove(*sequences)
 
     def release(self, sequence: EngineSequence) -> tuple[ReleasedCaches, Sampled | None]:
         """Remove a sequence that will continue later. Return its caches and its next token.
@@ -574,36 +596,61 @@ class Decoder:
         )
 
     @property
-    def next_to_join(self) -> EngineSequence | None:
-        return self._resting[0] if self._resting else None
+    def queued(self) -> list[EngineSequence]:
+        """The sequences that have been prefilled and decode from the next step on, in this order."""
+        return list(self._resting)
 
-    def partner(self, sequence: EngineSequence) -> EngineSequence | None:
-        """Return one of the group in which a sequence causes the least padding; None if it can join none."""
-        fitting = [group for group in self._groups if self._may_join(sequence, group)]
-        best = min(fitting, key=lambda group: padding(_lengths([*group.sequences, sequence])), default=None)
-        return best.sequences[0] if best else None
+    def next_to_join(self) -> tuple[list[EngineSequence], EngineSequence | None]:
+        """Return the queued sequences that join one group next, and one that is in it.
 
-    def join_next(self, partner: EngineSequence | None) -> None:
-        """Start the first queued sequence, in a partner's group or alone. If this raises, call
+        Each is to cause the least padding there. None: the sequence can join no group.
+        """
+        first, *others = self._resting
+        group = self._group_for(first)
+        if group is None:
+            return [first], None
+        joining = [first]
+        for sequence in others:
+            if self._group_for(sequence, joining, group) is not group:
+                break
+            joining.append(sequence)
+        return joining, group.sequences[0]
+
+    def _group_for(
+        self,
+        sequence: EngineSequence,
+        joining: Sequence[EngineSequence] = (),
+        joined: BatchGroup | None = None,
+    ) -> BatchGroup | None:
+        """Return the group in which a sequence causes the least padding, once others have joined theirs."""
+        members = {one: [*one.sequences, *(joining if one is joined else ())] for one in self._groups}
+        fitting = [group for group in members if self._may_join(sequence, group, members)]
+        return min(fitting, key=lambda group: padding(_lengths([*members[group], sequence])), default=None)
+
+    def join_next(self, count: int, partner: EngineSequence | None) -> None:
+        """Start the first `count` queued sequences in a partner's group, or one alone. If this raises, call
         `drop_joining`.
         """
-        sequence = self._resting[0]
-        self._joining = self.group_of(partner)
+        self._starting, self._joining = self._resting[:count], self.group_of(partner)
         if self._joining:
-            self._joining.join(sequence)
+            self._joining.join(*self._starting)
         else:
-            self._groups.append(BatchGroup(self._network, sequence, self._mount, self._gain))
-        self._joining = None
-        del self._resting[0]
+            self._groups += [
+                BatchGroup(self._network, one, self._mount, self._gain) for one in self._starting
+            ]
+        self._starting, self._joining = [], None
+        del self._resting[:count]
 
     def drop_joining(self) -> list[EngineSequence]:
-        """Drop the sequence that failed to start and the group that it was joining.
+        """Drop the sequences that failed to start and the group that they were joining.
 
         Returns all of their sequences, which have no usable caches.
         """
-        failed, self._joining = self._joining, None
-        sequence = self._resting.pop(0)
-        return [sequence, *(one for one in (self.drop(failed) if failed else []) if one is not sequence)]
+        sequences, self._starting = self._starting, []
+        group, self._joining = self._joining, None
+        del self._resting[: len(sequences)]
+        others = self.drop(group) if group else []
+        return [*sequences, *(one for one in others if one not in sequences)]
 
     def drop(self, group: BatchGroup) -> list[EngineSequence]:
         """Drop a group whose step has failed. The KV of its sequences is lost."""
@@ -613,18 +660,23 @@ class Decoder:
     def abandon(self) -> list[EngineSequence]:
         """Drop every sequence, and return them."""
         sequences = self.sequences
-        self._resting, self._groups, self._joining = [], [], None
+        self._resting, self._groups, self._starting, self._joining = [], [], [], None
         return sequences
 
-    def _may_join(self, sequence: EngineSequence, group: BatchGroup) -> bool:
-        sequences = [*group.sequences, sequence]
+    def _may_join(
+        self,
+        sequence: EngineSequence,
+        group: BatchGroup,
+        members: Mapping[BatchGroup, list[EngineSequence]],
+    ) -> bool:
+        sequences = [*members[group], sequence]
         if not self._can_batch:
             return False
         if sequence.adapters != group.adapters or any(one.excluded_from_batches for one in sequences):
             return False
         if not fits(_lengths(sequences)):
             return False
-        others = [one.sequences for one in self._groups if one is not group]
+        others = [some for one, some in members.items() if one is not group]
         return self._has_room([width(some) for some in (sequences, *others) for _ in some])
 
 

@@ -10,7 +10,7 @@ import mlx.core as mx
 from start_llm.cache.pages import SequenceCache
 from start_llm.core.thread_owners import ENGINE, owned_by
 from start_llm.engine.admission import planned_tokens
-from start_llm.engine.batch import BatchGroup, Decoder
+from start_llm.engine.batch import BatchGroup, Decoder, ReleasedCaches
 from start_llm.engine.failures import Failures
 from start_llm.engine.generation import Generation
 from start_llm.engine.image_reader import ImageReader
@@ -157,7 +157,9 @@ class StepExecutor:
         held, sampled = self.decoder.release(sequence)
         self.cache.batched_bytes = self.decoder.batched_bytes
         self.cache.close(sequence.seq_cache, held.caches, sequence.tokens[: held.tokens])
-        if sampled is None or not self._append_token(sampled):
+        has_ended = sampled is not None and self._append_token(sampled)
+        sequence.generation.send()
+        if not has_ended:
             self._requeue(sequence, due)
             self._metrics.preemptions += 1
 
@@ -252,16 +254,17 @@ class StepExecutor:
     # ----------------------------------------------------------------------------------------------- decoding
 
     def _join(self, part: JoinBatch) -> None:
-        """Let a prefilled request decode.
+        """Let prefilled requests decode.
 
         Raises:
-            ValueError: it is not the next one.
+            ValueError: they are not the next ones.
         """
-        joining = self.decoder.next_to_join
-        if joining is None or joining.number != part.number:
-            raise ValueError(f"request {part.number} is not the next to decode")
+        count = len(part.numbers)
+        if [one.number for one in self.decoder.queued[:count]] != list(part.numbers):
+            numbers = ", ".join(map(str, part.numbers))
+            raise ValueError(f"request {numbers} is not the next to decode")
         with self._time.decoding(), self.failures.on_failure(self._abandon_joining):
-            self.decoder.join_next(self._decoding(part.beside))
+            self.decoder.join_next(count, self._decoding(part.beside))
 
     def _decode(self, part: DecodeToken) -> None:
         with self._time.decoding():
@@ -272,13 +275,28 @@ class StepExecutor:
                         self._step(group, part.draft_lengths)
 
     def _step(self, group: BatchGroup, draft_lengths: Sequence[int]) -> None:
-        for sampled in group.step(draft_lengths):
-            with self.blaming(sampled.sequence):
-                self._accept(sampled)
+        sampled = group.step(draft_lengths)
+        ended = [one.sequence for one in sampled if self._accept(one)]
+        for one in sampled:
+            one.sequence.generation.send()
+        if left := [one for one in ended if self.decoder.contains(one)]:  # unless everything was abandoned
+            self._take_out_ended(group, left)
 
-    def _accept(self, sampled: Sampled) -> None:
-        if self.decoder.contains(sampled.sequence) and self._append_token(sampled):
-            self.take_out(sampled.sequence)
+    def _accept(self, sampled: Sampled) -> bool:
+        """Return True if this token ends its reply."""
+        with self.blaming(sampled.sequence):
+            return self.decoder.contains(sampled.sequence) and self._append_token(sampled)
+        return False  # it has failed
+
+    def _take_out_ended(self, group: BatchGroup, sequences: Sequence[EngineSequence]) -> None:
+        """Take sequences that ended in one step out of their group, which is copied once for all of them."""
+        released: list[ReleasedCaches] = []
+        with self.failures.on_failure(partial(self._abandon_sequences, sequences)):
+            released = self.decoder.remove_from(group, sequences)
+            self.cache.batched_bytes = self.decoder.batched_bytes
+        for sequence, (caches, count) in zip(sequences, released, strict=False):
+            with self.blaming(sequence):
+                self.cache.close(sequence.seq_cache, caches, sequence.tokens[:count])
 
     def _append_token(self, sampled: Sampled) -> bool:
         self._metrics.generated_tokens += 1
@@ -294,7 +312,7 @@ class StepExecutor:
 
     def blaming(self, sequence: EngineSequence) -> AbstractContextManager[None]:
         """If the block raises, this sequence alone fails."""
-        return self.failures.on_failure(partial(self._abandon_sequence, sequence))
+        return self.failures.on_failure(partial(self._abandon_sequences, [sequence]))
 
     def fail_waiting(self, number: int) -> None:
         """Fail a request that waits."""
@@ -316,17 +334,18 @@ class StepExecutor:
         finally:
             self._abandon_starting()
 
-    def _abandon_sequence(self, sequence: EngineSequence) -> None:
-        """Fail a sequence. The others of its batch are retried if it was taken out of it by half, and
-        everything fails if it cannot be taken out.
+    def _abandon_sequences(self, sequences: Sequence[EngineSequence]) -> None:
+        """Fail sequences. The others of a batch are retried if these were taken out of it by half, and
+        everything fails if they cannot be taken out.
         """
-        self._fail([sequence])
+        self._fail(sequences)
         broken = [group for group in self.decoder.groups if group.is_broken]
         for group in broken:
-            others = [one for one in self.decoder.drop(group) if one is not sequence]
+            others = [one for one in self.decoder.drop(group) if one not in sequences]
             self._retry_alone(others, are_innocent=True)
         if not broken:
-            self.decoder.remove(sequence)
+            for sequence in sequences:
+                self.decoder.remove(sequence)
 
     def _abandon_joining(self) -> None:
         self._retry_alone(self.decoder.drop_joining())

@@ -2,6 +2,7 @@
 
 import queue
 import threading
+from collections.abc import Iterable
 from contextlib import suppress
 
 from start_llm.core.engine_request import EngineRequest
@@ -12,8 +13,8 @@ from start_llm.core.thread_owners import REQUEST, owned_by
 class Generation:
     """A queue of events from the engine thread to one HTTP thread, and a flag to cancel.
 
-    The engine thread reads `cancelled`; the HTTP thread calls `take` and `cancel`; both call `emit`, the
-    latter where the engine takes no more requests.
+    The engine thread reads `cancelled`, and calls `hold` and `send`; the HTTP thread calls `take` and
+    `cancel`; both call `emit`, the latter where the engine takes no more requests.
 
     Attributes:
         number: in the order in which the engine received its requests, which sets it.
@@ -22,7 +23,8 @@ class Generation:
     def __init__(self, request: EngineRequest) -> None:
         self.request = request
         self.number = 0
-        self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self._held: list[Event] = []
+        self._events: queue.SimpleQueue[list[Event]] = queue.SimpleQueue()
         self._cancelled = threading.Event()
         self._is_over = False
 
@@ -45,16 +47,27 @@ class Generation:
         self._cancelled.set()
 
     def emit(self, event: Event) -> None:
-        self._events.put(event)
+        self.hold([event])
+        self.send()
+
+    def hold(self, events: Iterable[Event]) -> None:
+        """Emit events at the next `send`."""
+        self._held += events
+
+    def send(self) -> None:
+        """Wake the reader, once for all events that are held."""
+        if self._held:
+            self._events.put(self._held)
+            self._held = []
 
     @owned_by(REQUEST)
     def take(self, timeout_s: float) -> list[Event]:
         """Return the events that are ready. Never empty: `[Idle()]` if none comes in `timeout_s` seconds."""
         try:
-            ready = [self._events.get(timeout=timeout_s)]
+            ready = self._events.get(timeout=timeout_s)
         except queue.Empty:
             return [Idle()]
         with suppress(queue.Empty):
             while True:
-                ready.append(self._events.get_nowait())
+                ready += self._events.get_nowait()
         return ready

@@ -32,12 +32,12 @@ def merge(sequences: Sequence[list[Any]], shifts: Sequence[int] = ()) -> list[An
     return merged
 
 
-def extend(merged: list[Any], sequence: list[Any], shift: int = 0) -> None:
-    """Add a sequence to a batch. Empties its list on the way."""
+def extend(merged: list[Any], sequences: Sequence[list[Any]], shifts: Sequence[int] = ()) -> None:
+    """Add sequences to a batch, which is copied once for all of them. Empties their lists on the way."""
     for index, cache in enumerate(merged):
-        cache.extend(_merged([sequence[index]], [shift]))
+        cache.extend(_merged([sequence[index] for sequence in sequences], shifts))
         _computed(cache)
-        _let_go([sequence], index)
+        _let_go(sequences, index)
 
 
 def grow_by(merged: Sequence[Any], tokens: int) -> None:
@@ -52,27 +52,24 @@ def copy_of(merged: Sequence[Any], place: int) -> list[Any]:
     return [cache.extract(place) for cache in merged]
 
 
-def take_out(merged: list[Any], place: int, sequences: int) -> list[Any]:
-    """Remove the sequence at `place` from a batch of `sequences`, and return its caches.
+def take_out(merged: list[Any], places: Sequence[int], sequences: int) -> list[list[Any]]:
+    """Remove the sequences at `places` from a batch of `sequences`, and return the caches of each.
 
-    At least one sequence must remain.
+    The batch is copied once for all of them. If none remains, it is emptied on the way.
     """
-    taken: list[Any] = []
-    for cache in merged:
-        sequence = cache.extract(place)
-        cache.filter([other for other in range(sequences) if other != place])
-        # mlx_lm removes padding with a slice, which would keep the wider array alive (lesson 26).
-        materialize([sequence, cache])
-        taken.append(sequence)
-    return taken
-
-
-def unmerge(merged: list[Any]) -> None:
-    """Replace the merged caches of the only remaining sequence by unmerged ones, in place."""
+    taken: list[list[Any]] = [[] for _ in places]
+    staying = [place for place in range(sequences) if place not in places]
     for index, cache in enumerate(merged):
-        sequence = cache.extract(0)
-        materialize([sequence])
-        merged[index] = sequence
+        parts = [cache.extract(place) for place in places]
+        if staying:
+            cache.filter(staying)
+        else:
+            merged[index] = None
+        # mlx_lm removes padding with a slice, which would keep the wider array alive (lesson 26).
+        materialize([*parts, cache] if staying else parts)
+        for caches, part in zip(taken, parts, strict=True):
+            caches.append(part)
+    return taken
 
 
 def _merged(parts: Sequence[Any], shifts: Sequence[int]) -> Any:

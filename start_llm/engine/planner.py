@@ -210,9 +210,9 @@ class StepPlanner:
         launched.
         """
         decoder = self._executor.decoder
-        while joining := decoder.next_to_join:
-            partner = decoder.partner(joining)
-            yield JoinBatch(joining.number, partner.number if partner else None)
+        while decoder.queued:
+            joining, partner = decoder.next_to_join()
+            yield JoinBatch(tuple(one.number for one in joining), partner.number if partner else None)
         if groups := decoder.groups:
             numbers = tuple(tuple(one.number for one in group.sequences) for group in groups)
             yield DecodeToken(numbers, self._draft_lengths())

@@ -6,14 +6,16 @@ inside them leaves that state unusable for the whole process (lesson 1), and its
 Here each request has its own random numbers. Each is a function of the request's seed and of the position of
 the token that it chooses, so it depends neither on the other sequences of the batch nor on how often a step
 was tried: after a step that failed, or a preemption, the reply goes on as it would have. They come from the
-host: a few floats cost less than keys that are split on the device.
+host: a few floats cost less than keys that are split on the device. So what is compiled here are pure
+functions of arrays (lesson 335).
 """
 
 import hashlib
 import math
 import secrets
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from functools import cache, wraps
+from typing import Any, NamedTuple
 
 import mlx.core as mx
 
@@ -30,6 +32,10 @@ _MASKED = float("-inf")
 _SEED_BITS = 64
 _UNIFORM_BITS = 23
 """Bits of a random number. The largest such number below 1, times any float32, is less than that float32."""
+_PROBABILITY_BITS = 30
+"""Bits of a float32 from 0 to 1, as an integer. Such integers are ordered like the floats."""
+_SMALL_VOCABULARY = 8192
+"""Below this, looking at blocks first costs more than it saves."""
 _OFF = 2.0
 """A top_p that disables the filter: every cumulative probability is below it."""
 
@@ -101,7 +107,7 @@ class _Columns(NamedTuple):
     """The sequences' parameters, each as [sequences, 1].
 
     Attributes:
-        candidates: the largest top_k.
+        candidates: the largest top_k, or more.
         uniform: random numbers.
     """
 
@@ -164,37 +170,79 @@ def _way(sampling: Sampling, vocabulary: int) -> _Draw:
     return _of_the_nucleus if 0 < sampling.top_p < 1 else _of_all
 
 
+def _compiled(draw: _Draw) -> _Draw:
+    """Trace a draw once for each shape of its arrays and each number of candidates; there are few of both."""
+    # MLX does not see through named tuples.
+    traced: Callable[..., Any] = mx.compile(lambda logits, *columns: draw(logits, _Columns(*columns)))
+
+    @wraps(draw)
+    def drawn(logits: mx.array, columns: _Columns) -> Drawn:
+        few = columns._replace(candidates=_power_of_two(columns.candidates))
+        return Drawn(*traced(logits, *few))
+
+    return drawn
+
+
 def _max_likely(logits: mx.array, _: _Columns) -> Drawn:
     return Drawn(mx.argmax(logits, axis=-1), mx.ones(logits.shape[0]))
 
 
+@_compiled
 def _of_the_likeliest(logits: mx.array, columns: _Columns) -> Drawn:
-    """Sample with top-k: only `candidates` tokens are considered, the most likely first."""
-    ids = top_k_ids(logits, columns.candidates)
+    """Sample with top-k: only `candidates` tokens are considered, the most likely first.
+
+    Each filter keeps the first of them, so one cumulative sum serves top-p and the draw.
+    """
+    candidates = min(columns.candidates, logits.shape[-1])
+    ids = top_k_ids(logits, candidates)
     scores = mx.take_along_axis(logits, ids, axis=-1)
     order = mx.argsort(-scores, axis=-1)
     scores = mx.take_along_axis(scores, order, axis=-1) / columns.temperature
-    is_candidate = mx.arange(columns.candidates)[None] < columns.top_k
+    is_candidate = mx.arange(candidates)[None] < columns.top_k
     probabilities = mx.softmax(mx.where(is_candidate, scores, _MASKED), axis=-1)
-    drawn = _drawn(_filtered(probabilities, probabilities, columns), columns.uniform)
-    places = mx.take_along_axis(order, drawn.ids[:, None], axis=-1)
-    return drawn._replace(ids=mx.take_along_axis(ids, places, axis=-1)[:, 0])
+    sums = mx.cumsum(probabilities, axis=-1)
+    nucleus = mx.where(sums - probabilities < columns.top_p, probabilities, 1)
+    floor = mx.maximum(nucleus.min(axis=-1, keepdims=True), columns.min_p * probabilities[:, :1])
+    is_kept = (probabilities >= floor) & (probabilities > 0)
+    total = mx.where(is_kept, sums, 0).max(axis=-1, keepdims=True)
+    # The number is below 1: one that is kept passes, or one before it, which is as likely or more so.
+    place = mx.argmax(sums > columns.uniform * total, axis=-1, keepdims=True)
+    chances = mx.take_along_axis(probabilities, place, axis=-1) / total
+    drawn = mx.take_along_axis(ids, mx.take_along_axis(order, place, axis=-1), axis=-1)
+    return Drawn(drawn[:, 0], chances[:, 0])
 
 
+@_compiled
 def _of_the_nucleus(logits: mx.array, columns: _Columns) -> Drawn:
-    """Sample with top-p and without top-k, which sorts the whole vocabulary."""
+    """Sample with top-p and without top-k."""
     probabilities = mx.softmax(logits / columns.temperature, axis=-1)
-    descending = -mx.sort(-probabilities, axis=-1)
-    return _drawn(_filtered(probabilities, descending, columns), columns.uniform)
-
-
-def _of_all(logits: mx.array, columns: _Columns) -> Drawn:
-    """Sample with min-p or without any filter."""
-    probabilities = mx.softmax(logits / columns.temperature, axis=-1)
-    floor = columns.min_p * probabilities.max(axis=-1, keepdims=True)
+    highest = _summary(mx.max, probabilities)
+    floor = mx.maximum(_nucleus_floor(probabilities, columns.top_p), columns.min_p * highest)
     return _drawn(mx.where(probabilities >= floor, probabilities, 0), columns.uniform)
 
 
+def _nucleus_floor(probabilities: mx.array, top_p: mx.array) -> mx.array:
+    """Return the lowest probability of each nucleus [sequences, 1] without sorting.
+
+    It is the highest floor above which there is enough mass, and is found bit by bit.
+    """
+    floor = mx.zeros(top_p.shape, dtype=mx.int32)
+    for bit in reversed(range(_PROBABILITY_BITS)):
+        higher = floor + (1 << bit)
+        kept = probabilities * (probabilities >= higher.view(mx.float32))
+        floor = mx.where(_summary(mx.sum, kept) >= top_p, higher, floor)
+    return floor.view(mx.float32)
+
+
+@_compiled
+def _of_all(logits: mx.array, columns: _Columns) -> Drawn:
+    """Sample with min-p or without any filter."""
+    probabilities = mx.softmax(logits / columns.temperature, axis=-1)
+    floor = columns.min_p * _summary(mx.max, probabilities)
+    return _drawn(mx.where(probabilities >= floor, probabilities, 0), columns.uniform)
+
+
+@_compiled
 def _of_the_curve(logits: mx.array, columns: _Columns) -> Drawn:
     """Sample with the tone curve alone."""
     probabilities = mx.softmax(_tone_curve(logits, columns) / columns.temperature, axis=-1)
@@ -221,17 +269,14 @@ def _faded(distance: mx.array, scale: mx.array) -> mx.array:
     return scale * mx.log1p(distance / scale)
 
 
-def _filtered(probabilities: mx.array, descending: mx.array, columns: _Columns) -> mx.array:
-    """Return the probabilities that top-p and min-p leave; 0 for the rest.
+def _summary(reduced: Callable[..., mx.array], numbers: mx.array) -> mx.array:
+    """Return the sum or maximum of each row of numbers [sequences, count] as [sequences, 1].
 
-    Args:
-        descending: the same probabilities, the highest first.
+    MLX reduces columns several times as fast as rows on a CPU.
     """
-    mass_before = mx.cumsum(descending, axis=-1) - descending
-    last_kept = (mass_before < columns.top_p).sum(axis=-1, keepdims=True) - 1
-    nucleus_floor = mx.take_along_axis(descending, last_kept, axis=-1)
-    floor = mx.maximum(nucleus_floor, columns.min_p * descending[:, :1])
-    return mx.where(probabilities >= floor, probabilities, 0)
+    height = _height(numbers.shape[-1], 1)
+    columns = reduced(numbers.reshape(numbers.shape[0], height, -1), axis=1)
+    return reduced(columns, axis=-1, keepdims=True)
 
 
 def _drawn(weights: mx.array, uniform: mx.array) -> Drawn:
@@ -253,8 +298,38 @@ def _column(numbers: Sequence[float]) -> mx.array:
     return mx.array(list(numbers))[:, None]
 
 
+def _power_of_two(number: int) -> int:
+    """Return the lowest power of two that is not below a number; at least 1."""
+    return 1 << max(number - 1, 0).bit_length()
+
+
 def top_k_ids(scores: mx.array, k: int) -> mx.array:
-    """Return the ids [sequences, k] of the k highest scores, unordered."""
+    """Return the ids [sequences, k] of the k highest scores, unordered.
+
+    They stand in the k blocks with the highest maxima. A block is a column of the vocabulary, written in
+    `height` rows.
+    """
+    sequences, vocabulary = scores.shape
+    height = _height(vocabulary, k)
+    if height == 1:
+        return _partitioned(scores, k)
+    width = vocabulary // height
+    rows = scores.reshape(sequences, height, width)
+    blocks = _partitioned(rows.max(axis=1), k)
+    candidates = mx.take_along_axis(rows, blocks[:, None], axis=2).reshape(sequences, height * k)
+    places = _partitioned(candidates, k)
+    return mx.take_along_axis(blocks, places % k, axis=-1) + places // k * width
+
+
+@cache
+def _height(vocabulary: int, k: int) -> int:
+    """Return the tokens of a block, so that there are about as many blocks as candidates in k of them."""
+    if vocabulary < _SMALL_VOCABULARY:
+        return 1
+    return next(one for one in range(math.isqrt(vocabulary // k), 0, -1) if vocabulary % one == 0)
+
+
+def _partitioned(scores: mx.array, k: int) -> mx.array:
     return mx.argpartition(-scores, kth=k - 1, axis=-1)[:, :k]
 
 

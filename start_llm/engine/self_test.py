@@ -59,7 +59,8 @@ def check_batching(
     shifts: bool = False,
     pace: Pace | None = None,
 ) -> BatchVerdict:
-    """Merge sequences one by one, remove the first, and compare their logits with those of each alone.
+    """Merge two sequences, a third, and the others at once; remove the first; and compare the logits of each
+    with its own alone.
 
     Where that would take long, it is left out, and sequences do not share a forward pass.
 
@@ -150,16 +151,18 @@ def _worst_difference(network: Any, sequences: Sequence[_TrialSequence]) -> int 
     allowed = min(max(_ROUNDING * rounding, _LEAST), _MOST)
     shifts = [sequence.shift for sequence in sequences]
     caches = merging.merge([sequences[0].start, sequences[1].start], shifts[:2])
-    for count in range(2, len(sequences) + 1):
-        if count > 2:
-            merging.extend(caches, sequences[count - 1].start, shifts[count - 1])
-        if count in (2, 3, len(sequences)) and not _is_right(network, sequences[:count], caches, allowed):
+    counts = sorted({2, min(3, len(sequences)), len(sequences)})
+    for before, count in zip([2, *counts], counts, strict=False):
+        if count > before:
+            newcomers = [sequence.start for sequence in sequences[before:count]]
+            merging.extend(caches, newcomers, shifts[before:count])
+        if not _is_right(network, sequences[:count], caches, allowed):
             return count
-    leaving = merging.take_out(caches, 0, len(sequences))
+    (leaving,) = merging.take_out(caches, [0], len(sequences))
     if not _is_right(network, sequences[:1], leaving, allowed):
         return len(sequences)
     if len(sequences) == 2:
-        merging.unmerge(caches)
+        (caches,) = merging.take_out(caches, [0], 1)
         caches = shifted(caches, sequences[1].shift)
     return None if _is_right(network, sequences[1:], caches, allowed) else len(sequences) - 1
 

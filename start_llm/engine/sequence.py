@@ -166,11 +166,11 @@ class EngineSequence:
 
     def cut(self) -> None:
         """End the reply here, and emit its last events."""
-        for event in self._reply.cut():
-            self.generation.emit(event)
+        self.generation.hold(self._reply.cut())
+        self.generation.send()
 
     def accept(self, token: int, scored: TokenLogprobs | None = None, surprisal: float = 0.0) -> bool:
-        """Add the next token and emit its events. Returns True if it ends the reply.
+        """Add the next token and hold its events until they are sent. Returns True if it ends the reply.
 
         Args:
             scored: its log-probability, if the request asked for it.
@@ -180,8 +180,7 @@ class EngineSequence:
         """
         self.tokens.append(token)
         events = self._reply.feed(token, scored, surprisal)
-        for event in events:
-            self.generation.emit(event)
+        self.generation.hold(events)
         has_ended = bool(events) and isinstance(events[-1], Finished)
         if self._guided and self._guided.is_lost_at(len(self.tokens)) and not has_ended:
             raise ConstraintViolated(self._guided.lost)

@@ -73,13 +73,14 @@ class ComputeChunk:
 
 @dataclass(frozen=True, slots=True)
 class JoinBatch:
-    """A prefilled request begins to decode.
+    """Prefilled requests begin to decode.
 
     Attributes:
-        beside: a request whose group it joins; None: it is a group of its own.
+        numbers: of the requests, in the order in which they were prefilled.
+        beside: a request whose group they join together; None: each is a group of its own.
     """
 
-    number: int
+    numbers: tuple[int, ...]
     beside: int | None = None
 
 

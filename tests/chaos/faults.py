@@ -6,7 +6,7 @@ import queue
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
@@ -59,15 +59,17 @@ class Recorded(Generation):
         super().__init__(engine_request)
         self.record = Record(engine_request)
 
-    def emit(self, event: Event) -> None:
-        match event:
-            case Text():
-                self.record.tokens += event.tokens
-            case Finished() | Failed():
-                self.record.ending = event
-            case _:
-                pass
-        super().emit(event)
+    def hold(self, events: Iterable[Event]) -> None:
+        held = list(events)
+        for event in held:
+            match event:
+                case Text():
+                    self.record.tokens += event.tokens
+                case Finished() | Failed():
+                    self.record.ending = event
+                case _:
+                    pass
+        super().hold(held)
 
 
 class Faults:

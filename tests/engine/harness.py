@@ -113,15 +113,14 @@ class Watched:
 
 
 def join_next(decoder: Decoder) -> None:
-    """Let the first queued sequence start, where it causes the least padding."""
-    joining = decoder.next_to_join
-    assert joining
-    decoder.join_next(decoder.partner(joining))
+    """Let the queued sequences that join one group next start there."""
+    joining, partner = decoder.next_to_join()
+    decoder.join_next(len(joining), partner)
 
 
 def stepped(decoder: Decoder) -> list[Sampled]:
     """A step of all sequences, as the loop takes it."""
-    while decoder.next_to_join:
+    while decoder.queued:
         join_next(decoder)
     return [one for group in decoder.groups for one in group.step()]
 

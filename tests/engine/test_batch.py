@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from mlx_lm.generate import generate_step, generation_stream
-from mlx_lm.models.cache import make_prompt_cache
+from mlx_lm.models.cache import BatchKVCache, make_prompt_cache
 
 from start_llm.engine.batch import BatchGroup, Decoder, fits
 from start_llm.engine.generation import Generation
@@ -28,6 +28,7 @@ from tests.ties import Tally, greedy_reference
 
 PROMPTS = [tuple(range(3, 30)), tuple(range(400, 431)), (9, 8, 7, 6)]
 LENGTH = 40
+LAYERS = 2
 
 
 @pytest.fixture(autouse=True)
@@ -59,6 +60,19 @@ def resting_sequence(resources, prompt, **options: Any) -> EngineSequence:
 def accept(sampled: list[Sampled]) -> None:
     for sequence, token, _, scored in sampled:
         sequence.accept(token, scored)
+
+
+def noted(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str) -> list[str]:
+    """The calls of a method from now on."""
+    calls: list[str] = []
+    real = getattr(owner, name)
+
+    def note(*arguments: Any) -> Any:
+        calls.append(name)
+        return real(*arguments)
+
+    monkeypatch.setattr(owner, name, note)
+    return calls
 
 
 def replies(sequences: list[EngineSequence]) -> list[list[int]]:
@@ -163,6 +177,50 @@ def test_a_sequence_that_ends_right_before_a_newcomer_is_fed_leaves_it_alone(res
     decode(decoder, 10)
     assert decoder.sequences == [second]
     assert replies([first, second]) == [list(references[0].ids[:3]), list(references[1].ids[:9])]
+
+
+@pytest.mark.sample(2)
+@pytest.mark.parametrize("beside", [1, 2])
+def test_several_join_by_one_merge_and_say_what_mlx_lm_says(resources, references, monkeypatch, beside):
+    prompts = [*PROMPTS, *PROMPTS[:2]]
+    sequences = [resting_sequence(resources, prompt) for prompt in prompts]
+    group = BatchGroup(resources.network, sequences[0])
+    for sequence in sequences[1:beside]:
+        group.join(sequence)
+    merged = noted(monkeypatch, BatchKVCache, "merge")
+    group.join(*sequences[beside:])
+    assert len(merged) == LAYERS
+    while any(len(reply) < 20 for reply in replies(sequences)):
+        accept(group.step())
+    for place, reply in enumerate(replies(sequences)):
+        Tally().compare(reply[:20], references[place % len(PROMPTS)])
+
+
+@pytest.mark.sample(2)
+@pytest.mark.parametrize("leaving", [(0, 1), (2, 0), (1, 3, 4), (0, 1, 2, 3), (4, 3, 2, 1, 0)])
+def test_several_leave_by_one_filter_and_each_takes_its_own_caches(
+    resources, references, monkeypatch, leaving
+):
+    prompts = [*PROMPTS, *PROMPTS[:2]]
+    sequences = [resting_sequence(resources, prompt) for prompt in prompts]
+    decoder = Decoder(resources.network, batches=True)
+    for sequence in sequences:
+        decoder.add(sequence)
+    decode(decoder, 8)
+    (group,) = decoder.groups
+    filtered = noted(monkeypatch, BatchKVCache, "filter")
+    released = decoder.remove_from(group, [sequences[place] for place in leaving])
+    assert len(filtered) == (LAYERS if len(leaving) < 4 else 0), "who stays alone gets caches of its own"
+    for place, (caches, count) in zip(leaving, released, strict=True):
+        assert count == len(sequences[place].tokens)
+        alone = resting_sequence(resources, [*sequences[place].tokens, 0])
+        for ours, wanted in zip(caches, alone.layer_caches, strict=True):
+            assert ours.offset == wanted.offset == count
+            assert mx.allclose(ours.keys[..., :count, :], wanted.keys[..., :count, :], atol=1e-3)
+    decode(decoder, 10)
+    for place, reply in enumerate(replies(sequences)):
+        assert len(reply) == (7 if place in leaving else 17) + (place == 0)
+        Tally().compare(reply, references[place % len(PROMPTS)])
 
 
 @pytest.mark.sample(2)

@@ -14,6 +14,7 @@ from mlx_lm.models.cache import KVCache, make_prompt_cache
 from start_llm.core.engine_request import Guide
 from start_llm.core.sampling import Sampling
 from start_llm.core.sequence_cost import SequenceCost
+from start_llm.engine import merging
 from start_llm.engine.admission import Admission
 from start_llm.engine.batch import BatchGroup, Decoder
 from start_llm.engine.generation import Generation
@@ -134,6 +135,32 @@ def test_a_sequence_beside_a_batch_needs_the_memory_that_the_batch_leaves():
     assert (long.width, short.width) == (0, 0)
 
 
+def test_sequences_that_start_together_join_by_one_merge(monkeypatch: pytest.MonkeyPatch):
+    network, merge, merged = Deep(), merging._merged, list[int]()
+    monkeypatch.setattr(
+        merging, "_merged", lambda parts, shifts: (merged.append(len(parts)), merge(parts, shifts))[1]
+    )
+    decoder = Decoder(network, batches=True)
+    for joining, expected in ((3, [3] * LAYERS), (2, [2] * LAYERS)):
+        merged.clear()
+        for _ in range(joining):
+            decoder.add(resting(network, 5))
+        stepped(decoder)
+        assert merged == expected
+    assert [len(group.sequences) for group in decoder.groups] == [5]
+
+
+def test_sequences_that_join_together_have_room_together():
+    """Two find memory beside the first one; the next begins a batch of its own."""
+    network = Deep()
+    decoder = Decoder(network, batches=True, has_room=lambda lengths: len(lengths) <= 3)
+    for joining in (1, 4):
+        for _ in range(joining):
+            decoder.add(resting(network, 5))
+        stepped(decoder)
+    assert [len(group.sequences) for group in decoder.groups] == [3, 1, 1]
+
+
 def test_a_chunk_is_no_longer_than_there_is_memory_to_compute_it():
     lengths: list[int] = []
 
@@ -152,10 +179,10 @@ def test_a_sequence_that_has_just_joined_holds_all_its_tokens_but_the_last():
     network = Deep()
     group, newcomer = BatchGroup(network, resting(network, 20)), resting(network, 7)
     group.join(newcomer)
-    held = group.remove(newcomer)
+    (held,) = group.remove(newcomer)
     assert held.tokens == held.caches[0].offset == 6
     first = group.sequences[0]
-    held = group.remove(first)
+    (held,) = group.remove(first)
     assert held.tokens == held.caches[0].offset == 20
 
 

@@ -16,6 +16,7 @@ from start_llm.core.sequence_cost import SequenceCost
 from start_llm.engine import merging
 from start_llm.engine.admission import Admission
 from start_llm.engine.batch import BatchGroup
+from start_llm.engine.generation import Generation
 from tests.cache.conversations import Cached
 from tests.engine.harness import Breakdown, FailsOnce, Watched, engine_request, uncached_resources
 from tests.engine.test_guards import PROMPTS, VOCABULARY, Counting, check
@@ -281,6 +282,101 @@ def test_a_sequence_that_is_taken_out_by_half_leaves_the_others_their_own_caches
     assert [sequence.tokens for sequence in sequences[1:]] == [counted(one, 30) for one in PROMPTS[1:]]
     assert engine.metrics.failures == 1
     check(engine)
+
+
+def restored(watched: Watched) -> int:
+    return next(event.tokens for event in watched.look() if isinstance(event, Restored))
+
+
+def leaving_together(engine: Cached, length: int) -> tuple[list[Watched], Watched]:
+    """Two replies that end in one step, one step before this, and one that stays in their batch."""
+    first, second, staying = (engine.submit(engine_request(prompt, 30)) for prompt in PROMPTS)
+    engine.step_until(lambda: all(one.tokens for one in (first, second, staying)))
+    for one in (first, second):
+        at = len(one.tokens) - len(first.tokens)
+        object.__setattr__(one.generation.request, "max_tokens", length + at)
+    engine.step_until(lambda: len(first.tokens) == length - 1)
+    return [first, second], staying
+
+
+def test_replies_that_end_in_one_step_leave_by_one_copy_of_their_batch(monkeypatch: pytest.MonkeyPatch):
+    engine = counting()
+    leaving, staying = leaving_together(engine, 12)
+    places: list[list[int]] = []
+    take_out = merging.take_out
+
+    def noted(merged: list[Any], left: list[int], sequences: int) -> Any:
+        places.append(list(left))
+        return take_out(merged, left, sequences)
+
+    monkeypatch.setattr(merging, "take_out", noted)
+    engine.step()
+    assert [isinstance(one.ending, Finished) for one in leaving if one.look()] == [True, True]
+    assert [sorted(one) for one in places] == [[0, 1, 2]], "the last one stays, with caches of its own"
+    engine.finish(staying)
+    assert staying.tokens == counted(PROMPTS[2], 30)
+    for prompt, one in zip(PROMPTS, leaving, strict=False):
+        said = counted(prompt, len(one.tokens))
+        assert one.tokens == said
+        assert restored(engine.say((*prompt, *said, 7), 1)) == len(prompt) + len(said)
+    check(engine)
+
+
+def test_replies_that_end_together_leave_the_others_their_caches_where_that_fails(monkeypatch):
+    engine = counting()
+    leaving, staying = leaving_together(engine, 12)
+    take_out = merging.take_out
+
+    def half(*arguments: Any) -> Any:
+        monkeypatch.setattr(merging, "take_out", take_out)
+        take_out(*arguments)
+        raise Breakdown("broken on purpose")
+
+    monkeypatch.setattr(merging, "take_out", half)
+    engine.finish(staying)
+    assert staying.tokens == counted(PROMPTS[2], 30)
+    assert [one.tokens for one in leaving] == [
+        counted(prompt, len(one.tokens)) for prompt, one in zip(PROMPTS, leaving, strict=False)
+    ]
+    assert engine.metrics.failures == 1
+    check(engine)
+
+
+def test_a_reply_that_cannot_be_kept_leaves_those_that_end_with_it_their_caches(monkeypatch):
+    engine = counting()
+    leaving, staying = leaving_together(engine, 12)
+    close = engine.cache.close
+
+    def fails_once(*arguments: Any, **options: Any) -> None:
+        monkeypatch.setattr(engine.cache, "close", close)
+        raise Breakdown("broken on purpose")
+
+    monkeypatch.setattr(engine.cache, "close", fails_once)
+    engine.finish(staying)
+    turns = [(*prompt, *one.tokens) for prompt, one in zip(PROMPTS, leaving, strict=False)]
+    assert sorted(restored(engine.say((*turn, 7), 1)) == len(turn) for turn in turns) == [False, True]
+    assert engine.metrics.failures == 1
+    check(engine)
+
+
+def test_a_reader_is_woken_once_a_step_and_after_all_tokens_of_the_step_are_accepted(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    engine = counting()
+    leaving, staying = leaving_together(engine, 12)
+    log: list[tuple[str, Any]] = []
+    hold, send = Generation.hold, Generation.send
+    monkeypatch.setattr(
+        Generation, "hold", lambda own, events: (log.append(("held", own)), hold(own, events))
+    )
+    monkeypatch.setattr(Generation, "send", lambda own: (log.append(("sent", own)), send(own)))
+    for one in (*leaving, staying):
+        one.look()
+    engine.step()
+    readers = {one.generation for one in (*leaving, staying)}
+    assert [what for what, _ in log] == ["held"] * 3 + ["sent"] * 3
+    assert {one for _, one in log[:3]} == {one for _, one in log[3:]} == readers
+    assert [one._events.qsize() for one in readers] == [1, 1, 1], "text and end of a reply come together"
 
 
 def test_a_sequence_that_waits_after_its_batch_has_failed_occupies_no_row_of_it():

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import textwrap
+import threading
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -14,7 +15,7 @@ from mlx_lm.models.cache import make_prompt_cache
 
 from start_llm.core.events import TokenLogprobs
 from start_llm.core.sampling import RANGES, Sampling, SamplingChoice, first_set
-from start_llm.engine.sampler import BatchSampler, Chooser, make_processors
+from start_llm.engine.sampler import BatchSampler, Chooser, make_processors, top_k_ids
 from start_llm.engine.scores import Scores
 from tests.engine.harness import Stepper, engine_request
 
@@ -119,6 +120,101 @@ def test_masked_tokens_are_never_drawn(logprobs):
     masked = logprobs.copy()
     masked[::2] = -np.inf
     assert not set(draw(sampling(seed=1), masked)) & set(range(0, VOCABULARY, 2))
+
+
+SIZES = [VOCABULARY, 8192, 9_000, 50_021, 49_155, 151_936]
+"""Divisible by much, by little and, as a prime, by nothing."""
+
+
+def of_size(vocabulary: int, *, spread: float = 2.5) -> np.ndarray:
+    logits = np.random.default_rng(vocabulary).normal(scale=spread, size=vocabulary).astype(np.float32)
+    return logits - np.log(np.exp(logits.astype(np.float64)).sum()).astype(np.float32)
+
+
+@pytest.mark.sample(4)
+@pytest.mark.parametrize("vocabulary", SIZES)
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"top_k": 1},
+        {"top_k": 40, "top_p": 0.9, "min_p": 0.05},
+        {"top_k": 40, "temperature": 0.3},
+        {"top_k": 3000, "top_p": 0.6},
+        {"top_p": 0.9},
+        {"top_p": 0.3, "min_p": 0.05},
+        {"top_p": 0.999},
+        {"min_p": 0.05},
+    ],
+)
+def test_each_number_draws_the_token_in_whose_share_it_lies(vocabulary, values):
+    """The most likely first with top-k, else in the order of the ids."""
+    logits, chosen = of_size(vocabulary), sampling(seed=5, **values)
+    wanted = distribution(chosen, logits)
+    order = np.argsort(-wanted, kind="stable") if 0 < chosen.top_k < vocabulary else np.arange(vocabulary)
+    ends = np.empty(vocabulary)
+    ends[order] = np.cumsum(wanted[order])
+    chooser = Chooser(chosen)
+    sampler = BatchSampler([chooser] * 16, vocabulary)
+    ids, chances = map(np.array, sampler(mx.array(np.tile(logits, (16, 1))), range(16)))
+    numbers = np.array([chooser.uniform(at) for at in range(16)])
+    assert (wanted[ids] > 0).all()
+    assert chances == pytest.approx(wanted[ids], rel=1e-3)
+    assert (numbers < ends[ids] + 1e-4).all()
+    assert (numbers > ends[ids] - wanted[ids] - 1e-4).all()
+
+
+@pytest.mark.parametrize("values", [{"top_k": 40}, {"top_p": 0.9}, {"min_p": 0.1}, {"hlg": True}])
+def test_a_draw_that_raised_leaves_the_next_ones_as_they_were(logprobs, values):
+    """What is compiled is traced at the first call: then, too (lesson 335)."""
+    rows = mx.array(np.tile(logprobs, (3, 1)))
+    sampler = BatchSampler([Chooser(sampling(seed=seed, **values)) for seed in range(3)], VOCABULARY)
+    fresh = np.tile(logprobs, (3, 1))[:, : VOCABULARY - 7]
+    with pytest.raises(ValueError, match="broadcast"):
+        sampler(rows[:2], range(3))
+    before = np.array(sampler(rows, range(3)).ids)
+    with pytest.raises(ValueError, match="broadcast"):
+        sampler(mx.array(fresh[:2]), range(3))
+    assert (np.array(sampler(rows, range(3)).ids) == before).all()
+    assert (np.array(sampler(mx.array(fresh), range(3)).ids) < VOCABULARY - 7).all()
+
+
+def test_several_threads_draw_at_once_each_on_its_own_stream():
+    logits = of_size(9_000)
+
+    def of_each() -> list[list[int]]:
+        return [draw(sampling(seed=1, top_k=top_k), logits, 4).tolist() for top_k in (5, 40, 0)]
+
+    expected = of_each()
+    drawn: list[list[list[int]]] = []
+
+    def work() -> None:
+        with mx.stream(mx.new_stream(mx.default_device())):
+            drawn.extend(of_each() for _ in range(5))
+        mx.clear_streams()
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert drawn == [expected] * 20
+
+
+@pytest.mark.parametrize("vocabulary", SIZES)
+@pytest.mark.parametrize("k", [1, 7, 49])
+def test_the_highest_scores_are_found_wherever_they_stand(vocabulary, k):
+    """In one block or in many; and where all others are masked."""
+    rng = np.random.default_rng(k)
+    scores = rng.normal(size=(5, vocabulary)).astype(np.float32)
+    scores[0, :k] += 100
+    scores[1, -k:] += 100
+    scores[2] = -np.inf
+    scores[2, rng.choice(vocabulary, k, replace=False)] = 1
+    scores[3, :: max(vocabulary // k, 1)] += 100
+    found = np.array(top_k_ids(mx.array(scores), k))
+    for row, ids in zip(scores, found, strict=True):
+        assert len(set(ids)) == k
+        assert sorted(row[ids]) == sorted(np.sort(row)[-k:])
 
 
 # ---------------------------------------------------------------------------------------------------- chances
