@@ -10,7 +10,8 @@ import mlx.core as mx
 from start_llm.cache.pages import SequenceCache
 from start_llm.core.thread_owners import ENGINE, owned_by
 from start_llm.engine.admission import planned_tokens
-from start_llm.engine.batch import BatchGroup, Decoder, ReleasedCaches
+from start_llm.engine.batch import BatchGroup, ReleasedCaches
+from start_llm.engine.decoder import Decoder
 from start_llm.engine.failures import Failures
 from start_llm.engine.generation import Generation
 from start_llm.engine.image_reader import ImageReader

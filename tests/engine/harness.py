@@ -17,7 +17,7 @@ from start_llm.core.engine_request import EngineRequest
 from start_llm.core.events import Ending, Event, Failed, Finished, Idle, Prefilling, Text
 from start_llm.core.prompt import ModelTokens
 from start_llm.core.sampling import Sampling
-from start_llm.engine.batch import Decoder
+from start_llm.engine.decoder import Decoder
 from start_llm.engine.generation import Generation
 from start_llm.engine.inbox import Inbox
 from start_llm.engine.loop import EngineLoop

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from mlx_lm.generate import generate_step, generation_stream
 from mlx_lm.models.cache import BatchKVCache, make_prompt_cache
 
-from start_llm.engine.batch import BatchGroup, Decoder, fits
+from start_llm.engine.batch import BatchGroup
+from start_llm.engine.decoder import Decoder, fits
 from start_llm.engine.generation import Generation
 from start_llm.engine.reply_writer import ReplyWriter
 from start_llm.engine.sequence import EngineSequence, Sampled

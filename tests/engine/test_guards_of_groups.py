@@ -16,7 +16,8 @@ from start_llm.core.sampling import Sampling
 from start_llm.core.sequence_cost import SequenceCost
 from start_llm.engine import merging
 from start_llm.engine.admission import Admission
-from start_llm.engine.batch import BatchGroup, Decoder
+from start_llm.engine.batch import BatchGroup
+from start_llm.engine.decoder import Decoder
 from start_llm.engine.generation import Generation
 from start_llm.engine.reply_writer import ReplyWriter
 from start_llm.engine.sequence import EngineSequence
