@@ -18,6 +18,7 @@ from start_llm.engine.engine_thread import EngineThread
 from start_llm.hosting.disk_storage import DiskStorage
 from start_llm.hosting.model_host import ModelHost
 from start_llm.hosting.model_runtime import ModelRuntime
+from start_llm.hosting.shared_conversations import SharedConversations
 from start_llm.hosting.shared_parts import SharedParts
 from start_llm.hosting.startup_summary import (
     batch_text,
@@ -244,6 +245,7 @@ class App:
             terminal=self._terminal,
             thread=self._thread,
             disk=disk,
+            conversations=SharedConversations(self._settings, disk),
             requests=self._requests,
             prometheus=self._prometheus,
             trace=self._trace,
@@ -254,7 +256,7 @@ class App:
 
     def _begin_computing(self, host: ModelHost, shelf: Shelf) -> None:
         """Start the engine thread. `close` stops the models first, and last what requests write to."""
-        self._opened.callback(host.switcher.close_databases)
+        self._opened.callback(host.switcher.leave_conversations)
         self._opened.callback(shelf.queue.close)
         self._opened.callback(self._drain.wait, _LAST_LINES_S)
         self._opened.callback(self._thread.close, _STOP_S)

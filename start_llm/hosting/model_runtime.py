@@ -13,6 +13,7 @@ from start_llm.hosting.disk_storage import DiskStorage
 from start_llm.hosting.model_adapters import ModelAdapters
 from start_llm.hosting.model_loading import EngineLoader, EngineStartup
 from start_llm.hosting.model_memory import MemoryNeeds
+from start_llm.hosting.shared_conversations import OpenConversations
 from start_llm.hosting.shared_parts import SharedParts
 from start_llm.models.identity import transcripts_identity
 from start_llm.models.loader import LoadedModel
@@ -23,14 +24,12 @@ from start_llm.server.served_models import ServedModel
 from start_llm.server.status import Status
 from start_llm.serving.request_preparation import RequestPreparer
 from start_llm.serving.service import Service
-from start_llm.storage.database import Database, DatabaseMetrics
 from start_llm.telemetry.account import Reports
 from start_llm.telemetry.metrics import ModelMetrics
 from start_llm.telemetry.trace import Trace
 from start_llm.wiring.from_settings import (
     image_door,
     make_preparer,
-    no_table,
     reply_defaults,
     transcripts,
 )
@@ -58,7 +57,7 @@ class ModelRuntime:
     served: ServedModel
     trace: Trace | None
     disk: DiskStorage
-    database: Database | None
+    conversations: OpenConversations
 
     @property
     def card(self) -> ModelCard:
@@ -92,15 +91,6 @@ class ModelRuntime:
         self.disk.remove_listener(self.engine.note_disk)
         return has_ended
 
-    def close_database(self, patience_s: float = 0) -> None:
-        """Write what is known of conversations. Only once no request is left that could add to it.
-
-        Args:
-            patience_s: the longest that this waits until the model, loaded again, can read it.
-        """
-        if self.database:
-            self.database.close(patience_s)
-
 
 def start_model(
     shared: SharedParts, name: str, folder: Path, others: Sequence[MemoryNeeds] = ()
@@ -122,21 +112,24 @@ def start_model(
         opened.callback(engine.stop, _STOP_S)
         shared.disk.add_listener(engine.note_disk)
         opened.callback(shared.disk.remove_listener, engine.note_disk)
-        database = shared.disk.conversations(transcripts_identity(startup.model, startup.identity).hex())
-        if database:
-            opened.callback(database.close, _STOP_S)
-        runtime = _runtime(shared, settings, engine, startup, database)
+        conversations = shared.conversations.join(transcripts_identity(startup.model, startup.identity))
+        opened.callback(shared.conversations.leave, conversations, _STOP_S)
+        runtime = _runtime(shared, settings, engine, startup, conversations)
         opened.pop_all()
         return runtime
 
 
 def _runtime(
-    shared: SharedParts, settings: Settings, engine: Engine, startup: EngineStartup, database: Database | None
+    shared: SharedParts,
+    settings: Settings,
+    engine: Engine,
+    startup: EngineStartup,
+    conversations: OpenConversations,
 ) -> ModelRuntime:
     card, model, tokenizer = startup.card, startup.model, startup.model.tokenizer
     if tokenizer.decoding_warning:
         shared.terminal.say(tokenizer.decoding_warning)
-    known = transcripts(settings, tokenizer, card.family, database.table if database else no_table)
+    known = transcripts(settings, tokenizer, card.family, conversations.stores)
     preparer = make_preparer(settings, model, card.family, known)
     trace = shared.trace.of(startup.cache_metrics) if shared.trace else None
     service = Service(
@@ -148,8 +141,9 @@ def _runtime(
     )
     adapters = ModelAdapters(engine, startup.adapters, shared.adapters[card.id])
     adapters.mount_again(shared.terminal.say)
-    rows = database.metrics if database else DatabaseMetrics()
-    metrics = ModelMetrics(card, startup.engine_metrics, startup.cache_metrics, known.metrics, rows)
+    metrics = ModelMetrics(
+        card, startup.engine_metrics, startup.cache_metrics, known.metrics, conversations.metrics
+    )
     return ModelRuntime(
         settings=settings,
         engine=engine,
@@ -164,7 +158,7 @@ def _runtime(
         ),
         trace=trace,
         disk=shared.disk,
-        database=database,
+        conversations=conversations,
     )
 
 

@@ -233,7 +233,7 @@ class ModelSwitcher:
         self._wait_for_requests(resident)
         if not resident.runtime.stop(_STOP_S, self._shared.settings.server.drain_s):
             raise ModelError(f"{resident.runtime.card.id!r} does not end, so its memory is not free.")
-        resident.runtime.close_database(_STOP_S)
+        self._shared.conversations.leave(resident.runtime.conversations, _STOP_S)
 
     def _wait_for_requests(self, resident: Resident) -> None:
         """Let a model finish its requests, and no more begin."""
@@ -343,7 +343,8 @@ class ModelSwitcher:
         for runtime in runtimes:
             runtime.stop(timeout_s, max(end - residents.clock(), 0.0))
 
-    def close_databases(self) -> None:
+    def leave_conversations(self) -> None:
+        """Write what is known of conversations. Only once no request is left that could add to it."""
         with self._residents.changed:
             for resident in self._residents.by_id.values():
-                resident.runtime.close_database()
+                self._shared.conversations.leave(resident.runtime.conversations)

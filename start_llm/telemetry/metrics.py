@@ -170,12 +170,25 @@ class DiskMetrics:
 
 
 @dataclass(slots=True)
-class TranscriptMetrics:
-    """Transcript counters. Sizes are written under the store's lock, counts under this object's.
+class TranscriptSizes:
+    """What a store of transcripts holds. Written under the store's lock.
 
     Attributes:
-        nodes, variants, nbytes: what is stored.
         forgotten: dropped variants.
+    """
+
+    nodes: int = 0
+    variants: int = 0
+    nbytes: int = 0
+    forgotten: int = 0
+
+
+@dataclass(slots=True)
+class TranscriptMetrics:
+    """Transcript counters of one model.
+
+    Attributes:
+        stored: of the store, which models with equal weights share.
         bound: requests that start with recorded tokens; `bound_tokens` counts these.
         fresh: requests that do not.
         kept_tokens: recorded tokens in excess of the fresh rendering that they replace: mostly reasoning.
@@ -185,10 +198,7 @@ class TranscriptMetrics:
         restored_reasoning: reasoning that was restored to a message that came without it.
     """
 
-    nodes: int = 0
-    variants: int = 0
-    nbytes: int = 0
-    forgotten: int = 0
+    stored: TranscriptSizes = field(default_factory=TranscriptSizes)
     bound: int = 0
     bound_tokens: int = 0
     fresh: int = 0

@@ -2,6 +2,7 @@
 
 import secrets
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 
 from start_llm.access.access_policy import AccessPolicy, is_loopback
@@ -96,19 +97,37 @@ def make_preparer(settings: Settings, model: LoadedModel, family: Family, known:
     )
 
 
-def transcripts(
-    settings: Settings, tokenizer: Tokenizer, family: Family, table: TableMaker = no_table
-) -> Transcripts:
-    """Return transcripts with what the tables have of them."""
-    metrics = TranscriptMetrics()
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TranscriptStores:
+    """What transcripts keep for the next start. Fields as in `Transcripts`."""
+
+    store: TranscriptStore
+    reasoning_texts: ReasoningStore
+    seen: PrefixHistory
+    names: ConversationNames
+
+
+def transcript_stores(settings: Settings, table: TableMaker) -> TranscriptStores:
+    """Return stores with what the tables have of them."""
     limits = TranscriptLimits(max_bytes=_MAX_TRANSCRIPT_BYTES, cache_ttl_s=settings.cache.transcript_idle_s)
-    return Transcripts(
-        store=TranscriptStore(limits, metrics=metrics, table=table("variants")),
+    return TranscriptStores(
+        store=TranscriptStore(limits, table=table("variants")),
         reasoning_texts=ReasoningStore(_MAX_REASONING_BYTES, table=table("reasoning")),
         seen=PrefixHistory(table=table("prefixes")),
         names=ConversationNames(table=table("names")),
+    )
+
+
+def transcripts(
+    settings: Settings, tokenizer: Tokenizer, family: Family, stores: TranscriptStores
+) -> Transcripts:
+    return Transcripts(
+        store=stores.store,
+        reasoning_texts=stores.reasoning_texts,
+        seen=stores.seen,
+        names=stores.names,
         recent=RecentConversations(),
-        metrics=metrics,
+        metrics=TranscriptMetrics(stores.store.metrics),
         canonical_reply=canonical_reply,
         token_bytes=tokenizer.token_bytes,
         encode=partial(tokens_of_client_text, tokenizer, ClientMarks.of(tokenizer, family)),

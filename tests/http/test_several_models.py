@@ -9,7 +9,7 @@ import statistics
 import threading
 import time
 import urllib.error
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
@@ -26,6 +26,8 @@ from start_llm.hosting.model_memory import MemoryNeeds, together
 from start_llm.hosting.model_runtime import ModelRuntime, start_model
 from start_llm.wiring.memory_plan import usable_share
 from tests.conftest import TinyModel
+from tests.http.continued import Conversation, echoes
+from tests.http.test_conversations import system
 from tests.server.client import CHAT, TEXT, Client, ask, wait_until
 from tests.serving import Server, serving, tried_once
 from tests.slices import rounds
@@ -250,6 +252,29 @@ def test_a_model_that_is_loaded_again_at_once_finds_its_conversations(folder: Pa
         server.post("/v1/models/llama/unload", {})
         server.post("/v1/models/llama/load", {})
         assert "cannot be used" not in server.printed()
+
+
+def posting(server: Server, model: str) -> Callable[[str, Any], Any]:
+    return lambda path, body: server.post(path, {**body, "model": model})
+
+
+def test_two_models_with_equal_weights_keep_their_conversations(tiny_model: TinyModel, tmp_path: Path):
+    models, kept, names = tmp_path / "models", tmp_path / "kept", ("one", "two")
+    for name in names:
+        shutil.copytree(tiny_model("qwen3"), models / name)
+    talks = {name: Conversation([system(f"I am {name}.")], echoes, name) for name in names}
+    for question in ("Fish?", "Boats?"):
+        with hosting(models, "one", ssd_folder=str(kept), drain_s=10) as server:
+            for name, talk in talks.items():
+                talk.ask(posting(server, name), question)
+                stats = server.get("/stats")
+                assert stats["server"]["model"] == name
+                assert stats["ssd"]["conversations"]["kept"]
+                bound = stats["transcripts"]["bound"]
+                assert bound == (question == "Boats?"), "each counts for itself"
+            server.post("/v1/models/one/unload", {})
+            assert server.get("/stats")["ssd"]["conversations"]["kept"], "the other one still uses the file"
+            assert "cannot be used" not in server.printed()
 
 
 @pytest.mark.thorough

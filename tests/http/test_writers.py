@@ -26,7 +26,7 @@ MODULES = metrics, database, activity, savings, store
 SOME_THAT_ARE_WRITTEN = """
     EngineMetrics.generated_tokens EngineMetrics.stalls CacheMetrics.misses CacheMetrics.evictions
     DiskMetrics.lost DiskMetrics.queue DiskMetrics.errors DiskMetrics.written_files
-    TranscriptMetrics.bound TranscriptMetrics.nodes RequestMetrics.endings DatabaseMetrics.written
+    TranscriptMetrics.bound TranscriptSizes.nodes RequestMetrics.endings DatabaseMetrics.written
 """.split()
 
 

@@ -35,20 +35,19 @@ def transcripts(
     **policy: Any,
 ) -> Transcripts:
     """`policy` may also have stores, which take the place of new ones."""
-    metrics = TranscriptMetrics()
     stores: dict[str, Any] = {
-        "store": TranscriptStore(TranscriptLimits(max_bytes=max_bytes), metrics=metrics),
+        "store": TranscriptStore(TranscriptLimits(max_bytes=max_bytes)),
         "reasoning_texts": ReasoningStore(max_bytes),
         "seen": PrefixHistory(),
         "names": ConversationNames(),
-    }
+    } | policy
     return Transcripts(
         recent=RecentConversations(),
-        metrics=metrics,
+        metrics=TranscriptMetrics(stores["store"].metrics),
         canonical_reply=canonical_reply,
         token_bytes=token_bytes,
         encode=encode,
-        **stores | policy,
+        **stores,
     )
 
 
