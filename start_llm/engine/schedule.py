@@ -197,6 +197,7 @@ def should_preempt(waiting: QueuedRequest, sequence: EngineSequence, done: int) 
     Args:
         sequence, done: the sequence that is being prefilled, and the number of its tokens that are computed.
     """
-    request = waiting.generation.request
-    to_do = 1 if waiting.sequence else len(request.prompt) - request.repeated_tokens
+    before = waiting.sequence
+    known = len(before.seq_cache.tokens) if before else waiting.generation.request.repeated_tokens
+    to_do = waiting.tokens - known
     return waiting.due < sequence.due and to_do * _WORTH_STOPPING <= len(sequence.tokens) - done
