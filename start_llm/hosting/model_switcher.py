@@ -12,7 +12,6 @@ from start_llm.core.errors import (
     InternalError,
     ModelError,
     Overloaded,
-    RequestError,
     StartupError,
 )
 from start_llm.hosting.model_memory import MemoryNeeds, estimated_needs, spare_bytes
@@ -137,14 +136,11 @@ class ModelSwitcher:
         with self._changing(), client_watched(lambda: not self._residents.is_awaited(name)):
             try:
                 self._bring(name)
-            except (ClientGone, RequestError):
-                pass  # those who wait are told that the server stops
+            except (ClientGone, Overloaded):
+                pass  # nobody waits, or those who wait are told that the server stops
             except Exception as error:
                 self._note_failure(name, f"{type(error).__name__}: {error}")
                 raise
-            finally:
-                with self._residents.changed:
-                    self._residents.promised.discard(name)  # whatever came of it, it was its turn
 
     def _bring(self, name: str) -> None:
         """Load a model, after those are gone that it cannot stand beside.

@@ -20,7 +20,7 @@ import mlx.core as mx
 import pytest
 
 from start_llm.app import App
-from start_llm.core.errors import ModelError, SettingsError
+from start_llm.core.errors import InternalError, ModelError, SettingsError
 from start_llm.engine.work import PrefillMemoryCost, measure_work
 from start_llm.hosting.model_memory import MemoryNeeds, together
 from start_llm.hosting.model_runtime import ModelRuntime, start_model
@@ -436,6 +436,28 @@ def test_a_model_that_was_promised_while_another_one_was_loaded_comes_in_its_tur
         go.set()
         wait_until(lambda: loaded(server) == {"qwen3", "llama", "gemma3_text"}, within_s=20)
         assert first.reply().status == 200
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_load_that_breaks_is_told_and_ends_its_promise(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    begun, go = list[str](), threading.Event()
+
+    def broken(name: str, *_: Any) -> MemoryNeeds:
+        begun.append(name)
+        assert go.wait(30)
+        raise InternalError("broken on purpose")
+
+    monkeypatch.setattr("start_llm.hosting.model_switcher.estimated_needs", broken)
+    with hosting(folder, load_wait_s=0.2) as server, Client(server.port) as waiting:
+        waiting.request("POST", TEXT, ASKED[TEXT] | {"model": "llama", "stream": True})
+        assert ask(server.port, "POST", TEXT, ASKED[TEXT] | {"model": "llama"}).status == 503
+        go.set()
+        refused = waiting.reply()
+        assert (refused.status, "broken on purpose" in refused.json["error"]["message"]) == (500, True)
+        switcher = server.app._hosting.result().switcher
+        wait_until(lambda: switcher._residents.change is None, within_s=5)
+        time.sleep(0.2)
+        assert begun == ["llama"], "nobody asks for it any more"
 
 
 def test_who_unloads_a_model_and_leaves_while_another_one_is_loaded_changes_nothing(
