@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from start_llm.config.settings import Settings
 from start_llm.hosting.disk_storage import DiskStorage
 from start_llm.storage.database import Database, DatabaseMetrics
-from start_llm.wiring.from_settings import TranscriptStores, no_table, transcript_stores
+from start_llm.transcripts.transcripts import TranscriptStores
+from start_llm.wiring.from_settings import no_table, transcript_stores
 
 
 @dataclass(slots=True)

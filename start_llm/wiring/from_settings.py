@@ -2,7 +2,6 @@
 
 import secrets
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import partial
 
 from start_llm.access.access_policy import AccessPolicy, is_loopback
@@ -36,7 +35,7 @@ from start_llm.transcripts.guard import ConversationNames
 from start_llm.transcripts.prefix_history import PrefixHistory
 from start_llm.transcripts.reasoning_store import ReasoningStore
 from start_llm.transcripts.recent import RecentConversations
-from start_llm.transcripts.turn import Transcripts
+from start_llm.transcripts.transcripts import Transcripts, TranscriptStores
 from start_llm.transcripts.turn_store import TranscriptLimits, TranscriptStore
 
 _MAX_TRANSCRIPT_BYTES = 128 * 2**20
@@ -95,16 +94,6 @@ def make_preparer(settings: Settings, model: LoadedModel, family: Family, known:
         policy=settings.prompt,
         restore_reasoning=known.restore_reasoning,
     )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TranscriptStores:
-    """What transcripts keep for the next start. Fields as in `Transcripts`."""
-
-    store: TranscriptStore
-    reasoning_texts: ReasoningStore
-    seen: PrefixHistory
-    names: ConversationNames
 
 
 def transcript_stores(settings: Settings, table: TableMaker) -> TranscriptStores:
