@@ -135,7 +135,7 @@ class App:
     @property
     def runtime(self) -> ModelRuntime:
         """The loaded model that was used last. Only once the app has started."""
-        return self._hosting.result(timeout=0).runtime
+        return self._hosting.result(timeout=0).default
 
     @property
     def port(self) -> int:
@@ -166,7 +166,7 @@ class App:
             self._watch(host)
             host.switcher.load_first(name)
             # As soon as the port is open a request may put another model in the place of the first one.
-            card, introduction = host.runtime.card, self._introduction(host.runtime)
+            card, introduction = host.default.card, self._introduction(host.default)
             self._open(host, shelf, adapters)
             self._introduce(introduction)
             self._start_proxy(card)
@@ -268,7 +268,7 @@ class App:
         host.switcher.stop(_STOP_S, flush_s=max(self._drain.left_s, _LEAST_FLUSH_S))
 
     def _open(self, host: ModelHost, shelf: Shelf, adapters: Path | None) -> None:
-        machine = ServingMachine(this_device().name, memory_budget(self._settings), host.runtime.disk.metrics)
+        machine = ServingMachine(this_device().name, memory_budget(self._settings), host.default.status.disk)
         context = ServerContext(
             models=host,
             library=LibraryPages(shelf, host),
@@ -324,11 +324,11 @@ class App:
         rows = [
             *model_rows(card, runtime.preparer),
             ("cache", cache_text(runtime.metrics.cache, card.kv)),
-            ("disk", str(runtime.disk)),
+            ("disk", str(runtime.shared.disk)),
             ("images", images_text(model)),
             ("context", f"{card.context_window:,} tokens"),
             ("batch", batch_text(self._settings.engine.batch, card.unbatched_reason)),
-            ("trace", str(runtime.trace or "off")),
+            ("trace", str(runtime.shared.trace or "off")),
             ("address", f"{self.url}/v1"),
         ]
         audited = AuditedModel(model.tokenizer, card.family, runtime.preparer)

@@ -9,7 +9,6 @@ from start_llm.config.settings import Settings
 from start_llm.core.model_card import ModelCard
 from start_llm.engine.embedding import LONGEST_TEXT, Embedder
 from start_llm.engine.engine import Engine
-from start_llm.hosting.disk_storage import DiskStorage
 from start_llm.hosting.model_adapters import ModelAdapters
 from start_llm.hosting.model_loading import EngineLoader, EngineStartup
 from start_llm.hosting.model_memory import MemoryNeeds
@@ -42,21 +41,19 @@ _STOP_S = 5.0  # the longest prefill chunk that is tried takes 4 s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ModelRuntime:
-    """A loaded model, and what answers requests with it.
+class ModelRuntime(ServedModel):
+    """A loaded model, as those know it who load and unload it.
 
     Attributes:
         settings: with the memory that this model may use.
         startup: the model itself, and what its trials have shown.
     """
 
+    shared: SharedParts
     settings: Settings
     engine: Engine
     startup: EngineStartup
     preparer: Preparer
-    served: ServedModel
-    trace: Trace | None
-    disk: DiskStorage
     conversations: OpenConversations
 
     @property
@@ -65,7 +62,7 @@ class ModelRuntime:
 
     @property
     def metrics(self) -> ModelMetrics:
-        return self.served.status.metrics
+        return self.status.metrics
 
     @property
     def needs(self) -> MemoryNeeds:
@@ -88,7 +85,7 @@ class ModelRuntime:
             flush_s: seconds for writing pages to the disk.
         """
         has_ended = self.engine.stop(timeout_s, flush_s)
-        self.disk.remove_listener(self.engine.note_disk)
+        self.shared.disk.remove_listener(self.engine.note_disk)
         return has_ended
 
 
@@ -145,19 +142,16 @@ def _runtime(
         card, startup.engine_metrics, startup.cache_metrics, known.metrics, conversations.metrics
     )
     return ModelRuntime(
+        service=service,
+        facts=ModelFacts(card, tokenizer.token_bytes, image_door(settings) if card.sees else None),
+        status=_status(shared, model, metrics, engine.is_alive),
+        adapters=adapters,
+        embedder=EngineEmbedder(engine, startup.embedder, tokenizer) if startup.embedder else None,
+        shared=shared,
         settings=settings,
         engine=engine,
         startup=startup,
         preparer=preparer,
-        served=ServedModel(
-            service,
-            ModelFacts(card, tokenizer.token_bytes, image_door(settings) if card.sees else None),
-            _status(shared, model, metrics, engine.is_alive),
-            adapters,
-            EngineEmbedder(engine, startup.embedder, tokenizer) if startup.embedder else None,
-        ),
-        trace=trace,
-        disk=shared.disk,
         conversations=conversations,
     )
 

@@ -248,7 +248,7 @@ class ModelSwitcher:
         residents = self._residents
         with residents.changed:
             residents.last_id = residents.default_id
-            residents.last_status = residents.by_id[name].runtime.served.status.unloaded()
+            residents.last_status = residents.by_id[name].runtime.status.unloaded()
             del residents.by_id[name]
 
     # ------------------------------------------------------------------------------------------------- memory

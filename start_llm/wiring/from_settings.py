@@ -96,7 +96,7 @@ def make_preparer(settings: Settings, model: LoadedModel, family: Family, known:
     )
 
 
-def transcript_stores(settings: Settings, table: TableMaker) -> TranscriptStores:
+def transcript_stores(settings: Settings, table: TableMaker = no_table) -> TranscriptStores:
     """Return stores with what the tables have of them."""
     limits = TranscriptLimits(max_bytes=_MAX_TRANSCRIPT_BYTES, cache_ttl_s=settings.cache.transcript_idle_s)
     return TranscriptStores(

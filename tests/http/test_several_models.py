@@ -248,7 +248,7 @@ def test_a_model_that_went_finds_its_pages_on_the_disk(folder: Path, tmp_path: P
 def test_a_model_that_is_loaded_again_at_once_finds_its_conversations(folder: Path, tmp_path: Path):
     with hosting(folder, ssd_folder=str(tmp_path)) as server:
         assert server.post(CHAT, ASKED[CHAT] | {"model": "llama"})["choices"]
-        server.app._hosting.result().runtime.disk._database_thread.submit(lambda: time.sleep(1))
+        server.app._hosting.result().default.shared.disk._database_thread.submit(lambda: time.sleep(1))
         server.post("/v1/models/llama/unload", {})
         server.post("/v1/models/llama/load", {})
         assert "cannot be used" not in server.printed()
@@ -488,7 +488,7 @@ def test_where_a_model_does_not_end_no_other_one_is_loaded_beside_its_weights(
     go = threading.Event()
     with hosting(folder, max_loaded=1, drain_s=0.1) as server:
         before = said(server, "qwen3", "Fish?")
-        server.app._hosting.result().runtime.engine._thread.submit(lambda: assert_set(go))
+        server.app._hosting.result().default.engine._thread.submit(lambda: assert_set(go))
         try:
             for path, body in ((TEXT, ASKED[TEXT] | {"model": "llama"}), ("/v1/models/qwen3/unload", {})):
                 refused = ask(server.port, "POST", path, body)
@@ -514,7 +514,7 @@ def test_a_model_whose_engine_has_ended_is_loaded_anew(folder: Path, monkeypatch
         with monkeypatch.context() as patched:
             patched.setattr("start_llm.engine.loop.EngineLoop.step", broken)
             assert ask(server.port, "POST", TEXT, ASKED[TEXT]).status == 500
-        server.app._hosting.result().runtime.metrics.engine.step_began = time.monotonic() - 1
+        server.app._hosting.result().default.metrics.engine.step_began = time.monotonic() - 1
         health = ask(server.port, "GET", "/health")
         assert health.json["reason"] == "the engine of this model has ended"
         assert server.app._hosting.result().stuck_reason() == "", "what has ended does not hang"

@@ -79,7 +79,7 @@ def mount_and_unmount(server: Server) -> None:
 
 def fail_on_the_disk(server: Server) -> None:
     """Bugs in the work of both threads that share the disk."""
-    storage: Any = server.app.runtime.disk
+    storage: Any = server.app.runtime.shared.disk
     for thread in (storage._thread, storage._database_thread):
         thread.submit(lambda: json.loads("{"))
 
