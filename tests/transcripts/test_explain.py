@@ -211,7 +211,7 @@ def test_a_title_that_is_asked_for_in_the_same_session_loses_nothing():
     known = Known(BOUND[0])
     title = known.explained(system("v50x Name it."), known.lasting[1], session_id=None)
     changed = known.explained(first_set(rules=f"v80x {RULES_TEXT}"), *known.lasting[1:])
-    assert (title.again, title.is_miss) == (0, False)
+    assert (title.again, title.lost) == (0, 0)
     assert changed.again > 0
 
 
