@@ -120,7 +120,6 @@ class DiskMetrics:
     Attributes:
         state: `off`, `off: ` and the reason, `scanning`, `on` or `paused` (after an error, or without room).
         files, nbytes, max_bytes: of the folder, whatever model they are of.
-        scan_s: seconds of the scan at the start.
         hits: prompts of which something was restored from the disk.
         restored_tokens, restored_bytes, restored_s: tokens and bytes that were read for prompts, and the
             seconds that these prompts waited.
@@ -138,7 +137,6 @@ class DiskMetrics:
     files: int = 0
     nbytes: int = 0
     max_bytes: int = 0
-    scan_s: float = 0.0
     hits: int = 0
     restored_tokens: int = 0
     restored_bytes: int = 0

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 
-from start_llm.core.chat import Json, Message, Role, TextGrammar, ToolCall
+from start_llm.core.chat import Json, Message, Role, TextGrammar, ToolCall, tool_name
 from start_llm.protocols.content import TOOL_REFERENCE, begins_reply, read_arguments, read_content
 from start_llm.protocols.custom_tools import custom_arguments, custom_grammar, custom_schema
 from start_llm.protocols.fields import Fields
@@ -112,8 +112,7 @@ type ToolSchemas = tuple[Mapping[str, Json], ...]
 
 
 def tool_names(tools: ToolSchemas) -> frozenset[str]:
-    functions = [tool.get("function") for tool in tools]
-    return frozenset(str(one["name"]) for one in functions if isinstance(one, dict))
+    return frozenset(map(tool_name, tools))
 
 
 def _schema(tool: Fields) -> dict[str, Json]:
