@@ -270,10 +270,13 @@ def test_two_models_with_equal_weights_keep_their_conversations(tiny_model: Tiny
                 stats = server.get("/stats")
                 assert stats["server"]["model"] == name
                 assert stats["ssd"]["conversations"]["kept"]
-                bound = stats["transcripts"]["bound"]
-                assert bound == (question == "Boats?"), "each counts for itself"
+                assert stats["transcripts"]["bound"] == (question == "Boats?"), "each counts for itself"
             server.post("/v1/models/one/unload", {})
             assert server.get("/stats")["ssd"]["conversations"]["kept"], "the other one still uses the file"
+            talks["one"].ask(posting(server, "two"), "And there?")
+            assert server.get("/stats")["transcripts"]["bound"] == 1 + (question == "Boats?"), (
+                "it goes on from the other's"
+            )
             assert "cannot be used" not in server.printed()
 
 
