@@ -14,7 +14,8 @@ from benchmarks.harness import medians, row, table
 from start_llm.core.chat import ChatRequest, Message
 from start_llm.models.tokenizer import Tokenizer
 from start_llm.prompt.prepare import Preparer
-from start_llm.transcripts.turn import Transcripts
+from start_llm.transcripts.transcripts import Transcripts
+from start_llm.transcripts.turn import Turn
 from tests.prompt.fakes import call, family_of, function, reply, result, system, user
 from tests.templates.traits import trait_tokenizer
 from tests.transcripts.fakes import transcripts
@@ -66,7 +67,7 @@ class Desk:
     def prepare(self) -> tuple[int, ...]:
         """The tokens that the engine would be given."""
         prompt = self._preparer.prepare(ChatRequest(messages=tuple(self._messages), tools=TOOLS))
-        turn = self._transcripts.begin(prompt, WINDOW)
+        turn = Turn.begin(self._transcripts, prompt, WINDOW)
         turn.record_submitted()
         return turn.tokens.ids
 
@@ -98,7 +99,7 @@ class Many:
         told = system(f"Be brief.\n\ngitStatus: {status}\n\nRecent commits:\n1a2b3c {status}\n\n")
         request = parsed(ChatRequest(messages=(told, *self._messages), tools=TOOLS, conversation_id="one"))
         preparing, prompt = seconds(lambda: self._preparer.prepare(request))
-        binding, turn = seconds(lambda: self._known.begin(prompt, WINDOW))
+        binding, turn = seconds(lambda: Turn.begin(self._known, prompt, WINDOW))
         if status == "known":
             turn.record_submitted()
             self._messages += [reply("So."), user("And?")]

@@ -18,6 +18,7 @@ from start_llm.engine.engine_thread import EngineThread
 from start_llm.hosting.disk_storage import DiskStorage
 from start_llm.hosting.model_host import ModelHost
 from start_llm.hosting.model_runtime import ModelRuntime
+from start_llm.hosting.shared_conversations import SharedConversations
 from start_llm.hosting.shared_parts import SharedParts
 from start_llm.hosting.startup_summary import (
     batch_text,
@@ -134,7 +135,7 @@ class App:
     @property
     def runtime(self) -> ModelRuntime:
         """The loaded model that was used last. Only once the app has started."""
-        return self._hosting.result(timeout=0).runtime
+        return self._hosting.result(timeout=0).default
 
     @property
     def port(self) -> int:
@@ -165,7 +166,7 @@ class App:
             self._watch(host)
             host.switcher.load_first(name)
             # As soon as the port is open a request may put another model in the place of the first one.
-            card, introduction = host.runtime.card, self._introduction(host.runtime)
+            card, introduction = host.default.card, self._introduction(host.default)
             self._open(host, shelf, adapters)
             self._introduce(introduction)
             self._start_proxy(card)
@@ -244,6 +245,7 @@ class App:
             terminal=self._terminal,
             thread=self._thread,
             disk=disk,
+            conversations=SharedConversations(self._settings, disk),
             requests=self._requests,
             prometheus=self._prometheus,
             trace=self._trace,
@@ -254,7 +256,7 @@ class App:
 
     def _begin_computing(self, host: ModelHost, shelf: Shelf) -> None:
         """Start the engine thread. `close` stops the models first, and last what requests write to."""
-        self._opened.callback(host.switcher.close_databases)
+        self._opened.callback(host.switcher.leave_conversations)
         self._opened.callback(shelf.queue.close)
         self._opened.callback(self._drain.wait, _LAST_LINES_S)
         self._opened.callback(self._thread.close, _STOP_S)
@@ -266,7 +268,7 @@ class App:
         host.switcher.stop(_STOP_S, flush_s=max(self._drain.left_s, _LEAST_FLUSH_S))
 
     def _open(self, host: ModelHost, shelf: Shelf, adapters: Path | None) -> None:
-        machine = ServingMachine(this_device().name, memory_budget(self._settings), host.runtime.disk.metrics)
+        machine = ServingMachine(this_device().name, memory_budget(self._settings), host.default.status.disk)
         context = ServerContext(
             models=host,
             library=LibraryPages(shelf, host),
@@ -322,11 +324,11 @@ class App:
         rows = [
             *model_rows(card, runtime.preparer),
             ("cache", cache_text(runtime.metrics.cache, card.kv)),
-            ("disk", str(runtime.disk)),
+            ("disk", str(runtime.shared.disk)),
             ("images", images_text(model)),
             ("context", f"{card.context_window:,} tokens"),
             ("batch", batch_text(self._settings.engine.batch, card.unbatched_reason)),
-            ("trace", str(runtime.trace or "off")),
+            ("trace", str(runtime.shared.trace or "off")),
             ("address", f"{self.url}/v1"),
         ]
         audited = AuditedModel(model.tokenizer, card.family, runtime.preparer)

@@ -25,7 +25,6 @@ from start_llm.config import settings as settings_table
 from start_llm.config.env_file import read_env_file
 from start_llm.config.settings import SettingSource
 from start_llm.core.errors import InvalidRequest, ModelError, SettingsError
-from start_llm.formats.registry import family_by_name
 from start_llm.library.folders import Library, Place, check_loadable
 from start_llm.library.hub import Hub
 from start_llm.models.adapter_loader import Adapters
@@ -37,7 +36,7 @@ from start_llm.proxy.ports import Process, ProcessRecord
 from start_llm.storage.disk_thread import DiskThread
 from start_llm.storage.running_servers import RunningServer, ServerFile, running_servers
 from start_llm.telemetry.metrics import DiskMetrics
-from start_llm.wiring.from_settings import make_seal, transcripts
+from start_llm.wiring.from_settings import make_seal, transcript_stores
 from tests import tiny_adapters
 from tests.conftest import TinyModel
 from tests.damage import damages
@@ -94,10 +93,9 @@ def test_a_damaged_database_is_begun_anew_and_that_is_told(tmp_path: Path):
     assert resets > 8 // SHARE
 
 
-def test_rows_that_make_no_sense_to_a_store_are_left_out(tmp_path: Path, tiny_model: TinyModel):
+def test_rows_that_make_no_sense_to_a_store_are_left_out(tmp_path: Path):
     """Of a file that is whole, and whose rows somebody else has written."""
-    path, tokenizer = tmp_path / "a.db", load(tiny_model("qwen3")).tokenizer
-    settings = settings_table.load()
+    path, settings = tmp_path / "a.db", settings_table.load()
     rows = json.dumps([["a"], [1], {"b": [None, 2.5]}, "text", [["x", 1, None, []]]]).encode()
     for what, content in tries(rows, 100):
         path.unlink(missing_ok=True)
@@ -106,7 +104,7 @@ def test_rows_that_make_no_sense_to_a_store_are_left_out(tmp_path: Path, tiny_mo
                 database.table(name).put(content[:60], content)
                 database.table(name).put(b"x" * 16, content)
         with opened(path) as database:
-            transcripts(settings, tokenizer, family_by_name("qwen3"), database.table)
+            transcript_stores(settings, database.table)
             ResponseStore(10**6, 100, table=database.table("responses"))
             assert database.metrics.is_on, what
 

@@ -217,7 +217,7 @@ class Desk:
 
     def stats(self) -> Any:
         told = self.transcripts.metrics
-        return replace(self.metrics), told.bound, told.fresh, told.nodes, told.notes
+        return replace(self.metrics), told.bound, told.fresh, told.stored.nodes, told.notes
 
     def lines(self) -> list[str]:
         """Return the terminal's lines, without the clock."""

@@ -25,7 +25,7 @@ from start_llm.serving.service import Service
 from start_llm.telemetry.account import Reports
 from start_llm.telemetry.metrics import RequestMetrics
 from start_llm.telemetry.terminal import Terminal
-from start_llm.wiring.from_settings import transcripts
+from start_llm.wiring.from_settings import transcript_stores, transcripts
 
 _WINDOW = 10**6
 _WHERE: Json = {"type": "string"}
@@ -198,7 +198,7 @@ class _ScriptedEngine:
 
 def _service(subject: AuditedModel, engine: _ScriptedEngine) -> Service:
     settings, tokenizer = Settings(), subject.tokenizer
-    known = transcripts(settings, tokenizer, subject.family)
+    known = transcripts(settings, tokenizer, subject.family, transcript_stores(settings))
     card = ModelCard(id="audited", family=subject.family, vocabulary=_WINDOW, own_window=_WINDOW)
     preparer = Preparer(tokenizer, subject.family, restore_reasoning=known.restore_reasoning)
     return Service(

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from start_llm.config.paths import DEMO_MODEL
+from start_llm.config.setting_types import OFF
 from start_llm.config.settings import SettingSpec, all_rows
 from start_llm.core.errors import SettingsError
 
@@ -44,11 +45,16 @@ def _flag(variable: str, metavar: str, *names: str) -> Flag:
     return Flag(names, metavar, variable, lambda text: {variable: text})
 
 
-def _folder(variable: str, *names: str) -> Flag:
-    """A folder on the command line is seen from the folder that the command is called in."""
+def _folder(variable: str, *names: str, no_folder: str | None = None) -> Flag:
+    """A folder on the command line is seen from the folder that the command is called in.
+
+    Args:
+        no_folder: a word that names none.
+    """
 
     def read(text: str) -> Variables:
-        return {variable: text if text.startswith("~") else str(Path.cwd() / text)}
+        stays = text.startswith("~") or text.lower() == no_folder
+        return {variable: text if stays else str(Path.cwd() / text)}
 
     return Flag(names, "FOLDER", variable, read)
 
@@ -90,7 +96,7 @@ FLAGS: tuple[Flag, ...] = (
     ),
     _flag("PROMPT_CACHE_MAX_BYTES", "SIZE", "--hot-cache-max-size"),
     _flag("INITIAL_CACHE_BLOCKS", "N", "--initial-cache-blocks"),
-    _folder("SSD_CACHE_DIR", "--ssd-cache-dir", "--paged-ssd-cache-dir"),
+    _folder("SSD_CACHE_DIR", "--ssd-cache-dir", "--paged-ssd-cache-dir", no_folder=OFF),
     _flag("SSD_CACHE_MAX_SIZE", "SIZE", "--ssd-cache-max-size", "--paged-ssd-cache-max-size"),
     _flag("DEFAULT_THINKING", "on|off", "--thinking"),
     _flag("DEFAULT_MAX_TOKENS", "N", "--max-tokens"),

@@ -19,6 +19,12 @@ type Calls = Literal["none", "may", "must"]
 """Tool calls in a reply: forbidden, allowed or required."""
 
 
+def tool_name(tool: Mapping[str, Json]) -> str:
+    """Return the name in a tool's schema; empty if it has none."""
+    function = tool.get("function")
+    return str(function.get("name")) if isinstance(function, dict) else ""
+
+
 @dataclass(frozen=True, slots=True)
 class ToolCall:
     """A tool call of an assistant message. `arguments` is the parsed object."""

@@ -90,11 +90,6 @@ class Explanation:
         return max(self.restored.lost, self.again)
 
     @property
-    def is_miss(self) -> bool:
-        """True if a known conversation has to be read again, at least in part."""
-        return self.against is not None and self.lost > 0
-
-    @property
     def reason(self) -> str:
         """The reason why tokens are lost, in words."""
         of_cache = _REASONS.get(self.restored.miss or "")

@@ -1,5 +1,6 @@
 """How many bytes of KV cache a sequence needs, by its length."""
 
+from bisect import bisect_right
 from dataclasses import dataclass
 
 
@@ -32,8 +33,4 @@ class SequenceCost:
 
     def tokens_in(self, nbytes: int) -> int:
         """Return the largest number of tokens that fits into `nbytes`."""
-        low, high = 0, 2**31
-        while low < high:
-            middle = (low + high + 1) // 2
-            low, high = (middle, high) if self.bytes_of(middle) <= nbytes else (low, middle - 1)
-        return low
+        return max(bisect_right(range(2**31 + 1), nbytes, key=self.bytes_of) - 1, 0)

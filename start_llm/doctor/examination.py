@@ -179,7 +179,7 @@ class _Examination:
 
     def _restart_finding(self, comparison: Comparison) -> Finding:
         found = self._judged("restart", comparison, f"{comparison.disk_tokens:,} tokens from the disk")
-        if self._server.runtime.disk.metrics.computed_instead:
+        if self._server.runtime.status.disk.computed_instead:
             text = f"{found.text}; some were computed, which is faster than this disk"
             return replace(found, text=text)
         if found.verdict == "fine" and not comparison.disk_tokens:
@@ -203,7 +203,7 @@ class _Examination:
 
     def _files(self) -> Finding:
         """Judge the files that this examination has written and read."""
-        disk = self._server.runtime.disk.metrics
+        disk = self._server.runtime.status.disk
         rejected, errors = disk.rejected.total(), disk.errors
         figures = {"state": disk.state, "rejected": rejected, "errors": errors}
         if disk.state != "on":

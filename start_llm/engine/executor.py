@@ -143,9 +143,14 @@ class StepExecutor:
             mx.clear_cache()
 
     def _preempt(self, part: PreemptRequest) -> None:
+        """Let a request that runs wait.
+
+        Raises:
+            ValueError: it does not run.
+        """
         sequence = self._running_as(part.number)
         if sequence is None:
-            return
+            raise ValueError(f"request {part.number} does not run")
         with self.blaming(sequence):
             if self.decoder.contains(sequence):
                 self._preempt_decoding(sequence, part.due)

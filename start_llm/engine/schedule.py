@@ -8,7 +8,6 @@ session are due one after the other, so many at once from one session do not hol
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from start_llm.cache.disk.disk_reads import DiskWait
 from start_llm.cache.disk.disk_restore import DiskRestore, FromDisk
@@ -21,16 +20,6 @@ _BACKGROUND = 2.0
 """Factor on the estimated time of a background request, so that it is due later."""
 _WORTH_STOPPING = 4
 """Preempt a prefill only for a request that needs at most 1/4 of the tokens that it still needs."""
-
-
-class HasDeadline(Protocol):
-    """A request and the time at which it is due, in seconds on the engine's clock."""
-
-    @property
-    def generation(self) -> Generation: ...
-
-    @property
-    def due(self) -> float: ...
 
 
 @dataclass(eq=False, slots=True)
@@ -90,7 +79,7 @@ class Schedule:
     def preempted(self) -> list[EngineSequence]:
         return [one.sequence for one in self._waiting if one.sequence]
 
-    def add(self, generation: Generation, speed: float, computing: HasDeadline | None = None) -> None:
+    def add(self, generation: Generation, speed: float, computing: EngineSequence | None = None) -> None:
         """Queue a new request, and give it its number.
 
         Args:
@@ -197,6 +186,7 @@ def should_preempt(waiting: QueuedRequest, sequence: EngineSequence, done: int) 
     Args:
         sequence, done: the sequence that is being prefilled, and the number of its tokens that are computed.
     """
-    request = waiting.generation.request
-    to_do = 1 if waiting.sequence else len(request.prompt) - request.repeated_tokens
+    before = waiting.sequence
+    known = len(before.seq_cache.tokens) if before else waiting.generation.request.repeated_tokens
+    to_do = waiting.tokens - known
     return waiting.due < sequence.due and to_do * _WORTH_STOPPING <= len(sequence.tokens) - done

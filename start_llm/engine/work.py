@@ -7,6 +7,7 @@ is measured.
 from __future__ import annotations
 
 import time
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -177,11 +178,7 @@ class TowerMemoryCost:
 
     def longest(self, nbytes: int) -> int:
         """Return the most tokens of an image for which the tower takes at most `nbytes`, but at least 16."""
-        low, high = _SHORTEST, _MOST_TOKENS
-        while low < high:
-            middle = (low + high + 1) // 2
-            low, high = (middle, high) if self.bytes_of(middle) <= nbytes else (low, middle - 1)
-        return low
+        return max(bisect_right(range(_MOST_TOKENS + 1), nbytes, key=self.bytes_of) - 1, _SHORTEST)
 
 
 def measure_tower(vision: Vision, clock: Callable[[], float] = time.perf_counter) -> TowerMemoryCost:

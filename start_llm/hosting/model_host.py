@@ -52,20 +52,16 @@ class ModelHost:
     # -------------------------------------------------------------------------------------------------- using
 
     @property
-    def default(self) -> ServedModel:
-        return self.runtime.served
-
-    @property
     def status(self) -> Status:
         with self._residents.changed:
             if resident := self._residents.by_id.get(self._residents.default_id):
-                return resident.runtime.served.status
+                return resident.runtime.status
             if self._residents.last_status is None:
                 raise Overloaded("A model is being loaded; try again in a moment.")
             return self._residents.last_status
 
     @property
-    def runtime(self) -> ModelRuntime:
+    def default(self) -> ModelRuntime:
         """The loaded model that was used last.
 
         Raises:
@@ -80,7 +76,7 @@ class ModelHost:
     def lease(self, name: object, patience_s: float = math.inf) -> Generator[ServedModel]:
         resident = self._take(name, patience_s)
         try:
-            yield resident.runtime.served
+            yield resident.runtime
         finally:
             with self._residents.changed:
                 self._residents.release(resident)
@@ -133,7 +129,7 @@ class ModelHost:
     def peek(self, name: object) -> ServedModel | None:
         with self._residents.changed:
             resident = self._resident(name)
-            return resident.runtime.served if resident else None
+            return resident.runtime if resident else None
 
     def knows(self, name: str) -> bool:
         return self._id(name) is not None
@@ -176,7 +172,7 @@ class ModelHost:
 
     def stuck_reason(self) -> str:
         with self._residents.changed:
-            statuses = [one.runtime.served.status for one in self._residents.by_id.values()]
+            statuses = [one.runtime.status for one in self._residents.by_id.values()]
         reasons = (self.switcher.stuck_reason(), *(status.stuck_reason() for status in statuses))
         return next(filter(None, reasons), "")
 
@@ -193,7 +189,7 @@ class ModelHost:
             state = "loading" if change and change.name == name else "available"
             card = self._residents.cards.get(name)
             return ListedModel(id=name, state=state, aliases=aliases, card=card)
-        status = resident.runtime.served.status
+        status = resident.runtime.status
         return ListedModel(
             id=name,
             state="loaded",

@@ -9,10 +9,10 @@ from start_llm.config.settings import Settings
 from start_llm.core.model_card import ModelCard
 from start_llm.engine.embedding import LONGEST_TEXT, Embedder
 from start_llm.engine.engine import Engine
-from start_llm.hosting.disk_storage import DiskStorage
 from start_llm.hosting.model_adapters import ModelAdapters
 from start_llm.hosting.model_loading import EngineLoader, EngineStartup
 from start_llm.hosting.model_memory import MemoryNeeds
+from start_llm.hosting.shared_conversations import OpenConversations
 from start_llm.hosting.shared_parts import SharedParts
 from start_llm.models.identity import transcripts_identity
 from start_llm.models.loader import LoadedModel
@@ -24,14 +24,12 @@ from start_llm.server.served_models import ServedModel
 from start_llm.server.status import Status
 from start_llm.serving.request_preparation import RequestPreparer
 from start_llm.serving.service import Service
-from start_llm.storage.database import Database, DatabaseMetrics
 from start_llm.telemetry.account import Reports
 from start_llm.telemetry.metrics import ModelMetrics
 from start_llm.telemetry.trace import Trace
 from start_llm.wiring.from_settings import (
     image_door,
     make_preparer,
-    no_table,
     reply_defaults,
     transcripts,
 )
@@ -44,22 +42,20 @@ _STOP_S = 5.0  # the longest prefill chunk that is tried takes 4 s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ModelRuntime:
-    """A loaded model, and what answers requests with it.
+class ModelRuntime(ServedModel):
+    """A loaded model, as those know it who load and unload it.
 
     Attributes:
         settings: with the memory that this model may use.
         startup: the model itself, and what its trials have shown.
     """
 
+    shared: SharedParts
     settings: Settings
     engine: Engine
     startup: EngineStartup
     preparer: Preparer
-    served: ServedModel
-    trace: Trace | None
-    disk: DiskStorage
-    database: Database | None
+    conversations: OpenConversations
 
     @property
     def card(self) -> ModelCard:
@@ -67,7 +63,7 @@ class ModelRuntime:
 
     @property
     def metrics(self) -> ModelMetrics:
-        return self.served.status.metrics
+        return self.status.metrics
 
     @property
     def needs(self) -> MemoryNeeds:
@@ -90,17 +86,8 @@ class ModelRuntime:
             flush_s: seconds for writing pages to the disk.
         """
         has_ended = self.engine.stop(timeout_s, flush_s)
-        self.disk.remove_listener(self.engine.note_disk)
+        self.shared.disk.remove_listener(self.engine.note_disk)
         return has_ended
-
-    def close_database(self, patience_s: float = 0) -> None:
-        """Write what is known of conversations. Only once no request is left that could add to it.
-
-        Args:
-            patience_s: the longest that this waits until the model, loaded again, can read it.
-        """
-        if self.database:
-            self.database.close(patience_s)
 
 
 def start_model(
@@ -123,21 +110,24 @@ def start_model(
         opened.callback(engine.stop, _STOP_S)
         shared.disk.add_listener(engine.note_disk)
         opened.callback(shared.disk.remove_listener, engine.note_disk)
-        database = shared.disk.conversations(transcripts_identity(startup.model, startup.identity).hex())
-        if database:
-            opened.callback(database.close, _STOP_S)
-        runtime = _runtime(shared, settings, engine, startup, database)
+        conversations = shared.conversations.join(transcripts_identity(startup.model, startup.identity))
+        opened.callback(shared.conversations.leave, conversations, _STOP_S)
+        runtime = _runtime(shared, settings, engine, startup, conversations)
         opened.pop_all()
         return runtime
 
 
 def _runtime(
-    shared: SharedParts, settings: Settings, engine: Engine, startup: EngineStartup, database: Database | None
+    shared: SharedParts,
+    settings: Settings,
+    engine: Engine,
+    startup: EngineStartup,
+    conversations: OpenConversations,
 ) -> ModelRuntime:
     card, model, tokenizer = startup.card, startup.model, startup.model.tokenizer
     if tokenizer.decoding_warning:
         shared.terminal.say(tokenizer.decoding_warning)
-    known = transcripts(settings, tokenizer, card.family, database.table if database else no_table)
+    known = transcripts(settings, tokenizer, card.family, conversations.stores)
     preparer = make_preparer(settings, model, card.family, known)
     trace = shared.trace.of(startup.cache_metrics) if shared.trace else None
     draft_texts = DraftTexts(tokenizer) if startup.engine_metrics.drafts.pays else None
@@ -150,23 +140,21 @@ def _runtime(
     )
     adapters = ModelAdapters(engine, startup.adapters, shared.adapters[card.id])
     adapters.mount_again(shared.terminal.say)
-    rows = database.metrics if database else DatabaseMetrics()
-    metrics = ModelMetrics(card, startup.engine_metrics, startup.cache_metrics, known.metrics, rows)
+    metrics = ModelMetrics(
+        card, startup.engine_metrics, startup.cache_metrics, known.metrics, conversations.metrics
+    )
     return ModelRuntime(
+        service=service,
+        facts=ModelFacts(card, tokenizer.token_bytes, image_door(settings) if card.sees else None),
+        status=_status(shared, model, metrics, engine.is_alive),
+        adapters=adapters,
+        embedder=EngineEmbedder(engine, startup.embedder, tokenizer) if startup.embedder else None,
+        shared=shared,
         settings=settings,
         engine=engine,
         startup=startup,
         preparer=preparer,
-        served=ServedModel(
-            service,
-            ModelFacts(card, tokenizer.token_bytes, image_door(settings) if card.sees else None),
-            _status(shared, model, metrics, engine.is_alive),
-            adapters,
-            EngineEmbedder(engine, startup.embedder, tokenizer) if startup.embedder else None,
-        ),
-        trace=trace,
-        disk=shared.disk,
-        database=database,
+        conversations=conversations,
     )
 
 

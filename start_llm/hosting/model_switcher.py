@@ -12,7 +12,6 @@ from start_llm.core.errors import (
     InternalError,
     ModelError,
     Overloaded,
-    RequestError,
     StartupError,
 )
 from start_llm.hosting.model_memory import MemoryNeeds, estimated_needs, spare_bytes
@@ -137,14 +136,11 @@ class ModelSwitcher:
         with self._changing(), client_watched(lambda: not self._residents.is_awaited(name)):
             try:
                 self._bring(name)
-            except (ClientGone, RequestError):
-                pass  # those who wait are told that the server stops
+            except (ClientGone, Overloaded):
+                pass  # nobody waits, or those who wait are told that the server stops
             except Exception as error:
                 self._note_failure(name, f"{type(error).__name__}: {error}")
                 raise
-            finally:
-                with self._residents.changed:
-                    self._residents.promised.discard(name)  # whatever came of it, it was its turn
 
     def _bring(self, name: str) -> None:
         """Load a model, after those are gone that it cannot stand beside.
@@ -233,7 +229,7 @@ class ModelSwitcher:
         self._wait_for_requests(resident)
         if not resident.runtime.stop(_STOP_S, self._shared.settings.server.drain_s):
             raise ModelError(f"{resident.runtime.card.id!r} does not end, so its memory is not free.")
-        resident.runtime.close_database(_STOP_S)
+        self._shared.conversations.leave(resident.runtime.conversations, _STOP_S)
 
     def _wait_for_requests(self, resident: Resident) -> None:
         """Let a model finish its requests, and no more begin."""
@@ -252,7 +248,7 @@ class ModelSwitcher:
         residents = self._residents
         with residents.changed:
             residents.last_id = residents.default_id
-            residents.last_status = residents.by_id[name].runtime.served.status.unloaded()
+            residents.last_status = residents.by_id[name].runtime.status.unloaded()
             del residents.by_id[name]
 
     # ------------------------------------------------------------------------------------------------- memory
@@ -343,7 +339,8 @@ class ModelSwitcher:
         for runtime in runtimes:
             runtime.stop(timeout_s, max(end - residents.clock(), 0.0))
 
-    def close_databases(self) -> None:
+    def leave_conversations(self) -> None:
+        """Write what is known of conversations. Only once no request is left that could add to it."""
         with self._residents.changed:
             for resident in self._residents.by_id.values():
-                resident.runtime.close_database()
+                self._shared.conversations.leave(resident.runtime.conversations)

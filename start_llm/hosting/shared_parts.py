@@ -7,6 +7,7 @@ from start_llm.config.settings import Settings
 from start_llm.engine.engine_thread import EngineThread
 from start_llm.hosting.disk_storage import DiskStorage
 from start_llm.hosting.model_adapters import AdapterFolders
+from start_llm.hosting.shared_conversations import SharedConversations
 from start_llm.protocols.responses.response_store import ResponseStore
 from start_llm.server.drain import RequestDrain
 from start_llm.telemetry.activity import Activity
@@ -30,6 +31,7 @@ class SharedParts:
     terminal: Terminal
     thread: EngineThread
     disk: DiskStorage
+    conversations: SharedConversations
     requests: RequestMetrics
     prometheus: ServerMetrics
     trace: Trace | None

@@ -23,7 +23,7 @@ from start_llm.models.machines import Machine
 from start_llm.models.pooling import pooling_in
 from start_llm.models.trial import check_counts
 from start_llm.models.vision_families import VISION_FAMILIES
-from start_llm.models.weight_files import check_whole, missing_files, weight_files, weights_in
+from start_llm.models.weight_files import check_whole, missing_files, quantization, weight_files, weights_in
 
 _KEPT_S = 30.0
 _LM_STUDIO = ("~/.lmstudio/models", "~/.cache/lm-studio/models")
@@ -224,8 +224,7 @@ def _shape(name: str, folder: Path, config: Mapping[str, Any]) -> ModelShape | N
 
 
 def _quant_bits(config: Mapping[str, Any]) -> int | None:
-    said = config.get("quantization") or config.get("quantization_config")
-    bits = said.get("bits") if isinstance(said, dict) else None
+    bits = quantization(config).get("bits")
     return bits if isinstance(bits, int) else None
 
 

@@ -198,7 +198,7 @@ def _as_float32(tensor: Tensor) -> Tensor:
 
 def _bits_of(layer: str, config: Mapping[str, Any]) -> int:
     """Return the bits of the weights of a quantised layer, of which config.json may name some one by one."""
-    said = _quantization(config)
+    said = quantization(config)
     own = said.get(layer)
     bits = (own if isinstance(own, dict) else said).get("bits")
     return bits if isinstance(bits, int) and bits > 0 else _USUAL_BITS
@@ -260,17 +260,18 @@ def is_tied(config: Mapping[str, Any]) -> bool:
 
 
 def is_quantised(config: Mapping[str, Any]) -> bool:
-    return bool(_quantization(config))
+    return bool(quantization(config))
 
 
-def _quantization(config: Mapping[str, Any]) -> Mapping[str, Any]:
+def quantization(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return how the weights are quantised; empty if they are not."""
     said = config.get("quantization") or config.get("quantization_config")
     return said if isinstance(said, dict) else {}
 
 
 def bits_per_weight(config: Mapping[str, Any]) -> float:
     """Return the bits of one weight, with its share of scales and biases: 4.5 for 4 bits in groups of 64."""
-    said = _quantization(config)
+    said = quantization(config)
     if not isinstance(said.get("bits"), int):
         return 8.0 * number_bytes(text_config(config))
     group = int(said.get("group_size") or 64)

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Protocol
 
-from start_llm.core.chat import ChatRequest, Json, TextGrammar
+from start_llm.core.chat import ChatRequest, Json, TextGrammar, tool_name
 from start_llm.core.engine_request import Guide
 from start_llm.core.errors import InvalidRequest
 from start_llm.core.family import Family
@@ -48,7 +48,7 @@ class StructuredOutput:
     def splitter(self, request: ChatRequest, prompt: Prompt) -> Splitter:
         """Return the splitter for a reply. Calls of tools that may not be called remain text."""
         is_enforced = request.form.is_enforced
-        tools = [tool for tool in _offered(request) if _may_be_called(request, _name(tool))]
+        tools = [tool for tool in _offered(request) if _may_be_called(request, tool)]
         return make_splitter(
             self._family,
             Tools(tools, are_all=request.form.tools is None and not is_enforced),
@@ -103,20 +103,20 @@ def _offered(request: ChatRequest) -> Sequence[Mapping[str, Json]]:
 
 def offered_names(request: ChatRequest) -> Sequence[str]:
     """Return the names of all tools of a request."""
-    return [_name(tool) for tool in _offered(request)]
+    return [tool_name(tool) for tool in _offered(request)]
 
 
-def _may_be_called(request: ChatRequest, name: str) -> bool:
+def _may_be_called(request: ChatRequest, tool: Mapping[str, Json]) -> bool:
     form = request.form
-    return form.calls != "none" and (form.tools is None or name in form.tools)
+    return form.calls != "none" and (form.tools is None or tool_name(tool) in form.tools)
 
 
 def _callable(request: ChatRequest) -> list[CallableTool]:
     """Return the tools that an enforced reply may call. The model must have seen their definitions."""
     known = {name for message in request.messages for name in message.tool_references}
-    shown = [*request.tools, *(tool for tool in request.late_tools if _name(tool) in known)]
+    shown = [*request.tools, *(tool for tool in request.late_tools if tool_name(tool) in known)]
     grammars = {grammar.tool: grammar for grammar in request.grammars}
-    tools = [_read(tool, grammars.get(_name(tool))) for tool in shown if _may_be_called(request, _name(tool))]
+    tools = [_read(tool, grammars.get(tool_name(tool))) for tool in shown if _may_be_called(request, tool)]
     if request.form.calls == "must" and not tools:
         raise InvalidRequest(
             "'tool_choice' demands a call, and no such tool is offered.", param="tool_choice"
@@ -127,9 +127,4 @@ def _callable(request: ChatRequest) -> list[CallableTool]:
 def _read(tool: Mapping[str, Json], grammar: TextGrammar | None) -> CallableTool:
     function = tool.get("function")
     parameters = function.get("parameters") if isinstance(function, dict) else None
-    return CallableTool(_name(tool), parameters if isinstance(parameters, dict) else {}, grammar)
-
-
-def _name(tool: Mapping[str, Json]) -> str:
-    function = tool.get("function")
-    return str(function.get("name")) if isinstance(function, dict) else ""
+    return CallableTool(tool_name(tool), parameters if isinstance(parameters, dict) else {}, grammar)

@@ -19,10 +19,9 @@ from start_llm.core.canonical import (
     Root,
     text_digest,
 )
-from start_llm.core.chat import Json, Message, Role, ToolCall
+from start_llm.core.chat import Json, Message, Role, ToolCall, tool_name
 from start_llm.core.images import PlacedImage, without_images
 from start_llm.core.prompt_policy import DriftPolicy
-from start_llm.prompt.changes import tool_name
 from start_llm.prompt.drift import RULES, Rule
 
 _WHITE_SPACE = "white space"

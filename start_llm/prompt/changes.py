@@ -10,7 +10,7 @@ from dataclasses import replace
 from itertools import groupby, zip_longest
 from typing import NamedTuple
 
-from start_llm.core.chat import ChatRequest, Json, Message
+from start_llm.core.chat import ChatRequest, Json, Message, tool_name
 from start_llm.core.family import WriteCalls
 from start_llm.core.images import has_image, image_words
 
@@ -45,12 +45,6 @@ def show_late_tools(turns: list[PromptTurn], request: ChatRequest) -> list[Promp
 
 def _each(turns: Sequence[PromptTurn], change: Callable[[Message], Message]) -> list[PromptTurn]:
     return [PromptTurn(change(turn.message), turn.last) for turn in turns]
-
-
-def tool_name(tool: Mapping[str, Json]) -> str:
-    """Return the name in a tool's schema; empty if it has none."""
-    function = tool.get("function")
-    return str(function.get("name")) if isinstance(function, dict) else ""
 
 
 def tell_unknown_results(turns: list[PromptTurn], _request: ChatRequest) -> list[PromptTurn]:

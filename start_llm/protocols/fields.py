@@ -195,6 +195,13 @@ class Fields:
             raise self.fail(name, "is required and must be a non-empty string")
         return text
 
+    def choice[Meaning](self, name: str, words: Mapping[str, Meaning]) -> Meaning:
+        """Return what the word in a required field stands for."""
+        word = self.required_text(name)
+        if word not in words:
+            raise self.fail(name, f"is {word!r}; it must be one of {', '.join(words)}")
+        return words[word]
+
     def boolean(self, name: str, default: bool = False) -> bool:
         value = self.value(name)
         if value is None:

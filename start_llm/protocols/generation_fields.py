@@ -10,6 +10,7 @@ from start_llm.core.sampling import BIAS_RANGE, RANGES, SEED_RANGE, Range, Sampl
 from start_llm.protocols.fields import Fields, type_name
 
 TOKEN_COUNT = Range(1, 2**31 - 1)
+TOP_LOGPROBS = Range(0, 20)
 _LIMIT = Range(-1, TOKEN_COUNT.high)
 NO_LIMIT = -1
 """What LM Studio and llama.cpp, and clients made for them, call no limit."""

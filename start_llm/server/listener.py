@@ -161,21 +161,12 @@ class _Twin(socketserver.TCPServer):
     allow_reuse_address = True
 
     def __init__(self, listener: Listener) -> None:
-        self._listener = listener
         self.request_queue_size = listener.request_queue_size
+        self.verify_request = listener.verify_request
+        self.process_request = listener.process_request
+        self.shutdown_request = listener.shutdown_request
+        self.handle_error = listener.handle_error
         super().__init__((IPV6_LOOPBACK, listener.port), socketserver.BaseRequestHandler)
-
-    def verify_request(self, request: Any, client_address: Any) -> bool:
-        return self._listener.verify_request(request, client_address)
-
-    def process_request(self, request: Any, client_address: Any) -> None:
-        self._listener.process_request(request, client_address)
-
-    def shutdown_request(self, request: Any) -> None:
-        self._listener.shutdown_request(request)
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        self._listener.handle_error(request, client_address)
 
 
 class Listener(ThreadingHTTPServer):

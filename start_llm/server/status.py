@@ -163,7 +163,8 @@ class Status:
         """Return counters of the session turn store."""
         told = self.metrics.transcripts
         return {
-            **members(told, "nodes variants bytes=nbytes forgotten bound bound_tokens fresh kept_tokens"),
+            **members(told.stored, "nodes variants bytes=nbytes forgotten"),
+            **members(told, "bound bound_tokens fresh kept_tokens"),
             "refused": {reason: told.refused[reason] for reason in ("too_long", "costly")},
             **members(told, "notes note_tokens restored_reasoning"),
         }

@@ -34,7 +34,8 @@ from start_llm.serving.request_preparation import PreparedRequest, RequestPrepar
 from start_llm.telemetry.account import Reports, RequestAccount
 from start_llm.telemetry.request_record import RequestFacts, RequestRecord, session_name
 from start_llm.telemetry.trace import session_digest
-from start_llm.transcripts.turn import Transcripts, Turn
+from start_llm.transcripts.transcripts import Transcripts
+from start_llm.transcripts.turn import Turn
 
 _POLL_TIMEOUT_S = 0.05
 _SHOWN_TOKENS = 64
@@ -121,7 +122,7 @@ class Service:
             demand_room(self._model, len(request.prompt), "prompt")
         prepared = self._requests.prepare(request)
         guide = prepared.compile_guide()  # holds the reply to its output constraint; takes long, so only here
-        turn = self._transcripts.begin(prepared.prompt, self._model.context_window)
+        turn = Turn.begin(self._transcripts, prepared.prompt, self._model.context_window)
         engine_request = replace(self._engine_request(prepared, turn), guide=guide)
         output = OutputStream(prepared.splitter, max_calls=prepared.max_calls, stops=request.options.stop)
         spans = _image_spans(engine_request)
@@ -167,7 +168,7 @@ class Service:
             RequestError: The prompt cannot be made.
         """
         prompt = self._requests.prepare(request).prompt
-        return len(self._transcripts.begin(prompt, self._model.context_window).tokens)
+        return len(Turn.begin(self._transcripts, prompt, self._model.context_window).tokens)
 
     def tokens(self, request: GenerationRequest) -> tuple[int, ...]:
         """Return the prompt as the network would read it if nothing of it had been recorded.
@@ -194,7 +195,7 @@ class Service:
             EngineDied: The engine does not answer.
         """
         prepared = self._requests.prepare(request)
-        turn = self._transcripts.begin(prepared.prompt, self._model.context_window)
+        turn = Turn.begin(self._transcripts, prepared.prompt, self._model.context_window)
         return turn.explain(self._engine.peek(self._engine_request(prepared, turn)))
 
     def _engine_request(self, prepared: PreparedRequest, turn: Turn) -> EngineRequest:

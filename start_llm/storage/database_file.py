@@ -5,7 +5,6 @@ read and checked as a whole when it is opened; after that it is only written.
 """
 
 import json
-import os
 import sqlite3
 import struct
 import zlib
@@ -99,7 +98,7 @@ class DatabaseFile:
             OSError, sqlite3.Error: it cannot be opened or written, or another process uses it.
         """
         private_folder(self._path.parent)
-        os.close(private_file(self._path))
+        private_file(self._path)
         self._connection = connection = sqlite3.connect(
             self._path, timeout=0, isolation_level=None, check_same_thread=False
         )

@@ -27,15 +27,17 @@ def private_opener(path: str, flags: int) -> int:
     return os.open(path, flags, 0o600)
 
 
-def private_file(path: Path) -> int:
-    """Open a file for reading and writing, and make it if it is missing. From then on it is private.
+def private_file(path: Path) -> None:
+    """Make a file if it is missing. From then on it is private.
+
+    A file that exists is not opened: closing it would end the locks that SQLite has on it for this process.
 
     Raises:
-        OSError: it cannot be opened, or the path is a link.
+        OSError: it cannot be made, or the path is a link or a folder.
     """
-    file = os.open(path, os.O_RDWR | os.O_CREAT | _NEVER_A_LINK, 0o600)
-    os.fchmod(file, 0o600)
-    return file
+    if path.is_symlink() or not path.is_file():
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | _NEVER_A_LINK, 0o600))
+    path.chmod(0o600)
 
 
 class Lock:

@@ -151,7 +151,6 @@ class DiskMetrics:
     Attributes:
         state: `off`, `off: ` and the reason, `scanning`, `on` or `paused` (after an error, or without room).
         files, nbytes, max_bytes: of the folder, whatever model they are of.
-        scan_s: seconds of the scan at the start.
         hits: prompts of which something was restored from the disk.
         restored_tokens, restored_bytes, restored_s: tokens and bytes that were read for prompts, and the
             seconds that these prompts waited.
@@ -169,7 +168,6 @@ class DiskMetrics:
     files: int = 0
     nbytes: int = 0
     max_bytes: int = 0
-    scan_s: float = 0.0
     hits: int = 0
     restored_tokens: int = 0
     restored_bytes: int = 0
@@ -201,12 +199,25 @@ class DiskMetrics:
 
 
 @dataclass(slots=True)
-class TranscriptMetrics:
-    """Transcript counters. Sizes are written under the store's lock, counts under this object's.
+class TranscriptSizes:
+    """What a store of transcripts holds. Written under the store's lock.
 
     Attributes:
-        nodes, variants, nbytes: what is stored.
         forgotten: dropped variants.
+    """
+
+    nodes: int = 0
+    variants: int = 0
+    nbytes: int = 0
+    forgotten: int = 0
+
+
+@dataclass(slots=True)
+class TranscriptMetrics:
+    """Transcript counters of one model.
+
+    Attributes:
+        stored: of the store, which models with equal weights share.
         bound: requests that start with recorded tokens; `bound_tokens` counts these.
         fresh: requests that do not.
         kept_tokens: recorded tokens in excess of the fresh rendering that they replace: mostly reasoning.
@@ -216,10 +227,7 @@ class TranscriptMetrics:
         restored_reasoning: reasoning that was restored to a message that came without it.
     """
 
-    nodes: int = 0
-    variants: int = 0
-    nbytes: int = 0
-    forgotten: int = 0
+    stored: TranscriptSizes = field(default_factory=TranscriptSizes)
     bound: int = 0
     bound_tokens: int = 0
     fresh: int = 0

@@ -23,7 +23,7 @@ from typing import NamedTuple
 from start_llm.core.canonical import CanonicalKey
 from start_llm.storage.database import DatabaseRow, DatabaseTable
 from start_llm.storage.database_file import UNREADABLE
-from start_llm.telemetry.metrics import TranscriptMetrics
+from start_llm.telemetry.metrics import TranscriptSizes
 from start_llm.transcripts.guard import Claims, MessageDetails
 from start_llm.transcripts.rows import VariantRow
 
@@ -122,7 +122,7 @@ class TranscriptStore:
 
     limits: TranscriptLimits
     clock: Callable[[], float] = time.monotonic
-    metrics: TranscriptMetrics = field(default_factory=TranscriptMetrics)
+    metrics: TranscriptSizes = field(default_factory=TranscriptSizes)
     table: DatabaseTable | None = None
     _numbers: Iterator[int] = field(default_factory=itertools.count)
     _nodes: dict[CanonicalKey, list[Variant]] = field(default_factory=dict[CanonicalKey, "list[Variant]"])

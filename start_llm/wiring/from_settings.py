@@ -35,7 +35,7 @@ from start_llm.transcripts.guard import ConversationNames
 from start_llm.transcripts.prefix_history import PrefixHistory
 from start_llm.transcripts.reasoning_store import ReasoningStore
 from start_llm.transcripts.recent import RecentConversations
-from start_llm.transcripts.turn import Transcripts
+from start_llm.transcripts.transcripts import Transcripts, TranscriptStores
 from start_llm.transcripts.turn_store import TranscriptLimits, TranscriptStore
 
 _MAX_TRANSCRIPT_BYTES = 128 * 2**20
@@ -96,19 +96,27 @@ def make_preparer(settings: Settings, model: LoadedModel, family: Family, known:
     )
 
 
-def transcripts(
-    settings: Settings, tokenizer: Tokenizer, family: Family, table: TableMaker = no_table
-) -> Transcripts:
-    """Return transcripts with what the tables have of them."""
-    metrics = TranscriptMetrics()
+def transcript_stores(settings: Settings, table: TableMaker = no_table) -> TranscriptStores:
+    """Return stores with what the tables have of them."""
     limits = TranscriptLimits(max_bytes=_MAX_TRANSCRIPT_BYTES, cache_ttl_s=settings.cache.transcript_idle_s)
-    return Transcripts(
-        store=TranscriptStore(limits, metrics=metrics, table=table("variants")),
+    return TranscriptStores(
+        store=TranscriptStore(limits, table=table("variants")),
         reasoning_texts=ReasoningStore(_MAX_REASONING_BYTES, table=table("reasoning")),
         seen=PrefixHistory(table=table("prefixes")),
         names=ConversationNames(table=table("names")),
+    )
+
+
+def transcripts(
+    settings: Settings, tokenizer: Tokenizer, family: Family, stores: TranscriptStores
+) -> Transcripts:
+    return Transcripts(
+        store=stores.store,
+        reasoning_texts=stores.reasoning_texts,
+        seen=stores.seen,
+        names=stores.names,
         recent=RecentConversations(),
-        metrics=metrics,
+        metrics=TranscriptMetrics(stores.store.metrics),
         canonical_reply=canonical_reply,
         token_bytes=tokenizer.token_bytes,
         encode=partial(tokens_of_client_text, tokenizer, ClientMarks.of(tokenizer, family)),

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import argparse
 import re
+from collections.abc import Mapping
 
 import pytest
 
 from start_llm import cli
+from start_llm.config import settings
 from start_llm.config.flags import FLAGS, variables_of, words_of
-from start_llm.config.settings import all_rows
+from start_llm.config.setting_types import OFF
+from start_llm.config.settings import SettingSource, all_rows
 
 ROWS = {row.name: row for row in all_rows()}
 
@@ -85,3 +89,20 @@ def test_a_folder_on_the_command_line_is_seen_from_where_the_command_is_called(t
     assert said("models") == str(tmp_path / "models")
     assert said("/models") == "/models"
     assert said("~/models") == "~/models"
+
+
+@pytest.mark.parametrize("text", ["off", "OFF", " Off "])
+def test_off_is_no_folder_where_a_setting_says_so(text, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+    def options(*words: str) -> argparse.Namespace:
+        return cli._parser().parse_args(["serve", *words])
+
+    def folder(variables: Mapping[str, str]) -> str | None:
+        return settings.load(SettingSource("here", variables)).ssd.folder
+
+    turned_off = options("--ssd-cache-dir", text)
+    assert folder(variables_of(turned_off)) == folder({"SSD_CACHE_DIR": text}) == OFF
+    assert words_of(turned_off) == ["--ssd-cache-dir", text.strip()]
+    assert variables_of(options("--ssd-cache-dir", "./off")) == {"SSD_CACHE_DIR": str(tmp_path / "off")}
+    assert variables_of(options("--model-dir", "off")) == {"MODEL_DIR": str(tmp_path / "off")}

@@ -26,6 +26,15 @@ from start_llm.storage.disk_thread import DiskThread
 from tests.databases import WallClock, opened
 
 ROOT = Path(__file__).resolve().parents[2]
+TRY = """
+import sqlite3, sys
+from pathlib import Path
+from start_llm.storage.database_file import DatabaseFile
+try:
+    DatabaseFile(Path(sys.argv[1])).open()
+except sqlite3.OperationalError as error:
+    print(error)
+"""
 
 
 @pytest.fixture
@@ -536,6 +545,15 @@ def test_two_servers_do_not_share_a_file(path):
         assert_off(path, "locked")
     with opened(path) as database:
         assert kept(database) == [(b"a", b"")]
+
+
+def test_no_other_process_gets_the_file_after_a_second_try_in_this_one(path):
+    """Closing a file ends the locks that the process has on it, whatever opened it for them."""
+    with opened(path):
+        assert_off(path, "locked")
+        command = [sys.executable, "-c", TRY, str(path)]
+        tried = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+        assert tried.stdout == "database is locked\n"
 
 
 def test_what_cannot_be_written_is_written_later(path, monkeypatch):

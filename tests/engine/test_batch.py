@@ -338,7 +338,7 @@ def test_a_batch_that_fits_is_padded_by_half_at_most_or_by_little(lengths):
 @pytest.fixture
 def padding_is_dear(monkeypatch):
     """So that short prompts can be too unlike to share a batch."""
-    monkeypatch.setattr("start_llm.engine.batch._CHEAP_PADDING", 4)
+    monkeypatch.setattr("start_llm.engine.decoder._CHEAP_PADDING", 4)
 
 
 @pytest.fixture(scope="module")
@@ -460,7 +460,7 @@ def test_a_batch_is_joined_only_if_there_is_memory_for_its_padding(resources):
 
 
 def test_a_sequence_that_cannot_join_takes_its_group_with_it_and_no_other(resources, monkeypatch):
-    monkeypatch.setattr("start_llm.engine.batch._CHEAP_PADDING", 4)
+    monkeypatch.setattr("start_llm.engine.decoder._CHEAP_PADDING", 4)
     decoder = Decoder(resources.network, batches=True)
     sequences = started(resources, decoder, [UNLIKE[0], UNLIKE[2]])
     decode(decoder, 3)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, cast
 
 import mlx.core as mx
 import pytest
+from mlx_lm.generate import generation_stream
 
+from start_llm.cache.disk.disk_reads import DiskWait
 from start_llm.cache.pages import SequenceCache
 from start_llm.core.events import Failed, Finished, Restored
 from start_llm.core.limits import TimeLimits
@@ -17,6 +20,7 @@ from start_llm.engine import merging
 from start_llm.engine.admission import Admission
 from start_llm.engine.batch import BatchGroup
 from start_llm.engine.generation import Generation
+from start_llm.engine.step_plan import PreemptRequest
 from tests.cache.conversations import Cached
 from tests.engine.harness import Breakdown, FailsOnce, Watched, engine_request, uncached_resources
 from tests.engine.test_guards import PROMPTS, VOCABULARY, Counting, check
@@ -385,6 +389,29 @@ def test_a_sequence_that_waits_after_its_batch_has_failed_occupies_no_row_of_it(
     engine.step_until(lambda: engine.metrics.failures)
     assert [one.width for one in engine.loop.schedule.preempted] == [0, 0, 0]
     engine.finish(*sequences)
+
+
+@pytest.mark.parametrize(("computed", "overtakes"), [(1, False), (1300, True)])
+def test_a_prompt_that_was_stopped_overtakes_another_one_only_if_little_is_left_of_it(
+    computed: int, overtakes: bool
+):
+    clock, prompt = Clock(), range(1500)
+    engine = counting(clock=clock)
+    stopped = engine.submit(engine_request(prompt, 2))
+    engine.step_until(lambda: stopped.progress and stopped.progress[-1][0] >= computed)
+    (running,) = engine.loop.executor.running
+    with mx.stream(generation_stream):
+        engine.loop.executor.execute(PreemptRequest(running.number, running.due), clock.now)
+    clock.now += 3600
+    waiting = engine.loop.schedule.first
+    assert waiting
+    waiting.wait, waiting.waits_until = DiskWait(), math.inf
+    other = engine.submit(engine_request((5, *prompt), 2))
+    engine.step_until(lambda: other.progress)
+    waiting.wait.is_over = True
+    engine.step_until(lambda: stopped.tokens or other.tokens)
+    assert bool(stopped.tokens) == overtakes
+    engine.finish(stopped, other)
 
 
 def test_a_request_that_cannot_be_queued_fails_and_those_behind_it_go_on(monkeypatch, capsys):

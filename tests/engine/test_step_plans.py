@@ -226,7 +226,7 @@ def test_a_start_restores_no_more_than_its_plan_says(restored):
     assert leader.loop.executor.prefill.done == restored
 
 
-@pytest.mark.parametrize("part", [StartRequest(7, 0, 0.0), ComputeChunk(7, 5), PreemptRequest(7, 0.0)])
+@pytest.mark.parametrize("part", [StartRequest(7, 0, 0.0), ComputeChunk(7, 5)])
 def test_a_plan_for_a_request_that_is_not_there_harms_no_other(part):
     leader = Leader(resources_of(has_state=False), 0)
     reply = leader.submit(engine_request(range(30), 20))
@@ -236,7 +236,7 @@ def test_a_plan_for_a_request_that_is_not_there_harms_no_other(part):
     assert isinstance(reply.ending, Finished)
 
 
-@pytest.mark.parametrize("part", [EndRequest(7), JoinBatch((7,))])
+@pytest.mark.parametrize("part", [EndRequest(7), PreemptRequest(7, 0.0), JoinBatch((7,))])
 def test_a_plan_that_does_not_fit_the_requests_is_an_error(part):
     leader = Leader(resources_of(has_state=False), 0)
     with pytest.raises(ValueError, match="request 7"):

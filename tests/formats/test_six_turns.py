@@ -93,7 +93,7 @@ class Agent:
     def _turn(self, message: Message) -> None:
         options: dict[str, Any] = {"tools": TOOLS, "thinking": Thinking(on=self._on)}
         prompt = self._preparer.prepare(ChatRequest(messages=self._messages, **options))
-        bound = self._known.begin(prompt, WINDOW)
+        bound = Turn.begin(self._known, prompt, WINDOW)
         self._count(bound.tokens.ids)
         bound.record_submitted()
         said = turn(self._trait, message, on=self._on, talk=self._messages).said

@@ -9,7 +9,7 @@ import statistics
 import threading
 import time
 import urllib.error
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
@@ -20,12 +20,14 @@ import mlx.core as mx
 import pytest
 
 from start_llm.app import App
-from start_llm.core.errors import ModelError, SettingsError
+from start_llm.core.errors import InternalError, ModelError, SettingsError
 from start_llm.engine.work import PrefillMemoryCost, measure_work
 from start_llm.hosting.model_memory import MemoryNeeds, together
 from start_llm.hosting.model_runtime import ModelRuntime, start_model
 from start_llm.wiring.memory_plan import usable_share
 from tests.conftest import TinyModel
+from tests.http.continued import Conversation, echoes
+from tests.http.test_conversations import system
 from tests.server.client import CHAT, TEXT, Client, ask, wait_until
 from tests.serving import Server, serving, tried_once
 from tests.slices import rounds
@@ -246,10 +248,36 @@ def test_a_model_that_went_finds_its_pages_on_the_disk(folder: Path, tmp_path: P
 def test_a_model_that_is_loaded_again_at_once_finds_its_conversations(folder: Path, tmp_path: Path):
     with hosting(folder, ssd_folder=str(tmp_path)) as server:
         assert server.post(CHAT, ASKED[CHAT] | {"model": "llama"})["choices"]
-        server.app._hosting.result().runtime.disk._database_thread.submit(lambda: time.sleep(1))
+        server.app._hosting.result().default.shared.disk._database_thread.submit(lambda: time.sleep(1))
         server.post("/v1/models/llama/unload", {})
         server.post("/v1/models/llama/load", {})
         assert "cannot be used" not in server.printed()
+
+
+def posting(server: Server, model: str) -> Callable[[str, Any], Any]:
+    return lambda path, body: server.post(path, {**body, "model": model})
+
+
+def test_two_models_with_equal_weights_keep_their_conversations(tiny_model: TinyModel, tmp_path: Path):
+    models, kept, names = tmp_path / "models", tmp_path / "kept", ("one", "two")
+    for name in names:
+        shutil.copytree(tiny_model("qwen3"), models / name)
+    talks = {name: Conversation([system(f"I am {name}.")], echoes, name) for name in names}
+    for question in ("Fish?", "Boats?"):
+        with hosting(models, "one", ssd_folder=str(kept), drain_s=10) as server:
+            for name, talk in talks.items():
+                talk.ask(posting(server, name), question)
+                stats = server.get("/stats")
+                assert stats["server"]["model"] == name
+                assert stats["ssd"]["conversations"]["kept"]
+                assert stats["transcripts"]["bound"] == (question == "Boats?"), "each counts for itself"
+            server.post("/v1/models/one/unload", {})
+            assert server.get("/stats")["ssd"]["conversations"]["kept"], "the other one still uses the file"
+            talks["one"].ask(posting(server, "two"), "And there?")
+            assert server.get("/stats")["transcripts"]["bound"] == 1 + (question == "Boats?"), (
+                "it goes on from the other's"
+            )
+            assert "cannot be used" not in server.printed()
 
 
 @pytest.mark.thorough
@@ -413,6 +441,28 @@ def test_a_model_that_was_promised_while_another_one_was_loaded_comes_in_its_tur
         assert first.reply().status == 200
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_load_that_breaks_is_told_and_ends_its_promise(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    begun, go = list[str](), threading.Event()
+
+    def broken(name: str, *_: Any) -> MemoryNeeds:
+        begun.append(name)
+        assert go.wait(30)
+        raise InternalError("broken on purpose")
+
+    monkeypatch.setattr("start_llm.hosting.model_switcher.estimated_needs", broken)
+    with hosting(folder, load_wait_s=0.2) as server, Client(server.port) as waiting:
+        waiting.request("POST", TEXT, ASKED[TEXT] | {"model": "llama", "stream": True})
+        assert ask(server.port, "POST", TEXT, ASKED[TEXT] | {"model": "llama"}).status == 503
+        go.set()
+        refused = waiting.reply()
+        assert (refused.status, "broken on purpose" in refused.json["error"]["message"]) == (500, True)
+        switcher = server.app._hosting.result().switcher
+        wait_until(lambda: switcher._residents.change is None, within_s=5)
+        time.sleep(0.2)
+        assert begun == ["llama"], "nobody asks for it any more"
+
+
 def test_who_unloads_a_model_and_leaves_while_another_one_is_loaded_changes_nothing(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -441,7 +491,7 @@ def test_where_a_model_does_not_end_no_other_one_is_loaded_beside_its_weights(
     go = threading.Event()
     with hosting(folder, max_loaded=1, drain_s=0.1) as server:
         before = said(server, "qwen3", "Fish?")
-        server.app._hosting.result().runtime.engine._thread.submit(lambda: assert_set(go))
+        server.app._hosting.result().default.engine._thread.submit(lambda: assert_set(go))
         try:
             for path, body in ((TEXT, ASKED[TEXT] | {"model": "llama"}), ("/v1/models/qwen3/unload", {})):
                 refused = ask(server.port, "POST", path, body)
@@ -467,7 +517,7 @@ def test_a_model_whose_engine_has_ended_is_loaded_anew(folder: Path, monkeypatch
         with monkeypatch.context() as patched:
             patched.setattr("start_llm.engine.loop.EngineLoop.step", broken)
             assert ask(server.port, "POST", TEXT, ASKED[TEXT]).status == 500
-        server.app._hosting.result().runtime.metrics.engine.step_began = time.monotonic() - 1
+        server.app._hosting.result().default.metrics.engine.step_began = time.monotonic() - 1
         health = ask(server.port, "GET", "/health")
         assert health.json["reason"] == "the engine of this model has ended"
         assert server.app._hosting.result().stuck_reason() == "", "what has ended does not hang"

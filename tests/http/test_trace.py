@@ -216,7 +216,7 @@ def test_a_line_is_written_after_the_last_event(desk: Desk, tmp_path: Path):
             self.wrote.append(time.monotonic())
             self.files.append(*line)
 
-    trace: Any = desk.server.app.runtime.trace
+    trace: Any = desk.server.app.runtime.service._reports.trace
     trace._files = slow = Slow(trace._files)
     began = time.monotonic()
     desk.chat([user("Hello")])

@@ -26,7 +26,7 @@ MODULES = metrics, database, activity, savings, store
 SOME_THAT_ARE_WRITTEN = """
     EngineMetrics.generated_tokens EngineMetrics.stalls CacheMetrics.misses CacheMetrics.evictions
     DiskMetrics.lost DiskMetrics.queue DiskMetrics.errors DiskMetrics.written_files
-    TranscriptMetrics.bound TranscriptMetrics.nodes RequestMetrics.endings DatabaseMetrics.written
+    TranscriptMetrics.bound TranscriptSizes.nodes RequestMetrics.endings DatabaseMetrics.written
 """.split()
 
 
@@ -79,7 +79,7 @@ def mount_and_unmount(server: Server) -> None:
 
 def fail_on_the_disk(server: Server) -> None:
     """Bugs in the work of both threads that share the disk."""
-    storage: Any = server.app.runtime.disk
+    storage: Any = server.app.runtime.shared.disk
     for thread in (storage._thread, storage._database_thread):
         thread.submit(lambda: json.loads("{"))
 

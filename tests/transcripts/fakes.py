@@ -22,7 +22,7 @@ from start_llm.transcripts.guard import ConversationNames
 from start_llm.transcripts.prefix_history import PrefixHistory
 from start_llm.transcripts.reasoning_store import ReasoningStore
 from start_llm.transcripts.recent import RecentConversations
-from start_llm.transcripts.turn import Transcripts
+from start_llm.transcripts.transcripts import Transcripts
 from start_llm.transcripts.turn_store import TranscriptLimits, TranscriptStore
 
 ROOT = Root(CanonicalKey.of(b"no options"), CanonicalKey.of(b"no tools"))
@@ -35,20 +35,19 @@ def transcripts(
     **policy: Any,
 ) -> Transcripts:
     """`policy` may also have stores, which take the place of new ones."""
-    metrics = TranscriptMetrics()
     stores: dict[str, Any] = {
-        "store": TranscriptStore(TranscriptLimits(max_bytes=max_bytes), metrics=metrics),
+        "store": TranscriptStore(TranscriptLimits(max_bytes=max_bytes)),
         "reasoning_texts": ReasoningStore(max_bytes),
         "seen": PrefixHistory(),
         "names": ConversationNames(),
-    }
+    } | policy
     return Transcripts(
         recent=RecentConversations(),
-        metrics=metrics,
+        metrics=TranscriptMetrics(stores["store"].metrics),
         canonical_reply=canonical_reply,
         token_bytes=token_bytes,
         encode=encode,
-        **stores | policy,
+        **stores,
     )
 
 

@@ -83,7 +83,7 @@ class Desk:
         return self._kept.restore_reasoning(conversation, replies)
 
     def _serve(self, exchange: Exchange) -> Served:
-        turn = self._kept.begin(self._preparer.prepare(exchange.request), WINDOW)
+        turn = Turn.begin(self._kept, self._preparer.prepare(exchange.request), WINDOW)
         turn.record_submitted()
         written = self._tokenizer.encode(written_text(exchange.reply), as_document=False)
         answer(turn, exchange.reply, [*written, min(self._tokenizer.eos_token_ids)])

@@ -193,11 +193,17 @@ def test_explaining_changes_nothing_and_generates_nothing():
     known = Known("chatml_tools_first" if "chatml_tools_first" in BOUND else BOUND[0])
     server, changed = known.server, PLANTED["content of a question"].change(known.lasting)
     model, metrics = server.model.read, server.transcripts.metrics
-    before = (metrics.bound, metrics.fresh, metrics.nodes, metrics.variants, metrics.notes)
+    before = (metrics.bound, metrics.fresh, metrics.stored.nodes, metrics.stored.variants, metrics.notes)
     first = known.explained(*changed)
     assert known.explained(*changed) == first
     assert server.model.read is model
-    assert (metrics.bound, metrics.fresh, metrics.nodes, metrics.variants, metrics.notes) == before
+    assert (
+        metrics.bound,
+        metrics.fresh,
+        metrics.stored.nodes,
+        metrics.stored.variants,
+        metrics.notes,
+    ) == before
 
 
 def test_a_title_that_is_asked_for_in_the_same_session_loses_nothing():
@@ -205,7 +211,7 @@ def test_a_title_that_is_asked_for_in_the_same_session_loses_nothing():
     known = Known(BOUND[0])
     title = known.explained(system("v50x Name it."), known.lasting[1], session_id=None)
     changed = known.explained(first_set(rules=f"v80x {RULES_TEXT}"), *known.lasting[1:])
-    assert (title.again, title.is_miss) == (0, False)
+    assert (title.again, title.lost) == (0, 0)
     assert changed.again > 0
 
 

@@ -10,6 +10,7 @@ import pytest
 from start_llm.core.chat import ChatRequest, Message
 from start_llm.core.images import FIRST_IMAGE_TOKEN, Image
 from start_llm.prompt.prepare import Preparer
+from start_llm.transcripts.turn import Turn
 from tests.images.fakes import by_digest, image, vision_of
 from tests.prompt.fakes import NOON, call, family_of, reply, result, system, user
 from tests.prompt.replies import TOOLS
@@ -161,7 +162,7 @@ def test_tokens_of_another_limit_are_not_taken():
         vision = vision_of(trait, limit=limit)
         preparer = Preparer(tokenizer, family_of(trait), vision=vision, now=lambda: NOON)
         made = preparer.prepare(ChatRequest(messages=messages, images=by_digest(CAT)))
-        turn = kept.begin(made, 10**6)
+        turn = Turn.begin(kept, made, 10**6)
         turn.record_submitted()
         return made, turn
 

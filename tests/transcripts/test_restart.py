@@ -19,6 +19,7 @@ from start_llm.storage.database import Database, DatabaseTable
 from start_llm.transcripts.guard import Claims, ConversationNames, MessageDetails
 from start_llm.transcripts.prefix_history import PrefixHistory
 from start_llm.transcripts.reasoning_store import ReasoningStore, RecordedReasoning
+from start_llm.transcripts.turn import Turn
 from start_llm.transcripts.turn_store import PrefixNode, TranscriptLimits, TranscriptStore, Variant
 from tests.databases import Twice, WallClock, opened, twice
 from tests.prompt.fakes import reply, user
@@ -492,12 +493,12 @@ def serving(database: Database) -> Any:
 def test_a_conversation_goes_on_after_a_restart_with_the_reasoning_that_its_client_left_out(tmp_path):
     asked: list[Message] = [user("Where?")]
     with opened(tmp_path / "a.db") as database:
-        turn = serving(database).begin(prompt_of(*asked), 1000)
+        turn = Turn.begin(serving(database), prompt_of(*asked), 1000)
         turn.record_submitted()
         turn.add_output(Content("Here"))
         turn.add_generated_tokens([*map(ord, "(Hm.)Here#")])
         turn.record_reply(Finished("stop", Usage(1, 0, 1)), is_whole=True)
     with opened(tmp_path / "a.db") as database:
-        turn = serving(database).begin(prompt_of(*asked, reply("Here"), user("And there?")), 1000)
+        turn = Turn.begin(serving(database), prompt_of(*asked, reply("Here"), user("And there?")), 1000)
     assert "".join(map(chr, turn.tokens.ids)) == "Where?|>(Hm.)Here|And there?|>"
     assert (turn.prefix_match.seen, turn.prefix_match.messages) == (2, 2)

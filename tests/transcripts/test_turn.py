@@ -19,7 +19,8 @@ from start_llm.prompt.shorten import is_shortened
 from start_llm.transcripts.guard import Claims, ConversationNames
 from start_llm.transcripts.prefix_history import PrefixHistory
 from start_llm.transcripts.reasoning_store import RecordedReasoning
-from start_llm.transcripts.turn import Transcripts, Turn
+from start_llm.transcripts.transcripts import Transcripts
+from start_llm.transcripts.turn import Turn
 from start_llm.transcripts.turn_store import TranscriptLimits, TranscriptStore
 from tests.prompt.fakes import reply, user
 from tests.transcripts.fakes import conversation_of, transcripts
@@ -67,7 +68,7 @@ def prompt_of(*messages: Message, shown: Sequence[str | None] = ()) -> Prompt:
 
 
 def asked(known: Transcripts, *messages: Message, window: int = WINDOW) -> Turn:
-    turn = known.begin(prompt_of(*messages), window)
+    turn = Turn.begin(known, prompt_of(*messages), window)
     turn.record_submitted()
     return turn
 
@@ -236,7 +237,7 @@ def test_a_prompt_that_would_not_fit_is_read_fresh_and_begins_a_path_of_its_own(
 def test_who_shows_the_name_of_a_reply_has_been_told_it(shown: str, is_proof: bool):
     """Then white space that is gone in the question is its own."""
     known = kept()
-    turn = known.begin(prompt_of(user("Where?\n")), WINDOW)
+    turn = Turn.begin(known, prompt_of(user("Where?\n")), WINDOW)
     turn.record_submitted("aB3x" * 6)
     turn.add_output(*HERE)
     turn.add_generated_tokens([ord(char) for char in f"Here{STOP}"])
@@ -269,7 +270,8 @@ def test_restored_reasoning_is_only_shared_if_it_was_drawn_behind_the_same_words
     known, name = kept(), "aB3x" * 6
     first = prompt_of(question)
     assert first.conversation
-    told = known.begin(replace(first, conversation=replace(first.conversation, transient=carrier)), WINDOW)
+    with_carrier = replace(first, conversation=replace(first.conversation, transient=carrier))
+    told = Turn.begin(known, with_carrier, WINDOW)
     told.record_submitted(name)
     for output in (REASONING, *HERE):
         told.add_output(output)
@@ -279,7 +281,7 @@ def test_restored_reasoning_is_only_shared_if_it_was_drawn_behind_the_same_words
     later = prompt_of(ASKED, mine, user("And there?"), shown=(None, "Hm."))
     assert later.conversation
     assert known.restore_reasoning(later.conversation, [1]) == ["Hm."]
-    known.begin(later, WINDOW).record_submitted()
+    Turn.begin(known, later, WINDOW).record_submitted()
     expected = "Where?|(Hm.)Here|And there?|>" if is_shared else "Where?|Here|And there?|>"
     assert next_read(known, reply("Here")) == expected
 
@@ -289,7 +291,7 @@ def test_reasoning_behind_tokens_that_say_what_was_said_before_is_only_given_bac
     question, shared
 ):
     known, name = kept(), "aB3x" * 6
-    first = known.begin(prompt_of(user(question)), WINDOW)
+    first = Turn.begin(known, prompt_of(user(question)), WINDOW)
     first.record_submitted(name)
     first.add_output(HERE[0])
     first.add_generated_tokens([*map(ord, f"Here{STOP}")])
@@ -321,7 +323,7 @@ def test_only_a_submitted_prompt_uses_what_is_kept():
 
     before = used()
     assert known.restore_reasoning(prompt.conversation, [1]) == ["Hm."]
-    turn = known.begin(prompt, WINDOW)
+    turn = Turn.begin(known, prompt, WINDOW)
     assert used() == before
     turn.record_submitted()
     assert used()[0] > before[0] and used()[1:] == (True, 1)
@@ -331,7 +333,7 @@ def begun_reply(known: Transcripts, reasoning: str, *, name: str = "") -> None:
     """A client has the model go on from "He", with this reasoning in front of it."""
     prompt = replace(prompt_of(ASKED), begun_reply=reply("He", reasoning=reasoning))
     ids = tuple(map(ord, f"Where?|>({reasoning})He"))
-    turn = known.begin(replace(prompt, tokens=ModelTokens(ids)), WINDOW)
+    turn = Turn.begin(known, replace(prompt, tokens=ModelTokens(ids)), WINDOW)
     turn.record_submitted(name)
     turn.add_output(Content("re"))
     turn.add_generated_tokens([*map(ord, f"re{STOP}")])
@@ -387,9 +389,9 @@ def test_messages_are_known_once_they_are_computed():
     ends = [boundary.tokens for boundary in turn.boundaries]
     for computed, expected in [(0, 0), (ends[0] - 1, 0), (ends[1], ends[1]), (ends[0], ends[1])]:
         turn.note_prefilled(computed)
-        assert known.begin(prompt_of(*messages), WINDOW).repeated_tokens == expected
+        assert Turn.begin(known, prompt_of(*messages), WINDOW).repeated_tokens == expected
     turn.add_generated_tokens([1])
-    assert known.begin(prompt_of(*messages), WINDOW).repeated_tokens == ends[2]
+    assert Turn.begin(known, prompt_of(*messages), WINDOW).repeated_tokens == ends[2]
 
 
 def test_each_message_is_noted_once_while_a_prompt_is_computed(monkeypatch: pytest.MonkeyPatch):
@@ -409,7 +411,7 @@ def test_each_message_is_noted_once_while_a_prompt_is_computed(monkeypatch: pyte
 
 def test_a_text_leaves_nothing_after():
     known = kept()
-    turn = known.begin(Prompt(tokens=ModelTokens((1, 2))), WINDOW)
+    turn = Turn.begin(known, Prompt(tokens=ModelTokens((1, 2))), WINDOW)
     turn.record_submitted()
     turn.add_generated_tokens([3])
     turn.add_output(Content("Here"))

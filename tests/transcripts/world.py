@@ -36,7 +36,7 @@ from start_llm.serving.service import Service
 from start_llm.telemetry.account import Reports
 from start_llm.telemetry.metrics import RequestMetrics
 from start_llm.telemetry.terminal import Terminal
-from start_llm.transcripts.turn import Transcripts
+from start_llm.transcripts.transcripts import Transcripts
 from tests.images.fakes import vision_of
 from tests.model_cards import model_card
 from tests.prompt.fakes import NOON, call, family_of, reply, text_of

@@ -105,7 +105,6 @@ class DiskWorker:
         except OSError as error:
             self._index.is_complete = True
             self._step_back(error)
-        self._metrics.scan_s = time.perf_counter() - began
         self._folder.count()
         self._traffic.end(self.scanned)
 

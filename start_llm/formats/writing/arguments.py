@@ -101,7 +101,7 @@ class _TaggedGrammar:
                 continue
             argument = self._argument(name, partial(self._opening, name))
             yield argument if name in required else f"({argument})?"
-        if not names and self._tool.parameters.get("additionalProperties") not in (None, False):
+        if not names and self._tool.takes_others:
             yield f"({self._argument('', self._unnamed)}){{0,{_MAX_UNNAMED}}}"
 
     def _opening(self, name: str, word: str) -> str:

@@ -27,6 +27,11 @@ class CallableTool:
         return [name for name in found if isinstance(name, str)] if isinstance(found, list) else []
 
     @property
+    def takes_others(self) -> bool:
+        """True if it says that there may be arguments which it does not name."""
+        return self.parameters.get("additionalProperties") not in (None, False)
+
+    @property
     def origin(self) -> SchemaOrigin:
         return SchemaOrigin("tools", f"the parameters of {self.name!r}")
 

@@ -55,8 +55,7 @@ class _GemmaGrammar:
     def arguments(self) -> str:
         if self._tool.properties:
             return self._object(self._tool.parameters, _DEEPEST)
-        is_open = self._tool.parameters.get("additionalProperties") not in (None, False)
-        return self._free_object() if is_open else '"{}"'
+        return self._free_object() if self._tool.takes_others else '"{}"'
 
     def _value(self, schema: Json, depth: int) -> str:
         if not isinstance(schema, dict) or depth == 0:

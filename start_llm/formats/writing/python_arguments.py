@@ -53,11 +53,7 @@ class _PythonGrammar:
         keywords = {name: self._keyword(name) for name in names if regex.fullmatch(KEY, name)}
         if keywords:
             return separated(self._lark, keywords, required, _COMMA)
-        return self._unnamed() if not names and self._takes_others else '""'
-
-    @property
-    def _takes_others(self) -> bool:
-        return self._tool.parameters.get("additionalProperties") not in (None, False)
+        return self._unnamed() if not names and self._tool.takes_others else '""'
 
     def _unnamed(self) -> str:
         keyword = self._lark.rule(f'{self._lark.pattern("[a-z_]{1,64}")} "=" {self._value("")}')

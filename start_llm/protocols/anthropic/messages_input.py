@@ -114,10 +114,7 @@ class _Reading:
 
 
 def _messages(item: Fields, reading: _Reading) -> Iterator[Message]:
-    name = item.required_text("role")
-    read = ROLES.get(name)
-    if read is None:
-        raise item.fail("role", f"is {name!r}; it must be one of {', '.join(ROLES)}")
+    read = item.choice("role", ROLES)
     return read(_blocks(item, "content"), reading)
 
 

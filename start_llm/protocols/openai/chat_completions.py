@@ -14,7 +14,6 @@ from start_llm.core.events import (
     Output,
     Reasoning,
 )
-from start_llm.core.sampling import Range
 from start_llm.protocols.base import (
     FrameTemplate,
     ParsedRequest,
@@ -26,6 +25,7 @@ from start_llm.protocols.custom_tools import CustomInput, custom_input
 from start_llm.protocols.effort import read_template_options, read_thinking
 from start_llm.protocols.fields import Fields
 from start_llm.protocols.generation_fields import (
+    TOP_LOGPROBS,
     UNSUPPORTED_FIELDS,
     read_options,
     read_stream,
@@ -51,15 +51,13 @@ from start_llm.protocols.openai.constraints import (
 )
 from start_llm.protocols.sessions import conversation_id, lineage, session_id
 
-_TOP_LOGPROBS = Range(0, 20)
-
 
 def parse(body: Fields, headers: Mapping[str, str], context: RequestContext) -> ParsedRequest:
     """Parse a chat completion request. Transport-only fields are dropped here."""
     model = context.model
     refuse_unsupported(body, UNSUPPORTED_FIELDS)
     stream, include_usage = read_stream(body)
-    top_logprobs = body.integer("top_logprobs", _TOP_LOGPROBS) or 0
+    top_logprobs = body.integer("top_logprobs", TOP_LOGPROBS) or 0
     wants_logprobs = body.boolean("logprobs")
     tools, late_tools = read_tools(body)
     custom_tools = read_custom_tools(body)

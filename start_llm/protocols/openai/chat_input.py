@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 
-from start_llm.core.chat import Json, Message, Role, TextGrammar, ToolCall
+from start_llm.core.chat import Json, Message, Role, TextGrammar, ToolCall, tool_name
 from start_llm.protocols.content import TOOL_REFERENCE, begins_reply, read_arguments, read_content
 from start_llm.protocols.custom_tools import custom_arguments, custom_grammar, custom_schema
 from start_llm.protocols.fields import Fields
@@ -41,10 +41,7 @@ def read_messages(body: Fields, images: ImageParser) -> tuple[Message, ...]:
 
 
 def _message(item: Fields, images: ImageParser, *, may_hold_unseen: bool) -> Message:
-    name = item.required_text("role")
-    role = ROLES.get(name)
-    if role is None:
-        raise item.fail("role", f"is {name!r}; it must be one of {', '.join(ROLES)}")
+    role = item.choice("role", ROLES)
     content = read_content(item, images=images, may_hold_unseen=may_hold_unseen)
     if role == "assistant":
         reasoning = item.text("reasoning_content") or item.text("reasoning")
@@ -53,7 +50,7 @@ def _message(item: Fields, images: ImageParser, *, may_hold_unseen: bool) -> Mes
         return Message(
             role=role,
             content=content,
-            tool_call_id=item.text("tool_call_id" if name == "tool" else "name"),
+            tool_call_id=item.text("tool_call_id" if item.value("role") == "tool" else "name"),
             tool_references=_tool_references(item),
             name=item.text("name"),
         )
@@ -115,8 +112,7 @@ type ToolSchemas = tuple[Mapping[str, Json], ...]
 
 
 def tool_names(tools: ToolSchemas) -> frozenset[str]:
-    functions = [tool.get("function") for tool in tools]
-    return frozenset(str(one["name"]) for one in functions if isinstance(one, dict))
+    return frozenset(map(tool_name, tools))
 
 
 def _schema(tool: Fields) -> dict[str, Json]:

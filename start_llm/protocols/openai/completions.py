@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 
 from start_llm.core.chat import Json, TextRequest
 from start_llm.core.events import Content, Finished, Output
-from start_llm.core.sampling import Range
 from start_llm.protocols.base import (
     FrameTemplate,
     ParsedRequest,
@@ -15,6 +14,7 @@ from start_llm.protocols.base import (
 )
 from start_llm.protocols.fields import Fields
 from start_llm.protocols.generation_fields import (
+    TOP_LOGPROBS,
     UNSUPPORTED_FIELDS,
     UnsupportedField,
     is_false,
@@ -27,8 +27,6 @@ from start_llm.protocols.generation_fields import (
 from start_llm.protocols.logprobs import TextOffsets, text_logprobs
 from start_llm.protocols.openai.completion_reply import CompletionReply, usage_json
 from start_llm.protocols.sessions import lineage, session_id
-
-_TOP_LOGPROBS = Range(0, 20)
 
 
 def _is_empty(value: Json) -> bool:
@@ -48,7 +46,7 @@ def parse(body: Fields, headers: Mapping[str, str], context: RequestContext) -> 
     model = context.model
     refuse_unsupported(body, _NOT_YET)
     stream, include_usage = read_stream(body)
-    top_logprobs = body.integer("logprobs", _TOP_LOGPROBS)
+    top_logprobs = body.integer("logprobs", TOP_LOGPROBS)
     request = TextRequest(
         prompt=_prompt(body, model.card.vocabulary),
         options=read_options(body, vocabulary=model.card.vocabulary, top_logprobs=top_logprobs),

@@ -8,7 +8,6 @@ from functools import partial
 
 from start_llm.core.chat import ChatRequest, GenerationOptions, Json, Message, OutputConstraint
 from start_llm.core.errors import InvalidRequest, NotFound, RequestError
-from start_llm.core.sampling import Range
 from start_llm.protocols.base import (
     KeptResponses,
     ParsedRequest,
@@ -20,6 +19,7 @@ from start_llm.protocols.base import (
 from start_llm.protocols.effort import read_template_options, read_thinking
 from start_llm.protocols.fields import Fields
 from start_llm.protocols.generation_fields import (
+    TOP_LOGPROBS,
     UNSUPPORTED_FIELDS,
     UnsupportedField,
     is_false,
@@ -42,7 +42,6 @@ from start_llm.protocols.responses.tools import Toolbox, read_toolbox, runs_else
 from start_llm.protocols.sessions import conversation_id, lineage, session_id
 from start_llm.protocols.tool_types import responses_tool_type
 
-_TOP_LOGPROBS = Range(0, 20)
 _LIMITS = ("max_output_tokens", "max_completion_tokens", "max_tokens")
 _LOGPROBS = "message.output_text.logprobs"
 """The `include` value that requests log-probabilities."""
@@ -217,7 +216,7 @@ def _chosen_name(toolbox: Toolbox, tool: Fields) -> str | None:
 
 
 def _read_options(body: Fields, context: RequestContext) -> GenerationOptions:
-    most = body.integer("top_logprobs", _TOP_LOGPROBS) or 0
+    most = body.integer("top_logprobs", TOP_LOGPROBS) or 0
     options = read_options(
         body,
         vocabulary=context.model.card.vocabulary,

@@ -189,10 +189,7 @@ _READERS: Mapping[str, Callable[[ItemReader, Fields], Message | None]] = {
 
 
 def _message(item: Fields, images: ImageParser, *, may_hold_unseen: bool) -> Message:
-    name = item.required_text("role")
-    role = ROLES.get(name)
-    if role is None:
-        raise item.fail("role", f"is {name!r}; it must be one of {', '.join(ROLES)}")
+    role = item.choice("role", ROLES)
     content = read_content(item, images=images, may_hold_unseen=may_hold_unseen)
     return _of_reply(item, content=content) if role == "assistant" else Message(role=role, content=content)
 
