@@ -142,7 +142,10 @@ def test_what_the_proxy_asks_about_an_error_is_no_reply():
         async with client.stream("POST", "http://server/v1/x/count_tokens"):
             await send({"type": "http.response.body", "body": b"why"})
 
-    answers = [httpx.Response(200, content=b"counted"), httpx.Response(400)]
+    async def counted() -> AsyncIterator[bytes]:
+        yield b"{}"
+
+    answers = [httpx.Response(200, content=counted()), httpx.Response(400)]
     sent = relayed(refused, lambda _: answers.pop())
     assert ([message.get("status") for message in sent], body_of(sent)) == ([500, None], b"why")
 
