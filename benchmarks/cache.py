@@ -24,7 +24,7 @@ from benchmarks.cache_engine import (
     prompt,
 )
 from benchmarks.harness import Part
-from start_llm.cache.pages import common_length
+from start_llm.cache.tail_index import common_length
 from start_llm.core.events import Finished
 from tests.engine.harness import engine_request
 
@@ -114,6 +114,7 @@ PARTS: Mapping[str, Part] = {
     "ttft": cache_speed.ttft,
     "restore": cache_speed.restore,
     "lookup": cache_speed.lookup,
+    "sessions": cache_speed.sessions,
     "cut": cache_speed.cut,
     "stored": cache_memory.stored,
     "peak": cache_memory.peak,

@@ -296,6 +296,48 @@ def _plan_seconds(kept: PromptCache, ids: tuple[int, ...], has_state: bool) -> f
     return seconds
 
 
+# --------------------------------------------------------------------------------------------------- sessions
+
+SYSTEM_TOKENS, QUESTION_TOKENS, HEADER_TOKENS = 600, 60, 8
+NEW_SESSIONS = 200
+
+
+@marks
+def sessions(_: Path, *, cached: Sequence[int] = (10, 2000)) -> None:
+    """What the cache does for a new session, with so many cached ones of one system text.
+
+    Questions begin with the same header. The caches compute nothing.
+
+    Args:
+        cached: sessions
+    """
+    for name, has_state in (("attention", False), ("with state", True)):
+        found = [_session_seconds(has_state, count) for count in cached]
+        for what, figures in zip(("open", "take in and close"), zip(*found, strict=True), strict=True):
+            told = f"{what}, {' and '.join(f'{count:,}' for count in cached)} sessions"
+            measured = " : ".join(f"{1000 * figure:.3f} ms" for figure in figures)
+            mark("a new session", name, told, f"{measured} = {figures[-1] / figures[0]:.2f}", "<= 1.5")
+
+
+def _session_seconds(has_state: bool, cached: int) -> list[float]:
+    """Median seconds to open a session's sequence, and to take in its prompt and reply and close it."""
+    kept = _new_cache(FakeLayers(has_state=has_state))
+    system = prompt(SYSTEM_TOKENS)
+    seconds: list[tuple[float, float]] = []
+    for number in range(cached + NEW_SESSIONS):
+        ids = (*system, *range(HEADER_TOKENS), *prompt(QUESTION_TOKENS, number + 1))
+        began = time.perf_counter()
+        opened = kept.open(ids, b"", (SYSTEM_TOKENS, len(ids)))
+        is_open, seq_cache = time.perf_counter(), opened.seq_cache
+        for stop in sorted({*opened.checkpoint_positions, len(ids)}):
+            new = ids[len(seq_cache.tokens) : stop]
+            seq_cache.caches[0].feed(new)
+            kept.record_chunk(seq_cache, new, keep_state=stop in opened.checkpoint_positions)
+        kept.close(seq_cache, seq_cache.caches, ids)
+        seconds.append((is_open - began, time.perf_counter() - is_open))
+    return medians(seconds[cached:])
+
+
 # -------------------------------------------------------------------------------------------------------- cut
 
 

@@ -30,7 +30,8 @@ PREFIX_WORDS = 400
 SAMPLING = {"top_p": 0.95, "top_k": 20, "min_p": 0}
 """Asked of both beside the temperature: each has defaults of its own."""
 _SAYS_SOMETHING = re.compile(rb'"(?:content|reasoning|reasoning_content)": ?"[^"]')
-_USAGE = re.compile(rb'"completion_tokens": ?(\d+)')
+_USAGE = re.compile(rb'"(?:completion|output)_tokens": ?(\d+)')
+_ENDS = (b"[DONE]", b"event: message_stop", b"event: response.completed", b"event: response.incomplete")
 
 type Message = dict[str, str]
 
@@ -38,9 +39,9 @@ type Message = dict[str, str]
 class Stream:
     """One reply on a socket of its own. `first_s` is when it first said something, from its start."""
 
-    def __init__(self, port: int, body: bytes) -> None:
+    def __init__(self, port: int, body: bytes, path: str = "/v1/chat/completions") -> None:
         self._began = time.perf_counter()
-        self.connection = servers.bare_socket(port, "/v1/chat/completions", body)
+        self.connection = servers.bare_socket(port, path, body)
         self.first_s: float | None = None
         self._received: list[bytes] = []
 
@@ -59,7 +60,7 @@ class Stream:
     def tokens(self) -> int:
         """Of the reply, as the server counts them. Raises SystemExit if it is not whole."""
         counts = _USAGE.findall(self.text)
-        if not counts or b"[DONE]" not in self.text:
+        if not counts or not any(end in self.text for end in _ENDS):
             raise SystemExit(f"A stream was not whole: {self.text[-500:]!r}")
         return int(counts[-1])
 

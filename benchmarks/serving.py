@@ -14,8 +14,8 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks import servers, serving_fairness, serving_metrics
-from benchmarks.harness import Part, alternate, medians, row, table
+from benchmarks import engine_streams, servers, serving_fairness, serving_metrics
+from benchmarks.harness import Part, alternate, medians, ratio, row, table
 from scripts import tiny_models
 from start_llm.models.loader import load as load_model
 from tests.ties import Tally, greedy_reference
@@ -73,6 +73,67 @@ def _timing(port: int, padding: int, streamed: bool, _: int) -> Timing:
     moments = [time.perf_counter() for line in reply if line.startswith((b"data: {", b"{"))]
     gaps = (moments[-1] - moments[0]) / max(1, len(moments) - 1)
     return Timing(1000 * (moments[0] - began), 1000 * gaps, 1000 * (moments[-1] - began))
+
+
+STREAMED: Mapping[str, Mapping[str, object]] = {
+    "/v1/chat/completions": {"stream_options": {"include_usage": True}},
+    "/v1/messages": {},
+    "/v1/responses": {"store": False},
+}
+LEAST_KEPT = 0.9
+CONNECTS_S = 0.005
+"""Between the connections of two streams: nobody's queue of them overflows."""
+
+
+def proxy_streams(
+    folder: Path, *, rounds: int = 20, counts: Sequence[int] = (1, 8, 32), tokens: int = 160
+) -> Iterator[str]:
+    """Tokens a second of several streams at once on both ports, by protocol.
+
+    One thread reads all of them, so that a client takes next to nothing of the machine. With
+    `OPENBLAS_NUM_THREADS=1` the two servers do not wait for each other's spinning threads.
+
+    Args:
+        counts: of streams
+        tokens: of each reply
+    """
+    model = tiny_models.build("qwen3", folder, hidden=128, layers=2)
+    table(
+        "", "server", "through the proxy", f"ratio, medians of {rounds} (≥ {LEAST_KEPT:g} from 8 streams on)"
+    )
+    with servers.served("--model", model, "--batch", max(counts), proxy=True) as server:
+        ports = (server.proxy_port, server.port)
+        for path in STREAMED:
+            for count in counts:
+                rates = alternate(
+                    rounds, *(partial(_rate, port, path, count, tokens) for port in ports), warm_up=1
+                )
+                through, bare = medians(rates)
+                kept = ratio(rates)
+                row(
+                    f"{path}, {count} streams: tokens per second",
+                    f"{bare:,.4g}",
+                    f"{through:,.4g}",
+                    f"{kept:.2f}",
+                )
+                if count >= 8 and kept < LEAST_KEPT:
+                    yield f"{path}, {count} streams: the proxy passes on {kept:.0%}"
+
+
+def _rate(port: int, path: str, count: int, tokens: int, number: int) -> float:
+    """Tokens per second, from the first connection to the last end. Every prompt is new."""
+    began, opened = time.perf_counter(), list[engine_streams.Stream]()
+    for place in range(count):
+        said = f"Item {port} {number * count + place}"
+        body: dict[str, object] = {"model": "m", "stream": True, "temperature": 0.7, **STREAMED[path]}
+        if path == "/v1/responses":
+            body |= {"input": said, "max_output_tokens": tokens}
+        else:
+            body |= {"messages": [{"role": "user", "content": said}], "max_tokens": tokens}
+        opened.append(engine_streams.Stream(port, json.dumps(body).encode(), path))
+        time.sleep(CONNECTS_S)
+    engine_streams.read_all(opened, engine_streams.LOOKS_S)
+    return sum(one.tokens() for one in opened) / (time.perf_counter() - began)
 
 
 # ------------------------------------------------------------------------------------------------------- load
@@ -239,6 +300,7 @@ def _share(server: servers.Served, tabs: Sequence[Tab], seconds: float, done: th
 
 PARTS: Mapping[str, Part] = {
     "proxy": proxy,
+    "proxy_streams": proxy_streams,
     "load": load,
     "fairness": serving_fairness.fairness,
     "pages": pages,

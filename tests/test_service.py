@@ -56,6 +56,7 @@ from start_llm.telemetry.metrics import RequestMetrics
 from start_llm.telemetry.request_record import RequestRecord
 from start_llm.telemetry.terminal import Terminal
 from start_llm.telemetry.trace import Texts, Trace, fields_of, session_digest
+from start_llm.transcripts.turn import Turn
 from tests.model_cards import model_card
 from tests.transcripts.fakes import transcripts
 
@@ -614,6 +615,22 @@ def test_a_request_whose_report_breaks_is_out_of_flight_all_the_same(
     with pytest.raises(RuntimeError), desk.answer() as answer:
         list(answer.events())
     assert (desk.metrics.in_flight, desk.metrics.endings) == (0, {"stop": 1})
+
+
+def test_no_event_of_a_reply_waits_for_its_explanation(monkeypatch: pytest.MonkeyPatch):
+    explained, explain = list[Restored](), Turn.explain
+
+    def noted(turn: Turn, restored: Restored) -> Explanation:
+        explained.append(restored)
+        return explain(turn, restored)
+
+    monkeypatch.setattr(Turn, "explain", noted)
+    restored = Restored(2)
+    desk = Desk([restored, Text("a", (1,))], [DONE])
+    with desk.answer() as answer:
+        assert list(answer.events())[-1] == DONE
+        assert explained == []
+    assert explained == [restored]
 
 
 def test_what_breaks_before_the_submission_reaches_no_engine(monkeypatch: pytest.MonkeyPatch):

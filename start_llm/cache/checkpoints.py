@@ -198,9 +198,7 @@ def _on_the_way(newest: Checkpoint) -> Iterator[Checkpoint]:
     """Yield the checkpoints on the newest one's path, itself included; not those of other conversations."""
     page, next_tokens = newest.page, newest.tail
     while True:
-        for checkpoint in page.checkpoints:
-            if checkpoint.tail == next_tokens[: len(checkpoint.tail)]:
-                yield checkpoint
+        yield from page.checkpoints.beginnings_of(next_tokens)
         if page.parent is None:
             return
         page, next_tokens = page.parent, page.tokens

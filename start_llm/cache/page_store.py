@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Generator, Iterator
 from contextlib import ExitStack, contextmanager
 from itertools import groupby
@@ -28,6 +29,35 @@ if TYPE_CHECKING:
     from start_llm.cache.layers import Layers
 
 
+class SharedArrays:
+    """Counts the memory of what checkpoints hold. A tail that several of them share counts once.
+
+    Attributes:
+        usage: memory of all of it.
+    """
+
+    def __init__(self) -> None:
+        self.usage = MemoryUsage()
+        self._holders = Counter[int]()
+
+    def hold(self, part: StateSnapshot | KVSlice | None) -> None:
+        """Count one more holder."""
+        if part is None:
+            return
+        self._holders[id(part)] += 1
+        if self._holders[id(part)] == 1:
+            self.usage += MemoryUsage(part.nbytes, part.arrays)
+
+    def release(self, part: StateSnapshot | KVSlice | None) -> None:
+        """Count one holder less."""
+        if part is None:
+            return
+        self._holders[id(part)] -= 1
+        if not self._holders[id(part)]:
+            del self._holders[id(part)]
+            self.usage -= MemoryUsage(part.nbytes, part.arrays)
+
+
 @owned_by(ENGINE)
 class PageStore:
     """Pages, sequence caches, runs and checkpoints of one network.
@@ -35,7 +65,7 @@ class PageStore:
     Pages on the path of a sequence cache are stored in sequence caches, not in runs: nothing is stored twice.
 
     Attributes:
-        idle_usage, checkpoint_usage: memory of idle sequence caches, and of checkpoints.
+        idle_usage: memory of idle sequence caches.
         token_bytes: bytes per token in the trimmable leaves; 0 until some have been computed.
     """
 
@@ -47,7 +77,7 @@ class PageStore:
         self._checkpoints: dict[int, Checkpoint] = {}
         self._idle: dict[int, MemoryUsage] = {}
         self.idle_usage = MemoryUsage()
-        self.checkpoint_usage = MemoryUsage()
+        self._states = SharedArrays()
 
     @property
     def seq_caches(self) -> list[SequenceCache]:
@@ -63,6 +93,11 @@ class PageStore:
     def mean_state_bytes(self) -> float:
         """Bytes of a checkpoint on average; 0 if there is none."""
         return self.checkpoint_usage.nbytes / len(self._checkpoints) if self._checkpoints else 0.0
+
+    @property
+    def checkpoint_usage(self) -> MemoryUsage:
+        """Memory of all checkpoints."""
+        return self._states.usage
 
     @property
     def active_usage(self) -> MemoryUsage:
@@ -213,9 +248,9 @@ class PageStore:
         """Return the tokens after the last full page; None if there are none, or if others store them too."""
         end = seq_cache.end_page
         tail = tuple(seq_cache.tokens[end.end :])
-        others = [page.tokens for page in end.beginning_like(tail) if page.holder is not None]
-        others += [tuple(one.tokens[end.end :]) for one in end.seq_caches if one is not seq_cache]
-        return tail if tail and not any(tokens[: len(tail)] == tail for tokens in others) else None
+        is_stored = any(page.holder is not None for page in end.by_tokens.beginning_with(tail))
+        is_stored |= any(one is not seq_cache for one in end.seq_caches.beginning_with(tail))
+        return tail if tail and not is_stored else None
 
     def adopt_pages(self, seq_cache: SequenceCache) -> bool:
         """Store all pages on the path in this sequence cache alone, so that the next turn needs no copy.
@@ -267,7 +302,7 @@ class PageStore:
         """
         page = seq_cache.end_page
         tail = tuple(seq_cache.tokens[page.end :])
-        if any(one.tail == tail for one in page.checkpoints):
+        if page.checkpoints.equal_to(tail):
             return None
         tail_cut = self._longer_tail(page, tail)
         if tail and tail_cut is None:
@@ -277,46 +312,40 @@ class PageStore:
         else:
             state = self.layers.state(seq_cache.caches, reach)
         checkpoint = Checkpoint(page, tail, state, tail_cut, seq_cache.last_used)
-        with self._weighing_checkpoints(page):
-            self._share_tail(checkpoint)
-            page.checkpoints.append(checkpoint)
+        self._states.hold(state)
+        self._states.hold(tail_cut)
+        self._share_tail(checkpoint)
+        page.checkpoints.append(checkpoint)
         self._checkpoints[id(checkpoint)] = checkpoint
         return checkpoint
 
     def _earlier_state(self, seq_cache: SequenceCache) -> EarlierState | None:
         """Return the last state that was kept of these tokens."""
-        tokens, kept = seq_cache.tokens, list[Checkpoint]()
         for page in reversed([seq_cache.root, *seq_cache.path]):
-            kept = [one for one in page.checkpoints if [*one.tail] == tokens[page.end : one.position]]
-            if kept:
-                break
-        last = max(kept, key=lambda one: one.position, default=None)
-        return last and EarlierState(last.state, len(tokens) - last.position)
+            if last := next(page.checkpoints.beginnings_of(page.tail_of(seq_cache)), None):
+                return EarlierState(last.state, len(seq_cache.tokens) - last.position)
+        return None
 
     def _longer_tail(self, page: Page, tail: tuple[int, ...]) -> KVSlice | None:
         """Return the arrays of another checkpoint of this page whose tail starts with these tokens."""
         if not tail:
             return None
-        return next((one.tail_cut for one in page.checkpoints if one.tail[: len(tail)] == tail), None)
+        return next((one.tail_cut for one in page.checkpoints.beginning_with(tail)), None)
 
     def _share_tail(self, newest: Checkpoint) -> None:
         """Let checkpoints whose tail is a prefix of the newest one's tail share its arrays."""
-        for one in newest.page.checkpoints:
-            if one.tail and newest.tail[: len(one.tail)] == one.tail:
+        for one in newest.page.checkpoints.beginnings_of(newest.tail):
+            if one.tail:
+                self._states.release(one.tail_cut)
                 one.tail_cut = newest.tail_cut
-
-    @contextmanager
-    def _weighing_checkpoints(self, page: Page) -> Generator[None]:
-        """Update the count for what the block changes in the checkpoints of a page."""
-        before = checkpoint_usage(page)
-        yield
-        self.checkpoint_usage += checkpoint_usage(page) - before
+                self._states.hold(one.tail_cut)
 
     def drop_checkpoint(self, checkpoint: Checkpoint) -> Page:
         """Drop a checkpoint. Returns its page, or the nearest ancestor that remains."""
         del self._checkpoints[id(checkpoint)]
-        with self._weighing_checkpoints(checkpoint.page):
-            checkpoint.page.checkpoints.remove(checkpoint)
+        checkpoint.page.checkpoints.remove(checkpoint)
+        self._states.release(checkpoint.state)
+        self._states.release(checkpoint.tail_cut)
         page = self.tree.prune(checkpoint.page)
         # Without trimmable leaves a page holds no KV, so without checkpoints below it, it is worth nothing.
         while not self.layers.has_trimmable and page.parent is not None and page.is_leaf:

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from start_llm.cache.tail_index import TailIndex
 from start_llm.core.thread_owners import ENGINE, owned_by
 
 if TYPE_CHECKING:
@@ -149,7 +150,7 @@ class Page:
         end: number of tokens up to the end of this page.
         holder: stores the page's KV. None: the KV is lost (or the page is a root).
         uses: sequences that computed it or were restored from it; one that was given up does not count.
-        by_first_token: the children again, by their first token.
+        by_tokens: the children again, by their tokens.
         seq_caches: those whose last full page this is.
     """
 
@@ -161,9 +162,14 @@ class Page:
     last_used: float = 0
     uses: int = 1
     children: dict[bytes, Page] = field(default_factory=dict[bytes, "Page"])
-    by_first_token: dict[int, list[Page]] = field(default_factory=dict[int, "list[Page]"])
-    checkpoints: list[Checkpoint] = field(default_factory=list[Checkpoint])
-    seq_caches: list[SequenceCache] = field(default_factory=list[SequenceCache])
+    by_tokens: TailIndex[Page] = field(init=False)
+    checkpoints: TailIndex[Checkpoint] = field(init=False)
+    seq_caches: TailIndex[SequenceCache] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.by_tokens = TailIndex(lambda page: page.tokens)
+        self.checkpoints = TailIndex(lambda checkpoint: checkpoint.tail)
+        self.seq_caches = TailIndex(self.tail_of)
 
     @property
     def start(self) -> int:
@@ -173,9 +179,9 @@ class Page:
     def is_leaf(self) -> bool:
         return not (self.children or self.checkpoints or self.seq_caches)
 
-    def beginning_like(self, tokens: Sequence[int]) -> Iterator[Page]:
-        """Yield the children that have the same first token as `tokens`."""
-        yield from self.by_first_token.get(tokens[0], ()) if tokens else ()
+    def tail_of(self, seq_cache: SequenceCache) -> tuple[int, ...]:
+        """Return the tokens that a sequence cache has after this page."""
+        return tuple(seq_cache.tokens[self.end :])
 
 
 type Holder = PageRun | SequenceCache
@@ -239,7 +245,7 @@ class PageTree:
             key = page_key(key, tokens)
         if page is None and self.rejected_keys:
             # The candidate that was passed over may be gone, while the page with the next key is still there.
-            page = next((one for one in parent.beginning_like(tokens) if one.tokens == tokens), None)
+            page = next((one for one in parent.by_tokens.equal_to(tokens) if one.tokens == tokens), None)
         return key, page
 
     def insert(self, parent: Page, tokens: tuple[int, ...], holder: Holder, now: float) -> Page:
@@ -253,13 +259,11 @@ class PageTree:
             if known.holder is None:
                 self.hold(known, holder)
             return known
-        for short in [
-            one for one in parent.beginning_like(tokens) if one.tokens == tokens[: len(one.tokens)]
-        ]:
+        for short in list(parent.by_tokens.beginnings_of(tokens)):
             self.remove(short)
         page = Page(key, parent, tokens, parent.end + len(tokens), None, last_used=now)
         parent.children[key] = page
-        parent.by_first_token.setdefault(tokens[0], []).append(page)
+        parent.by_tokens.append(page)
         self.count += 1
         self.hold(page, holder)
         return page
@@ -307,10 +311,7 @@ class PageTree:
         while page.parent is not None and page.holder is None and page.is_leaf:
             parent = page.parent
             del parent.children[page.key]
-            alike = parent.by_first_token[page.tokens[0]]
-            alike.remove(page)
-            if not alike:
-                del parent.by_first_token[page.tokens[0]]
+            parent.by_tokens.remove(page)
             self.count -= 1
             page = parent
         return page
@@ -332,11 +333,3 @@ class PageTree:
 def page_key(parent: bytes, tokens: Sequence[int]) -> bytes:
     """Return the chain hash: equal keys mean equal tokens from the root on, except for collisions."""
     return hashlib.blake2b(array("I", tokens).tobytes(), key=parent, digest_size=16).digest()
-
-
-def common_length(left: Sequence[int], right: Sequence[int]) -> int:
-    """Return the length of the common prefix."""
-    length = min(len(left), len(right))
-    if left[:length] == right[:length]:
-        return length
-    return next(index for index in range(length) if left[index] != right[index])

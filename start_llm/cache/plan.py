@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from start_llm.cache.pages import CacheItem, Checkpoint, Page, SequenceCache, common_length
+from start_llm.cache.pages import CacheItem, Checkpoint, Page, SequenceCache
 from start_llm.core.images import FIRST_IMAGE_TOKEN
 
 _MAX_LOOKED_AT = 64
@@ -81,28 +81,17 @@ def kept_length(root: Page, matched: list[Page], ids: tuple[int, ...]) -> int:
 
 
 def _deepest_source(root: Page, path: list[Page], ids: tuple[int, ...]) -> RestoreSource:
-    """Return the source with the longest match after the full pages, which may be empty."""
+    """Return the source with the longest match after the full pages, which may be empty.
+
+    It is a sequence cache that ends before the next page is full, or a page.
+    """
     end = path[-1] if path else root
     rest = ids[end.end :]
-    best = RestoreSource(end, end.end, end.end)
-    for holder, tokens in _after(end, rest):
-        length = common_length(tokens[: len(rest)], rest[: len(tokens)])
-        if length > best.end - best.start:
-            best = RestoreSource(holder, end.end, end.end + length)
-    return best
-
-
-def _after(page: Page, rest: tuple[int, ...]) -> Iterator[tuple[Page | SequenceCache, tuple[int, ...]]]:
-    """Yield the sequence caches and pages that follow a page and start like `rest`.
-
-    The sequence caches are those that end before the next page is full.
-    """
-    for seq_cache in page.seq_caches:
-        if seq_cache.tokens[page.end : page.end + 1] == list(rest[:1]):
-            yield seq_cache, tuple(seq_cache.tokens[page.end :])
-    for child in page.beginning_like(rest):
-        if child.holder is not None:
-            yield child, child.tokens
+    nothing = RestoreSource(end, end.end, end.end)
+    stored = ((page, length) for page, length in end.by_tokens.by_common_length(rest) if page.holder)
+    found = [next(end.seq_caches.by_common_length(rest), None), next(stored, None)]
+    sources = (RestoreSource(one[0], end.end, end.end + one[1]) for one in found if one)
+    return max((nothing, *sources), key=lambda one: one.end)
 
 
 def _plan(path: list[Page], tail: RestoreSource, ids: tuple[int, ...]) -> RestorePlan:
@@ -144,8 +133,8 @@ def _deepest_kept_state(root: Page, path: list[Page], ids: tuple[int, ...]) -> R
         if not (page.seq_caches or page.checkpoints):
             continue
         rest = ids[page.end :]
-        seq_cache = max(_ending(page, rest), key=lambda one: len(one.tokens), default=None)
-        checkpoint = max(_kept(page, rest), key=lambda one: one.position, default=None)
+        seq_cache = next(_ending(page, rest), None)
+        checkpoint = next(page.checkpoints.beginnings_of(rest), None)
         if seq_cache and (not checkpoint or len(seq_cache.tokens) >= checkpoint.position):
             return RestorePlan(len(seq_cache.tokens), tuple(path[:depth]), reused_in_place=seq_cache)
         if checkpoint:
@@ -154,16 +143,10 @@ def _deepest_kept_state(root: Page, path: list[Page], ids: tuple[int, ...]) -> R
 
 
 def _ending(page: Page, rest: tuple[int, ...]) -> Iterator[SequenceCache]:
-    for seq_cache in page.seq_caches:
-        tail = tuple(seq_cache.tokens[page.end :])
-        if not seq_cache.is_active and seq_cache.tokens and tail == rest[: len(tail)]:
+    """Yield the idle sequence caches that `rest` begins with after a page, the longest first."""
+    for seq_cache in page.seq_caches.beginnings_of(rest):
+        if not seq_cache.is_active and seq_cache.tokens:
             yield seq_cache
-
-
-def _kept(page: Page, rest: tuple[int, ...]) -> Iterator[Checkpoint]:
-    for checkpoint in page.checkpoints:
-        if checkpoint.tail == rest[: len(checkpoint.tail)]:
-            yield checkpoint
 
 
 def _from_checkpoint(path: list[Page], checkpoint: Checkpoint, ids: tuple[int, ...]) -> RestorePlan:
@@ -177,8 +160,7 @@ def _from_later_state(
     """Plan with a checkpoint that is taken back to where its tokens and `ids` part; None if there is none."""
     end = path[-1] if path else root
     rest = ids[end.end :]
-    sources = [_deepest_source(root, path, ids), *_tails(end, rest)]
-    source = max(sources, key=lambda one: one.end)
+    source = max(_deepest_source(root, path, ids), _deepest_tail(end, rest), key=lambda one: one.end)
     if source.end <= longer_than:
         return None
     common = rest[: source.end - end.end]
@@ -189,17 +171,16 @@ def _from_later_state(
     return replace(_plan(path, source, ids), checkpoint=checkpoint)
 
 
-def _tails(page: Page, rest: tuple[int, ...]) -> Iterator[RestoreSource]:
-    """Yield the checkpoints of a page as sources of what their tails have in common with `rest`."""
-    for checkpoint in page.checkpoints:
-        length = common_length(checkpoint.tail[: len(rest)], rest[: len(checkpoint.tail)])
-        yield RestoreSource(checkpoint, page.end, page.end + length)
+def _deepest_tail(page: Page, rest: tuple[int, ...]) -> RestoreSource:
+    """Return the checkpoint of a page whose tail has most in common with `rest`; it may be empty."""
+    holder, length = next(page.checkpoints.by_common_length(rest), (page, 0))
+    return RestoreSource(holder, page.end, page.end + length)
 
 
 def _checkpoints_after(page: Page, common: tuple[int, ...]) -> Iterator[Checkpoint]:
     """Yield checkpoints whose tokens go on with `common` after a page; of those on later pages, some."""
-    yield from (one for one in page.checkpoints if one.tail[: len(common)] == common)
-    waiting = [one for one in page.children.values() if one.tokens[: len(common)] == common]
+    yield from page.checkpoints.beginning_with(common)
+    waiting = list(page.by_tokens.beginning_with(common))
     for _ in range(_MAX_LOOKED_AT):
         if not waiting:
             return

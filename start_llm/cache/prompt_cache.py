@@ -293,9 +293,8 @@ class PromptCache:
             self._store.split_into_pages(seq_cache)
 
     def _has_twin(self, seq_cache: SequenceCache) -> bool:
-        return any(
-            one is not seq_cache and one.tokens == seq_cache.tokens for one in seq_cache.end_page.seq_caches
-        )
+        end = seq_cache.end_page
+        return any(one is not seq_cache for one in end.seq_caches.equal_to(end.tail_of(seq_cache)))
 
     def discard(self, seq_cache: SequenceCache) -> None:
         """Drop the caches of a failed sequence: their content is unknown, so none of it is reused."""

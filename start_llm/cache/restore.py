@@ -96,6 +96,7 @@ class Restorer:
             self._evictor.shrink(self._bytes_beside(plan, room))
             self.store.assemble(seq_cache, tail, state, plan.length, room)
             seq_cache.tokens = list(ids[: plan.length])
+            self.store.extend(seq_cache)
         return seq_cache
 
     def _state(self, plan: RestorePlan, checkpoint: Checkpoint) -> StateSnapshot:

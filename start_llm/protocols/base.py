@@ -105,7 +105,10 @@ class Reply(Protocol):
         ...
 
     def opening(self, prompt_tokens: int) -> Iterable[SSEFrame]:
-        """Sent at once, before the prompt is computed. The number of cached tokens is not known yet."""
+        """Sent at once, before the prompt is computed. The number of cached tokens is not known yet.
+
+        A chat's is empty: its first chunk comes with the first token or keep-alive.
+        """
         ...
 
     def keep_alive(self) -> SSEFrame:

@@ -109,6 +109,7 @@ def configuration(config: ProxyConfig) -> str:
                 "forward_client_headers_to_llm_api": True,
                 "cancel_on_disconnect": True,
                 "disable_responses_id_security": True,
+                "always_include_stream_usage": False,
             },
         },
         indent=2,

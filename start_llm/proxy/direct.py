@@ -6,10 +6,6 @@ does not know the paths that clients use to see whether a server is there and ho
 sends a completion to each model.
 """
 
-import base64
-import binascii
-import re
-from collections.abc import AsyncIterator
 from typing import Any
 from urllib.parse import quote
 
@@ -17,23 +13,11 @@ import anyio
 import httpx
 from starlette.requests import ClientDisconnect, Request
 
-from start_llm.core.answering_model import ANSWERING_MODEL
-from start_llm.core.unenforced import UNENFORCED
 from start_llm.protocols.routes import RouteMatch
 from start_llm.proxy.backend import Backend
 from start_llm.proxy.error_text import Application, Receive, Send, error_body
 from start_llm.proxy.open_routes import OPEN_ROUTES
-
-_PACKED = re.compile(r"litellm:.*;response_id:([A-Za-z0-9_]+)")
-_PASSED_BACK = (
-    "content-type",
-    "allow",
-    "retry-after",
-    "request-id",
-    "x-request-id",
-    ANSWERING_MODEL,
-    UNENFORCED,
-)
+from start_llm.proxy.relay import reply_head
 
 
 class Direct:
@@ -58,9 +42,7 @@ class Direct:
             group.cancel_scope.cancel()
 
     async def _answer(self, scope: Any, body: bytes, match: RouteMatch, send: Send) -> None:
-        """Send the server's answer. In it, a stored response keeps the id that the client knows."""
-        name, own_name = match.name, _own_name(match.name)
-        path = match.path(quote(own_name))
+        path = match.path(quote(match.name))
         url = httpx.URL(path, query=scope["query_string"])
         try:
             answer = await self._backend.ask(scope["method"], url, scope["headers"], body)
@@ -68,41 +50,18 @@ class Direct:
             await _refuse(send, path, error)
             return
         try:
-            await send(_start(answer, keeps_length=name == own_name))
-            pieces = answer.aiter_raw() if name == own_name else _renamed(answer, own_name, name)
-            async for piece in pieces:
+            await send(reply_head(answer))
+            async for piece in answer.aiter_raw():
                 await send({"type": "http.response.body", "body": piece, "more_body": True})
             await send({"type": "http.response.body"})
         finally:
             await answer.aclose()
 
 
-async def _renamed(answer: httpx.Response, own_name: str, name: str) -> AsyncIterator[bytes]:
-    yield (await answer.aread()).replace(own_name.encode(), name.encode())
-
-
 async def _leave_with_client(receive: Receive, scope: anyio.CancelScope) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
     scope.cancel()
-
-
-def _start(answer: httpx.Response, *, keeps_length: bool) -> dict[str, Any]:
-    passed = (*_PASSED_BACK, "content-length") if keeps_length else _PASSED_BACK
-    headers = [
-        (key.encode(), answer.headers[key].encode("latin-1")) for key in passed if key in answer.headers
-    ]
-    return {"type": "http.response.start", "status": answer.status_code, "headers": headers}
-
-
-def _own_name(name: str) -> str:
-    """Return the server's id of a response. LiteLLM encodes it into an id of its own."""
-    try:
-        told = base64.b64decode(name.removeprefix("resp_"), validate=True).decode()
-    except (binascii.Error, ValueError):
-        return name
-    packed = _PACKED.fullmatch(told)
-    return packed[1] if packed else name
 
 
 async def _refuse(send: Send, path: str, error: httpx.TransportError) -> None:

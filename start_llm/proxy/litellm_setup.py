@@ -1,5 +1,6 @@
-"""Set up LiteLLM from inside its process: one user, one model, and three of its defaults changed."""
+"""Set up LiteLLM from inside its process: one user, one model, and four of its defaults changed."""
 
+import sys
 from typing import Any
 
 import litellm
@@ -27,6 +28,9 @@ set_fallback_generalizations([{"name": "any", "pattern": ".*", "model_info": dic
 # LiteLLM holds back a response's first events until there is output, so that it could still switch to another
 # model. There is no other model, and clients give up after five minutes of silence (lesson 37).
 litellm.router.MAX_HELD_PRE_OUTPUT_RESPONSES_EVENTS = 0  # pyright: ignore[reportConstantRedefinition]
+
+# For each request it imports a module that needs OpenTelemetry, which is not installed (lesson 330).
+sys.modules.setdefault("litellm.integrations.otel.logger", None)  # pyright: ignore[reportArgumentType]
 
 
 async def _hang_up(stream: Any) -> None:

@@ -103,7 +103,8 @@ def _entry(model: ListedModel, started_at: int) -> dict[str, Json]:
     if card := model.card:
         told |= members(
             card,
-            "context_window max_input_tokens=context_window "  # the latter is LiteLLM's name for it
+            # Its own name, LiteLLM's and vLLM's.
+            "context_window max_input_tokens=context_window max_model_len=context_window "
             "max_output_tokens=context_window vision=sees reasoning=reasons",
         )
     return told

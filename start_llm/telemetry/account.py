@@ -100,7 +100,6 @@ class RequestAccount:
         record, terminal = self._record, self._reports.terminal
         self._reports.observer.note_turn(restored.at - record.submitted)
         record.note_restored(restored)
-        record.explanation = self._explain(restored)
         if self._images and self._reports.shows_images:
             terminal.images(record.facts, self._beginning, self._images, restored)
         if restored.disk_tokens:
@@ -120,8 +119,9 @@ class RequestAccount:
             self._reports.metrics.end(self._record.ending, self._record.final_usage)
 
     def _report_end(self, texts: Texts) -> None:
-        reports, record, explanation = self._reports, self._record, self._record.explanation
+        reports, record = self._reports, self._record
         record.note_left()
+        explanation = record.explanation = self._explain(record.restored) if record.restored else None
         reports.activity.end(record)
         reports.terminal.finished(record)
         reports.observer.note_end(record)

@@ -125,7 +125,7 @@ def _check_page(page: Page, seq_caches: Sequence[SequenceCache], page_size: int)
         _demand(_has_its_key(page, parent), "a page has the key of other tokens")
         _demand(page.start == parent.end, "a page does not begin where its parent ends")
     _demand(
-        _same([one for alike in page.by_first_token.values() for one in alike], list(page.children.values())),
+        _same(list(page.by_tokens), list(page.children.values())),
         "children are listed twice, and differently",
     )
     is_full = len(page.tokens) == page_size

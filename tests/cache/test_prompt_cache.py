@@ -21,8 +21,9 @@ from hypothesis.stateful import (
 
 from start_llm.cache import computed_prefixes, pages
 from start_llm.cache.eviction import EvictionLimits
-from start_llm.cache.pages import SequenceCache, common_length
+from start_llm.cache.pages import SequenceCache
 from start_llm.cache.prompt_cache import OpenedSequence, PromptCache
+from start_llm.cache.tail_index import common_length
 from start_llm.telemetry.metrics import CacheMetrics
 from tests.cache import integrity
 from tests.cache.desk import ALL_NETWORKS, NETWORKS, PLENTY, PROMPT, REPLY, Desk, is_pinned, prompt_cache
@@ -379,6 +380,15 @@ def test_a_second_sequence_gets_what_the_first_one_has_computed_so_far():
     desk.end(first, PROMPT[:11])
     desk.end(second, PROMPT)
     assert desk.serve((*PROMPT, 1)) == len(PROMPT)
+
+
+def test_what_a_running_sequence_was_restored_with_is_found_in_it():
+    desk = Desk()
+    first = desk.cache.open(PROMPT, b"", ())
+    desk.compute(first, PROMPT[:11])
+    desk.cache.open(PROMPT, b"", ())
+    desk.cache.discard(first.seq_cache)
+    assert desk.cache.open(PROMPT, b"", ()).seq_cache.tokens == list(PROMPT[:11])
 
 
 def test_who_gets_the_caches_of_a_longer_prompt_does_not_make_it_a_reply():

@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
@@ -20,7 +21,7 @@ from start_llm.core.events import (
     Reasoning,
 )
 from start_llm.core.sampling import SamplingChoice
-from start_llm.protocols.base import ParsedRequest
+from start_llm.protocols.base import ParsedRequest, Reply, SSEFrame
 from start_llm.protocols.openai.chat_completions import parse
 from tests.protocols.helpers import (
     CONTEXT,
@@ -30,6 +31,7 @@ from tests.protocols.helpers import (
     chat_replies,
     chunks,
     events,
+    read,
     replies,
     streamed,
     whole,
@@ -448,6 +450,24 @@ def test_a_stream_begins_with_the_role_and_ends_with_the_reason_and_the_usage():
     assert "usage" not in text
     assert first["id"] == text["id"] == last["id"]
     assert {chunk["object"] for chunk in (first, text, last)} == {"chat.completion.chunk"}
+
+
+def test_the_role_comes_with_the_first_text_or_sign_of_life_and_not_before():
+    """Tools that measure take the first chunk for the first token."""
+    role = {"role": "assistant", "content": ""}
+    ways: dict[str, Callable[[Reply], Iterable[SSEFrame]]] = {
+        "text": lambda reply: reply.output(Content("Hello")),
+        "sign of life": lambda reply: [reply.keep_alive()],
+        "end": lambda reply: reply.closing(Finished("stop", USAGE)),
+    }
+    for way in ways.values():
+        reply = call(stream=True).reply
+        assert list(reply.opening(7)) == []
+        assert list(reply.output(Content(""))) == []
+        first, *others = [read(frame) for frame in way(reply) if frame.data != "[DONE]"]
+        assert first["choices"][0]["delta"] == role
+        later = [*others, read(reply.keep_alive())]
+        assert all("role" not in chunk["choices"][0]["delta"] for chunk in later)
 
 
 def test_usage_comes_in_a_chunk_of_its_own_for_those_who_ask():

@@ -391,14 +391,14 @@ def test_reasoning_that_is_not_to_be_shown_goes_round_in_its_signature(caller: C
 
 
 def test_a_request_has_an_id_in_its_header(client: Client):
-    """LiteLLM has an id of its own for what it relays."""
+    """LiteLLM has an id of its own for an error."""
     message = create(client)
     counted = client.call("messages.count_tokens", model="x", messages=QUESTION)
     with pytest.raises(anthropic.BadRequestError) as refused:
         create(client, messages=[])
     error: Any = refused.value
+    assert message._request_id == message.id
     if not client.endpoint.is_proxied:
-        assert message._request_id == message.id
         assert error.request_id == error.body["request_id"]
     assert counted._request_id.startswith("req_")
     assert error.body["request_id"].startswith("req_")

@@ -174,8 +174,7 @@ def test_a_response_is_gone_on_from_told_and_deleted(client):
     second = client.call("responses.create", **asked)
     is_whole(second)
     assert second.instructions == "Be brief."
-    # LiteLLM packs the names of responses into its own, but not this one.
-    assert client.endpoint.is_proxied or second.previous_response_id == first.id
+    assert second.previous_response_id == first.id
     told = client.call("responses.retrieve", first.id)
     assert (told.id, told.output_text) == (first.id, first.output_text)
     assert told.usage.total_tokens == first.usage.total_tokens

@@ -6,8 +6,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from start_llm.cache.disk.disk_index import CachedFile, DiskIndex
-from start_llm.cache.pages import Page, common_length, page_key
+from start_llm.cache.pages import Page, page_key
 from start_llm.cache.plan import in_front_of_image
+from start_llm.cache.tail_index import common_length
 
 _LEAST_GAIN = 16
 """Tokens that a restore from the disk must save at least."""

@@ -139,6 +139,7 @@ class ChatReply(CompletionReply):
     id: str = field(default_factory=lambda: new_id("chatcmpl-"))
     _frame_templates: Mapping[type[Output], FrameTemplate] = field(init=False)
     _custom_call: CustomCall | None = None
+    _owes_role: bool = False
 
     def __post_init__(self) -> None:
         self._frame_templates = {
@@ -147,13 +148,27 @@ class ChatReply(CompletionReply):
         }
 
     def opening(self, prompt_tokens: int) -> Iterable[SSEFrame]:  # noqa: ARG002 - told at the end
-        yield self._chunk({"role": "assistant", "content": ""})
+        """Return nothing: programs take the first chunk, which names the role, for the first token."""
+        self._owes_role = True
+        return ()
+
+    def _role(self) -> list[SSEFrame]:
+        """Return the chunk that names the role, if it has not been sent."""
+        if not self._owes_role:
+            return []
+        self._owes_role = False
+        return [self._chunk({"role": "assistant", "content": ""})]
 
     def keep_alive(self) -> SSEFrame:
-        # LiteLLM drops chunks whose delta is empty (lesson 36).
-        return self._chunk({"annotations": []})
+        # An empty delta would be dropped by LiteLLM (lesson 36), and perhaps by others.
+        role = self._role()
+        return role[0] if role else self._chunk({"annotations": []})
 
     def output(self, event: Output) -> Iterable[SSEFrame]:
+        frames = self._frames(event)
+        return [*self._role(), *frames] if frames else frames
+
+    def _frames(self, event: Output) -> list[SSEFrame]:
         if isinstance(event, Content | Reasoning) and not (self.with_token_ids or self.with_logprobs):
             return [self._frame_templates[type(event)].frame(event.text)] if event.text else []
         custom = self._custom_delta(event)
@@ -206,6 +221,7 @@ class ChatReply(CompletionReply):
         return details
 
     def closing(self, end: Finished) -> Iterable[SSEFrame]:
+        yield from self._role()
         rest = self._end_custom_call()
         if rest:
             yield self._chunk(rest)
