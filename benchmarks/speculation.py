@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import time
@@ -15,28 +16,38 @@ import mlx.core as mx
 from benchmarks.harness import ROOT, Part, row, table
 from scripts import real_model
 from start_llm.cache.layers import leaves
+from start_llm.core.engine_request import Guide
 from start_llm.core.sampling import Sampling
 from start_llm.engine.draft_gain import DraftGain
-from start_llm.engine.draft_index import DraftIndex
+from start_llm.engine.draft_index import FORCED, Draft, DraftIndex
 from start_llm.engine.pass_times import PASSES, PassTimes, measure_passes
 from start_llm.engine.work import measure_work
+from start_llm.formats.writing.lark import Grammar
 from start_llm.models.loader import LoadedModel, load
+from start_llm.output.grammar.enforcer import Enforcer
 from start_llm.prompt.draft_texts import without_marks
 from tests.cache.conversations import layers_of
 from tests.engine.harness import Stepper, engine_request, uncached_resources
 
 _LEAD = 1e4
 """By how much the logit of the recorded token leads."""
+_LOOKED_UP = 2000
+"""Tokens of which each is looked up."""
 _FEWEST = 60
 """Tokens of a reply that is timed."""
 
 
 class Session(NamedTuple):
-    """What an agent had read, and what it then wrote."""
+    """What an agent had read, and what it then wrote.
+
+    Attributes:
+        arguments: of the call that it wrote, if it was one.
+    """
 
     kind: str
     read: str
     wrote: str
+    arguments: Mapping[str, str] | None = None
 
 
 def git(*arguments: str) -> str:
@@ -64,25 +75,27 @@ def _changes(commit: str, path: str) -> Iterator[Session]:
     if len(old) > 30_000:
         return
     numbered = "\n".join(f"{number:6}\t{line}" for number, line in enumerate(old.split("\n"), 1))
-    for edit in _edits(commit, path):
-        yield Session("edit", old, edit)
-        yield Session("edit behind line numbers", numbered, edit)
+    for arguments in _edits(commit, path):
+        call = _call(arguments)
+        yield Session("edit", old, call, arguments)
+        yield Session("edit behind line numbers", numbered, call, arguments)
     if path.endswith(".py") and len(old) < 12_000:
         yield Session("whole file", old, git("show", f"{commit}:{path}"))
 
 
-def _edits(commit: str, path: str) -> Iterator[str]:
+def _call(arguments: Mapping[str, str]) -> str:
+    values = "".join(f"<parameter={name}>\n{value}\n</parameter>\n" for name, value in arguments.items())
+    return f"<tool_call>\n<function=Edit>\n{values}</function>\n</tool_call>"
+
+
+def _edits(commit: str, path: str) -> Iterator[Mapping[str, str]]:
     diff = git("show", "--format=", "-U2", commit, "--", path)
     for hunk in re.split(r"^@@.*@@.*\n", diff, flags=re.MULTILINE)[1:]:
         lines = hunk.splitlines()
         old = "\n".join(line[1:] for line in lines if line[:1] in (" ", "-"))
         new = "\n".join(line[1:] for line in lines if line[:1] in (" ", "+"))
         if old and new and len(old) < 4000:
-            yield (
-                f"<tool_call>\n<function=Edit>\n<parameter=file_path>\n{path}\n</parameter>\n"
-                f"<parameter=old_string>\n{old}\n</parameter>\n<parameter=new_string>\n{new}\n</parameter>\n"
-                "</function>\n</tool_call>"
-            )
+            yield {"file_path": path, "old_string": old, "new_string": new}
 
 
 # --------------------------------------------------------------------------------------------------- forwards
@@ -115,33 +128,43 @@ def encoded(session: Session, model: LoadedModel) -> Encoded:
     return Encoded(prompt or reply[:4], reply, texts)
 
 
-def replay(session: Encoded, gain: DraftGain, account: Account) -> None:
-    """Draft a recorded reply, of which it is known what is right."""
-    reply = session.reply
+def replay(session: Encoded, gain: DraftGain, account: Account, guide: Guide | None = None) -> None:
+    """Draft a recorded reply, of which it is known what is right.
+
+    Args:
+        guide: what it is held to.
+    """
     index, done = DraftIndex(session.prompt, session.texts), 0
     account.replies += 1
-    account.tokens += len(reply)
-    times = gain.times
-    while done < len(reply):
-        lengths = gain.lengths()
-        found = index.find(max(lengths, default=1))
-        found = found if found and found.tokens else None
-        drafted = found.tokens[: lengths[found.match]] if found and lengths else ()
-        rest = reply[done : done + len(drafted)]
-        right = next(
-            (at for at, (one, other) in enumerate(zip(drafted, rest, strict=False)) if one != other),
-            len(rest),
-        )
-        if found and drafted:
-            gain.note_verified(found.match, len(drafted), right)
-        elif found:
-            gain.note(found.match, 1, int(found.tokens[0] == reply[done]))
+    account.tokens += len(session.reply)
+    while done < len(session.reply):
+        rest = session.reply[done:]
+        drafted, right = _drafted(index, rest, gain, guide)
         account.passes += 1
-        account.drafted += len(drafted)
+        account.drafted += drafted
         account.accepted += right
-        account.cost += times.seconds(1 + len(drafted))
-        index.extend(reply[done : done + right + 1])
+        account.cost += gain.times.seconds(1 + drafted)
+        index.extend(rest[: right + 1])
+        if guide:
+            guide.advance(rest[: right + 1])
         done += right + 1
+
+
+def _drafted(index: DraftIndex, rest: Sequence[int], gain: DraftGain, guide: Guide | None) -> tuple[int, int]:
+    """Return how many tokens are drafted of the rest of a reply, and how many of them are right."""
+    lengths, forced = gain.lengths(), guide.forced() if guide else ()
+    found = Draft(tuple(forced), FORCED) if forced else index.find(max(lengths, default=1))
+    if found is None or not found.tokens:
+        return 0, 0
+    drafted = found.tokens[: lengths[found.match]] if lengths else ()
+    drafted = drafted[: guide.count_allowed(drafted)] if guide else drafted
+    pairs = enumerate(zip(drafted, rest, strict=False))
+    right = next((at for at, (one, other) in pairs if one != other), min(len(drafted), len(rest)))
+    if drafted:
+        gain.note_verified(found.match, len(drafted), right)
+    else:
+        gain.note(found.match, 1, int(found.tokens[0] == rest[0]))
+    return len(drafted), right
 
 
 def forwards(
@@ -178,6 +201,50 @@ def forwards(
             f"{one.accepted / max(one.drafted, 1):.2f}",
             f"{rejected:.3f}",
         )
+    yield from ()
+
+
+_EDIT = (
+    '{"type": "object", "properties": {"file_path": {"type": "string"}, "old_string": {"type": "string"}, '
+    '"new_string": {"type": "string"}}, "required": ["file_path", "old_string", "new_string"], '
+    '"additionalProperties": false}'
+)
+_CALL = Grammar(
+    'start: "<tool_call>\\n{\\"name\\": \\"Edit\\", \\"arguments\\": " arguments "}\\n</tool_call>"\n'
+    f"arguments: %json {_EDIT}",
+    (),
+)
+
+
+def calls(
+    folder: Path, *, commits: int = 25, most: int = 60, costs: Sequence[float] = (1.0, 1.1, 1.2, 1.5, 2.0)
+) -> Iterator[str]:
+    """Forward passes for each token of calls that a grammar demands, with the tokenizer of real weights.
+
+    Args:
+        commits: of this repository.
+        most: calls.
+        costs: what passes of 1, 2, 4, 8 and 16 tokens cost, in passes of one.
+    """
+    del folder
+    model = load(real_model.model_folder("float32", real_model.default_folder()))
+    enforcer, account = Enforcer(model.tokenizer, model.vocabulary), Account()
+    gain = DraftGain(PassTimes(dict(zip(PASSES, costs, strict=True))))
+    for session in sessions(commits):
+        if session.kind != "edit" or account.replies == most:
+            continue
+        written = json.dumps(session.arguments, ensure_ascii=False)
+        call = f'<tool_call>\n{{"name": "Edit", "arguments": {written}}}\n</tool_call>'
+        recorded = encoded(session._replace(wrote=call), model)
+        replay(recorded, gain, account, enforcer.guide(_CALL))
+    table("calls", "tokens", "passes a token", "cost a token", "accepted")
+    row(
+        account.replies,
+        account.tokens,
+        f"{account.passes / account.tokens:.3f}",
+        f"{account.cost / account.tokens:.3f}",
+        f"{account.accepted / max(account.drafted, 1):.2f}",
+    )
     yield from ()
 
 
@@ -300,4 +367,42 @@ def _short_sessions(model: LoadedModel, commits: int, most: int, tokens: int) ->
     return chosen
 
 
-PARTS: Mapping[str, Part] = {"forwards": forwards, "wall": wall}
+# ---------------------------------------------------------------------------------------------------- lookups
+
+
+def lookups(folder: Path, *, tokens: int = 100_000, commits: int = 200) -> Iterator[str]:
+    """What the index of a long prompt takes: to make it, to look something up for each token, and in bytes.
+
+    Args:
+        tokens: of the prompt, from files of this repository.
+        commits: whose files are read.
+    """
+    del folder
+    model = load(real_model.model_folder("float32", real_model.default_folder()))
+    read: list[int] = []
+    for session in sessions(commits):
+        if len(read) > tokens + _LOOKED_UP:
+            break
+        read += model.tokenizer.encode(session.read or session.wrote, as_document=False)
+    prompt, reply = read[:tokens], read[tokens : tokens + _LOOKED_UP]
+    began = time.perf_counter()
+    index = DraftIndex(prompt)
+    made_s = time.perf_counter() - began
+    taken: list[float] = []
+    for token in reply:
+        began = time.perf_counter()
+        index.extend([token])
+        index.find(15)
+        taken.append(time.perf_counter() - began)
+    table("tokens", "made in, ms", "bytes a token", "look-up, µs: median", "99 %")
+    taken.sort()
+    row(
+        len(prompt),
+        f"{1000 * made_s:.1f}",
+        f"{index.nbytes / len(index):.1f}",
+        *(f"{1e6 * taken[int(share * len(taken))]:.1f}" for share in (0.5, 0.99)),
+    )
+    yield from ()
+
+
+PARTS: Mapping[str, Part] = {"forwards": forwards, "calls": calls, "lookups": lookups, "wall": wall}

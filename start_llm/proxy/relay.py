@@ -5,6 +5,7 @@ event (lesson 330). It renames or drops headers and fields. So it sees of a stre
 ended, and what it makes of the server's reply is dropped.
 """
 
+import json
 from collections.abc import AsyncIterator
 from contextvars import ContextVar
 from functools import wraps
@@ -13,9 +14,10 @@ from typing import Any, override
 import httpx
 
 from start_llm.core.answering_model import ANSWERING_MODEL
-from start_llm.core.errors import Overloaded
+from start_llm.core.errors import InternalError, Overloaded
 from start_llm.core.unenforced import UNENFORCED
-from start_llm.proxy.error_text import Application, Receive, Send
+from start_llm.protocols.responses.create import refused_stream
+from start_llm.proxy.error_text import Application, Receive, Send, error_body
 
 _RETRY_AFTER = "retry-after"
 _PASSED_BACK = (
@@ -34,12 +36,19 @@ _PASSED_BACK = (
 _LITELLMS = frozenset(
     f"{prefix}{name}".encode() for name in (ANSWERING_MODEL, _RETRY_AFTER) for prefix in ("", "llm_provider-")
 )
+_MESSAGES, _RESPONSES = "/v1/messages", "/v1/responses"
 _ENDS = {
-    "/v1/responses": b'data: {"type":"response.completed","response":{"id":"resp_0","object":"response",'
+    _RESPONSES: b'data: {"type":"response.completed","response":{"id":"resp_0","object":"response",'
     b'"created_at":0,"status":"completed","model":"any","output":[],"tools":[],"tool_choice":"auto",'
     b'"parallel_tool_calls":true}}\n\n'
 }
 """What LiteLLM sees of a whole stream, by path: without this event it would look for a model that goes on."""
+_EVENT_END = b"\n\n"
+_CUT = (
+    "Connection lost: the server ended in the middle of this reply. What came before is all that there is. "
+    "You can retry your request."
+)
+"""With words by which clients know what to try again: pi ends its turn at an error that has none of them."""
 _USUAL_WAIT = Overloaded("").headers["Retry-After"]
 
 
@@ -68,6 +77,7 @@ class RelayedReply:
         self._send = send
         self._response: httpx.Response | None = None
         self._has_begun = self._is_relayed = self._is_complete = False
+        self._is_between_events = False
 
     async def note(self, response: httpx.Response) -> None:
         """Take what the server has answered to LiteLLM. A stream begins at once."""
@@ -76,16 +86,24 @@ class RelayedReply:
         self._response = response
         if response.is_success and not response.is_closed:
             self._has_begun = self._is_relayed = True
-            end = _ENDS.get(response.request.url.path, b"")
-            response.stream = _SentOn(response.stream, self, end)
+            response.stream = _SentOn(response.stream, self, response.request.url.path)
             await self._send(reply_head(response))
 
     async def send_on(self, piece: bytes) -> None:
+        self._is_between_events = piece.endswith(_EVENT_END)
         await self._send({"type": "http.response.body", "body": piece, "more_body": True})
 
     def complete(self) -> None:
-        """Note that the server has sent all of it. Otherwise the client sees a cut, as on port 8080."""
+        """Note that the server has sent all of it."""
         self._is_complete = True
+
+    async def cut(self, path: str) -> None:
+        """End a stream that the server has not ended, with an error in the protocol of this path.
+
+        In the midst of an event nothing can be said, and the client sees the cut.
+        """
+        if self._is_between_events:
+            await self._send({"type": "http.response.body", "body": _cut_event(path)})
 
     async def replace(self, message: Any) -> None:
         """Send what belongs in the place of this message of LiteLLM."""
@@ -120,19 +138,23 @@ class RelayedReply:
 
 
 class _SentOn(httpx.AsyncByteStream):
-    """A stream of the server. Whoever reads it sends it to the client, and gets `end` once it is whole."""
+    """A stream of the server. Whoever reads it sends it to the client, and gets an end once it is whole."""
 
-    def __init__(self, stream: Any, reply: RelayedReply, end: bytes) -> None:
+    def __init__(self, stream: Any, reply: RelayedReply, path: str) -> None:
         self._stream = stream
         self._reply = reply
-        self._end = end
+        self._path = path
 
     @override
     async def __aiter__(self) -> AsyncIterator[bytes]:
-        async for piece in self._stream:
-            await self._reply.send_on(piece)
+        try:
+            async for piece in self._stream:
+                await self._reply.send_on(piece)
+        except httpx.TransportError:
+            await self._reply.cut(self._path)
+            raise
         self._reply.complete()
-        yield self._end
+        yield _ENDS.get(self._path, b"")
 
     @override
     async def aclose(self) -> None:
@@ -155,6 +177,15 @@ def watch_replies() -> None:
         return response
 
     httpx.AsyncClient.send = send
+
+
+def _cut_event(path: str) -> bytes:
+    """Return the event that tells of a cut, in the form of this path's protocol."""
+    if path == _RESPONSES:
+        frame = refused_stream(InternalError(_CUT))
+        return f"event: {frame.event}\ndata: {json.dumps(frame.data)}\n\n".encode()
+    name = b"event: error\n" if path == _MESSAGES else b""
+    return name + b"data: " + error_body(path, httpx.codes.BAD_GATEWAY, _CUT) + _EVENT_END
 
 
 def reply_head(answer: httpx.Response) -> dict[str, Any]:

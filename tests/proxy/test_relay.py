@@ -7,6 +7,7 @@ import http.client
 import json
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
 from typing import Any
 
 import httpx
@@ -47,11 +48,11 @@ def relayed(litellm: LiteLLM, server: Callable[[list[Any]], httpx.Response]) -> 
     return sent
 
 
-async def passes_on(client: httpx.AsyncClient, send: Any) -> None:
+async def passes_on(client: httpx.AsyncClient, send: Any, path: str = "/v1/x") -> None:
     """LiteLLM: reads a stream in a task of its own, rewrites what it sees, and has words for errors."""
 
     async def read() -> bytes:
-        async with client.stream("POST", "http://server/v1/x") as reply:
+        async with client.stream("POST", f"http://server{path}") as reply:
             try:
                 return b"".join([piece async for piece in reply.aiter_bytes()]).upper()
             except httpx.ReadError as error:
@@ -85,13 +86,40 @@ def test_a_stream_reaches_the_client_byte_for_byte_and_no_piece_waits_for_the_ne
     assert is_ended(sent)
 
 
-def test_a_stream_that_the_server_does_not_end_has_no_end():
+@pytest.mark.parametrize("path", ["/v1/x", "/v1/chat/completions", "/v1/messages", "/v1/responses"])
+def test_a_stream_that_the_server_does_not_end_ends_with_an_error(path: str):
     async def pieces() -> AsyncIterator[bytes]:
-        yield PIECES[0]
+        yield b"data: 1\n\n"
+        raise httpx.ReadError("Response payload is not completed")
+
+    sent = relayed(
+        partial(passes_on, path=path), lambda _: httpx.Response(200, headers=STREAM, content=pieces())
+    )
+    first, event = body_of(sent).decode().split("\n\n", 1)
+    assert first == "data: 1"
+    assert "the server ended in the middle of this reply" in told_by(path, event)
+    assert event.endswith("\n\n")
+    assert is_ended(sent)
+
+
+def told_by(path: str, event: str) -> str:
+    """The message of an error event, in the protocol of a path."""
+    named, _, data = event.rpartition("data: ")
+    told = json.loads(data)
+    if path == "/v1/responses":
+        assert named == "event: response.failed\n"
+        return told["response"]["error"]["message"]
+    assert named == ("event: error\n" if path == "/v1/messages" else "")
+    return told["error"]["message"]
+
+
+def test_in_the_middle_of_an_event_a_cut_stays_a_cut():
+    async def pieces() -> AsyncIterator[bytes]:
+        yield b"data: 1\n\ndata: {"
         raise httpx.ReadError("Response payload is not completed")
 
     sent = relayed(passes_on, lambda _: httpx.Response(200, headers=STREAM, content=pieces()))
-    assert body_of(sent) == PIECES[0]
+    assert body_of(sent) == b"data: 1\n\ndata: {"
     assert not is_ended(sent), "uvicorn closes the connection, so that the client sees the cut"
 
 
@@ -211,7 +239,7 @@ def heads_and_events(answer: Answer) -> tuple[dict[str, str], list[str]]:
 
 
 @pytest.mark.parametrize("path", ASKED)
-def test_a_stream_whose_server_goes_is_cut_on_this_port_too(proxied: Proxied, path: str):
+def test_a_stream_whose_server_goes_ends_with_an_error(proxied: Proxied, path: str):
     endless = {"model": MODEL, **ASKED[path], "max_tokens": 4000, "max_output_tokens": 4000, "stream": True}
     connection = http.client.HTTPConnection("127.0.0.1", proxied.port, timeout=60)
     headers = {"Content-Type": "application/json", "Authorization": f"Bearer {KEY}"}
@@ -222,6 +250,6 @@ def test_a_stream_whose_server_goes_is_cut_on_this_port_too(proxied: Proxied, pa
     backend = proxied.server.port
     proxied.tunnel.lead_to(1)
     proxied.tunnel.lead_to(backend)
-    with pytest.raises(http.client.IncompleteRead):
-        reply.read()
+    *_, event = reply.read().decode().rstrip().split("\n\n")
+    assert "the server ended in the middle of this reply" in told_by(path, event)
     connection.close()
