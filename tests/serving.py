@@ -112,6 +112,7 @@ def tried_once() -> Generator[None]:
         patch("start_llm.hosting.model_loading.load", loaded),
         patch("start_llm.hosting.model_loading.measure_work", once(model_loading.measure_work)),
         patch("start_llm.hosting.model_loading.check_batching", once(model_loading.check_batching)),
+        patch("start_llm.hosting.model_loading.measure_passes", once(model_loading.measure_passes)),
         patch("start_llm.prompt.prepare.audit", once_for_a_template(audit)),
         patch("start_llm.wiring.from_settings.rendered_samples", once_for_a_template(rendered_samples)),
         patch("start_llm.hosting.model_loading.measure_tower", once(model_loading.measure_tower)),
