@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from start_llm.cache.layers import Layers
 
 
+@owned_by(ENGINE)
 class SharedArrays:
     """Counts the memory of what checkpoints hold. A tail that several of them share counts once.
 

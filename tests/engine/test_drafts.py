@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 import pytest
@@ -135,8 +136,7 @@ def test_what_is_told_of_a_token_is_the_same(resources, known_reply, monkeypatch
         )
 
 
-@pytest.mark.sample(4)
-@pytest.mark.parametrize("steps", range(3, 15))
+@pytest.mark.parametrize("steps", [3, 8, 13])
 def test_another_reply_may_join_at_any_step(resources, known_reply, steps: int):
     alone = [reply_of(Stepper(resources), prompt=prompt, sampling=PENALISED) for prompt in (PROMPT, OTHER)]
     known_reply([*PROMPT, *alone[0].tokens])
@@ -148,8 +148,7 @@ def test_another_reply_may_join_at_any_step(resources, known_reply, steps: int):
     assert [first.tokens, second.tokens] == [alone[0].tokens, alone[1].tokens[:20]]
 
 
-@pytest.mark.sample(4)
-@pytest.mark.parametrize("steps", range(3, 15))
+@pytest.mark.parametrize("steps", [3, 8, 13])
 def test_a_reply_that_is_given_up_leaves_a_cache_that_is_true(resources, known_reply, steps: int):
     """The next turn goes on from what it left."""
     plain = reply_of(Stepper(resources))
@@ -166,17 +165,16 @@ def test_a_reply_that_is_given_up_leaves_a_cache_that_is_true(resources, known_r
     assert reply_of(stepper, prompt=following).tokens == expected.tokens
 
 
-@pytest.mark.sample(2)
 def test_replies_that_take_turns_are_the_same(resources, known_reply):
     alone = [reply_of(Stepper(resources), prompt=prompt, sampling=PENALISED) for prompt in (PROMPT, OTHER)]
     known_reply([*PROMPT, *alone[0].tokens])
     ticks = iter(range(10**6))
     limits = TimeLimits(preempt_after_s=1)
     stepper = drafting(resources, clock=lambda: next(ticks) / 10, max_sequences=1, time_limits=limits)
-    both = [stepper.submit(engine_request(prompt, REPLY, PENALISED)) for prompt in (PROMPT, OTHER)]
+    both = [stepper.submit(engine_request(prompt, 30, PENALISED)) for prompt in (PROMPT, OTHER)]
     stepper.finish(*both)
     assert stepper.metrics.preemptions > 2
-    assert [one.tokens for one in both] == [one.tokens for one in alone]
+    assert [one.tokens for one in both] == [one.tokens[:30] for one in alone]
 
 
 @pytest.mark.parametrize("most", [1, 2, 5, 17])
@@ -204,6 +202,12 @@ def test_reasoning_that_is_closed_is_followed_by_the_same(resources, known_reply
     assert reply_of(drafting(resources), sampling=SEEDED, reasoning=limit).tokens == plain.tokens
 
 
+@cache
+def few_behind(told: tuple[int, ...], vocabulary: int) -> list[int]:
+    chance = random.Random(repr(told))
+    return chance.sample(range(3, vocabulary), chance.choice([1, 1, 3, 40]))
+
+
 class Choosing:
     """A guide that allows a few tokens at each place, and one alone at some."""
 
@@ -213,8 +217,7 @@ class Choosing:
         self.certain = 0
 
     def _few(self, told: Sequence[int]) -> list[int]:
-        chance = random.Random(repr(list(told[-3:])))
-        return chance.sample(range(3, self._vocabulary), chance.choice([1, 1, 3, 40]))
+        return few_behind(tuple(told[-3:]), self._vocabulary)
 
     def advance(self, tokens: Sequence[int]) -> None:
         for token in tokens:
@@ -222,8 +225,10 @@ class Choosing:
             self.told.append(token)
 
     def allowed(self) -> bytes:
-        few = {*self._few(self.told)}
-        return bytes(token in few for token in range(self._vocabulary))
+        mask = bytearray(self._vocabulary)
+        for token in self._few(self.told):
+            mask[token] = 1
+        return bytes(mask)
 
     def forced(self) -> list[int]:
         found: list[int] = []
@@ -244,8 +249,7 @@ class Choosing:
         del self.told[self.certain + kept :]
 
 
-@pytest.mark.sample(3)
-@pytest.mark.parametrize("steps", [None, 4, 7, 9])
+@pytest.mark.parametrize("steps", [None, 6])
 def test_a_guided_reply_is_the_same_in_fewer_steps(resources, known_reply, sampling, steps: int | None):
     """Alone, and with another one that joins it after some steps."""
     plain = reply_of(Stepper(resources), sampling=sampling, guide=Choosing())
