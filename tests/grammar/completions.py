@@ -35,7 +35,8 @@ def read(events: Sequence[Any]) -> Told:
     """Return the content of the stream. Everything that its grammar does not allow fails."""
     *chunks, last = events
     if isinstance(last, dict) and "error" in last:
-        _Reading.of(chunks).read(chunks)
+        if chunks:  # what fails before anything is said is an error alone
+            _Reading.of(chunks).read(chunks)
         assert last["error"].keys() == {"message", "type", "param", "code"}
         return Told(failure=last["error"]["message"])
     assert last == DONE, "it ends with neither an error nor the end mark"
