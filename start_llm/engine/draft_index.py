@@ -91,7 +91,7 @@ class DraftIndex:
         return (first * _FACTORS[0] + self._tokens[place] * _FACTORS[1] & _MASK) >> 32 & len(self._heads) - 1
 
     def _rebuild(self) -> None:
-        """Make the chains anew, with twice as many heads as there are tokens."""
+        """Make the chains anew, with as many heads as there are tokens, or up to twice as many."""
         buckets = max(_LEAST_BUCKETS, 1 << (len(self._tokens) - 1).bit_length())
         tokens = np.frombuffer(self._tokens, np.uint32).astype(np.uint64)
         earlier = np.concatenate([np.zeros(1, np.uint64), tokens[:-1]])
@@ -106,17 +106,14 @@ class DraftIndex:
         self._before = array("i", before.tobytes())
         self._heads = array("i", heads.tobytes())
 
-    def find(self, most: int, least_match: int = 0) -> Draft | None:
+    def find(self, most: int) -> Draft | None:
         """Return up to `most` tokens that followed the longest match with the last tokens.
 
         Of equally long ones the latest is taken. What it lacks at the end goes on as it began, since the
         sequence then repeats itself.
-
-        Args:
-            least_match: index into `MATCHES`.
         """
         place, match = self._longest_match()
-        if place == _NONE or match < least_match:
+        if place == _NONE:
             return None
         followed = self._tokens[place + 1 : place + 1 + most].tolist()
         period = len(self._tokens) - 1 - place

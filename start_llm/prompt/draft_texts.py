@@ -17,8 +17,8 @@ from itertools import pairwise
 from start_llm.core.chat import Message
 from start_llm.prompt.template import PromptTokenizer
 
-_NUMBER = re.compile(r"^ *(\d+)(→|\t|:| ?\|)", re.MULTILINE)
-_WITHOUT_BLANK = re.compile(r"^ *\d+(?:→|\t|:| ?\|)[^ \n]", re.MULTILINE)
+_NUMBER = re.compile(r"^ *(\d{1,9})(→|\t|:| ?\|)", re.MULTILINE)
+_WITHOUT_BLANK = re.compile(r"^ *\d{1,9}(?:→|\t|:| ?\|)[^ \n]", re.MULTILINE)
 _HUNK = re.compile(r"^@@ [-+ ,\d]+ @@", re.MULTILINE)
 _BLANK = re.compile(r"^ ", re.MULTILINE)
 """Of the number, if it is before every line."""

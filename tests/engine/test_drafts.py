@@ -49,7 +49,7 @@ class Prophet(DraftIndex):
     reply: Sequence[int] = ()
     random = random.Random(0)
 
-    def find(self, most: int, least_match: int = 0) -> Draft | None:
+    def find(self, most: int) -> Draft | None:
         followed = [*self.reply[len(self) : len(self) + most]]
         if not followed:
             return None

@@ -78,3 +78,8 @@ def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch):
         texts.of([Message(role="tool", content=numbered(f"{{}}: {turn} "))])
     texts.of([Message(role="tool", content=numbered("{}: 0 "))])
     assert words.encoded == 21
+
+
+def test_numbers_that_python_refuses_to_read_are_no_line_numbers():
+    """A tool that prints a number of more than 4,300 digits must not end the request."""
+    assert without_marks(f"{'7' * 5000}: big\n" * 4) is None
