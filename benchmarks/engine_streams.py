@@ -11,24 +11,35 @@ from __future__ import annotations
 import json
 import re
 import selectors
+import statistics
 import sys
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import product
 from pathlib import Path
 
 from benchmarks import servers
 from benchmarks.harness import alternate, medians, ratio, row, table
 from scripts import tiny_models
+from start_llm.core.sampling import Sampling
 
 LOOKS_S = 0.004
 """Between two looks at the sockets: a hundredth of the shortest run."""
+CONNECTS_S = 0.005
+"""Between the connections of two streams: nobody's queue of them overflows."""
 PATIENCE_S = 120
 PREFIX_WORDS = 400
-SAMPLING = {"top_p": 0.95, "top_k": 20, "min_p": 0}
-"""Asked of both beside the temperature: each has defaults of its own."""
+FAMILIES = ("qwen3", "qwen3_5", "gemma3_text", "glm4_moe_lite")
+"""Dense attention, recurrent layers between, sliding windows, and latent attention with experts."""
+OURS = Sampling()
+SAMPLING: Mapping[str, Mapping[str, float]] = {
+    "greedy": {"temperature": 0},
+    "defaults": {one: getattr(OURS, one) for one in ("temperature", "top_p", "top_k", "min_p")},
+}
+"""Asked of both: each has defaults of its own."""
 _SAYS_SOMETHING = re.compile(rb'"(?:content|reasoning|reasoning_content)": ?"[^"]')
 _USAGE = re.compile(rb'"(?:completion|output)_tokens": ?(\d+)')
 _ENDS = (b"[DONE]", b"event: message_stop", b"event: response.completed", b"event: response.incomplete")
@@ -80,21 +91,33 @@ class Server:
     tokens: int = 0
     events: int = 0
 
-    def rate(self, bodies: Sequence[bytes], _: int = 0) -> float:
-        """Tokens per second of all these replies at once, their short prompts included."""
+    firsts_s: list[float] = field(default_factory=list)
+
+    def rate(self, count: int, tokens: int, sampling: str, number: int) -> float:
+        """Tokens per second of so many replies at once, their short prompts included.
+
+        Args:
+            number: of the round, in which every prompt is new.
+        """
+        asked = [question(1000 * number + place) for place in range(count)]
+        bodies = [body_of([one], tokens, sampling) for one in asked]
         spent, began = servers.cpu_s(self.process), time.perf_counter()
-        streams = [Stream(self.port, body) for body in bodies]
+        streams: list[Stream] = []
+        for body in bodies:
+            streams.append(Stream(self.port, body))
+            time.sleep(CONNECTS_S)
         read_all(streams, LOOKS_S)
         seconds = time.perf_counter() - began
         made = sum(one.tokens() for one in streams)
         self.cpu_s += servers.cpu_s(self.process) - spent
         self.tokens += made
         self.events += sum(one.events() for one in streams)
+        self.firsts_s.append(statistics.median(one.first_s or seconds for one in streams))
         return made / seconds
 
-    def first_s(self, messages: list[Message], temperature: float) -> float:
+    def first_s(self, messages: list[Message], sampling: str) -> float:
         """Seconds to the first token of a reply."""
-        stream = Stream(self.port, body_of(messages, 2, temperature))
+        stream = Stream(self.port, body_of(messages, 2, sampling))
         read_all([stream], 0)
         if stream.first_s is None:
             raise SystemExit(f"{self.name} said nothing: {stream.text[-500:]!r}")
@@ -117,9 +140,9 @@ def read_all(streams: Sequence[Stream], pause_s: float) -> None:
             time.sleep(pause_s)
 
 
-def body_of(messages: list[Message], most: int, temperature: float) -> bytes:
-    body = {"model": "default_model", "messages": messages, "max_tokens": most, "temperature": temperature}
-    body |= SAMPLING | {"stream": True, "stream_options": {"include_usage": True}}
+def body_of(messages: list[Message], most: int, sampling: str) -> bytes:
+    body = {"model": "default_model", "messages": messages, "max_tokens": most, **SAMPLING[sampling]}
+    body |= {"stream": True, "stream_options": {"include_usage": True}}
     return json.dumps(body).encode()
 
 
@@ -133,9 +156,9 @@ def follow_up(number: int) -> list[Message]:
 
 
 @contextmanager
-def both(folder: Path, most: int, hidden: int, layers: int) -> Generator[tuple[Server, Server]]:
+def both(folder: Path, most: int, hidden: int, family: str = "qwen3") -> Generator[tuple[Server, Server]]:
     """start_llm and mlx_lm.server on the same model, for so many streams at once."""
-    model = tiny_models.build("qwen3", folder, hidden=hidden, layers=layers)
+    model = tiny_models.build(family, folder, hidden=hidden)
     port = servers.free_port()
     other = [sys.executable, "-m", "mlx_lm", "server", "--model", str(model), "--port", str(port)]
     other += ["--decode-concurrency", str(most), "--log-level", "ERROR"]
@@ -149,59 +172,78 @@ def both(folder: Path, most: int, hidden: int, layers: int) -> Generator[tuple[S
 def streams(
     folder: Path,
     *,
-    streams: Sequence[int] = (1, 8, 32),
-    temperatures: Sequence[float] = (0, 0.7),
+    families: Sequence[str] = FAMILIES,
+    streams: Sequence[int] = (1, 4, 8, 16, 32),
+    samplings: Sequence[str] = tuple(SAMPLING),
     rounds: int = 5,
-    tokens: int = 256,
+    lengths: Sequence[int] = (64, 160),
     hidden: int = 128,
-    layers: int = 2,
 ) -> None:
-    """Tokens per second of several streams beside mlx_lm.server, and CPU time and events for each token.
+    """Tokens per second of several streams beside mlx_lm.server, and their median time to the first token.
 
     Args:
-        tokens: of each reply
+        samplings: greedy, defaults
+        lengths: of each reply, in tokens
         hidden: width of the model
     """
-    table("", "start_llm", "mlx_lm.server", "ratio (mark)", "CPU µs per token", "events per token")
-    with both(folder, max(streams), hidden, layers) as sides:
-        for temperature in temperatures:
-            for count in streams:
-                bodies = [body_of([question(number)], tokens, temperature) for number in range(count)]
-                measured = [replace(side) for side in sides]
-                for side in sides:
-                    side.rate(bodies)
-                rates = alternate(rounds, *(partial(one.rate, bodies) for one in measured))
-                ours, theirs = medians(rates)
-                cpu = [1e6 * one.cpu_s / one.tokens for one in measured]
-                row(
-                    f"{count} streams, temperature {temperature:g}: tokens per second",
-                    f"{ours:,.4g}",
-                    f"{theirs:,.4g}",
-                    f"{ratio(rates):.2f} (≥ {1.1 if count == 1 else 1.0})",
-                    f"{cpu[0]:.0f} : {cpu[1]:.0f} = {cpu[0] / cpu[1]:.2f}",
-                    " : ".join(f"{one.events / one.tokens:.2f}" for one in measured),
-                )
+    table(
+        "streams of tokens: tokens per second",
+        "start_llm",
+        "mlx_lm.server",
+        "ratio (≥ 1.0)",
+        "ms to the first token",
+        "ratio (≤ 1.1)",
+        "CPU µs per token",
+        "events per token",
+    )
+    for family in families:
+        (folder / family).mkdir()
+        with both(folder / family, max(streams), hidden, family=family) as sides:
+            for sampling, length, count in product(samplings, lengths, streams):
+                measured = [replace(side, firsts_s=[]) for side in sides]
+                rate = [partial(_rate, side, count, length, sampling) for side in measured]
+                rates = alternate(rounds, *rate, warm_up=1)
+                _tell(f"{family}, {sampling}: {count} of {length}", measured, rates)
+
+
+def _rate(side: Server, count: int, tokens: int, sampling: str, number: int) -> float:
+    return side.rate(count, tokens, sampling, number)
+
+
+def _tell(name: str, sides: Sequence[Server], rates: Sequence[tuple[float, ...]]) -> None:
+    ours, theirs = medians(rates)
+    firsts = list(zip(*(side.firsts_s[1:] for side in sides), strict=True))
+    cpu = [1e6 * side.cpu_s / side.tokens for side in sides]
+    row(
+        name,
+        f"{ours:,.4g}",
+        f"{theirs:,.4g}",
+        f"{ratio(rates):.2f}",
+        " : ".join(f"{1000 * one:.0f}" for one in medians(firsts)),
+        f"{ratio(firsts):.2f}",
+        f"{cpu[0]:.0f} : {cpu[1]:.0f} = {cpu[0] / cpu[1]:.2f}",
+        " : ".join(f"{side.events / side.tokens:.2f}" for side in sides),
+    )
 
 
 def first_token(
     folder: Path,
     *,
-    temperatures: Sequence[float] = (0, 0.7),
+    samplings: Sequence[str] = tuple(SAMPLING),
     rounds: int = 5,
     hidden: int = 128,
-    layers: int = 2,
 ) -> None:
     """The time to the first token of a second turn beside mlx_lm.server."""
 
-    def warm(number: int, server: Server, temperature: float) -> float:
-        server.first_s([question(number, PREFIX_WORDS)], temperature)
-        return 1000 * server.first_s(follow_up(number), temperature)
+    def warm(number: int, server: Server, sampling: str) -> float:
+        server.first_s([question(number, PREFIX_WORDS)], sampling)
+        return 1000 * server.first_s(follow_up(number), sampling)
 
     table("", "start_llm", "mlx_lm.server", "ratio (mark)")
-    with both(folder, 1, hidden, layers) as sides:
-        for temperature in temperatures:
-            ways = [partial(warm, server=server, temperature=temperature) for server in sides]
+    with both(folder, 1, hidden) as sides:
+        for sampling in samplings:
+            ways = [partial(warm, server=server, sampling=sampling) for server in sides]
             times = alternate(3 * rounds, *ways, warm_up=1)
             ours, theirs = medians(times)
-            name = f"warm first token, temperature {temperature:g}: ms"
+            name = f"warm first token, {sampling}: ms"
             row(name, f"{ours:.1f}", f"{theirs:.1f}", f"{ratio(times):.2f} (≤ 1.0)")

@@ -81,8 +81,6 @@ STREAMED: Mapping[str, Mapping[str, object]] = {
     "/v1/responses": {"store": False},
 }
 LEAST_KEPT = 0.9
-CONNECTS_S = 0.005
-"""Between the connections of two streams: nobody's queue of them overflows."""
 
 
 def proxy_streams(
@@ -131,7 +129,7 @@ def _rate(port: int, path: str, count: int, tokens: int, number: int) -> float:
         else:
             body |= {"messages": [{"role": "user", "content": said}], "max_tokens": tokens}
         opened.append(engine_streams.Stream(port, json.dumps(body).encode(), path))
-        time.sleep(CONNECTS_S)
+        time.sleep(engine_streams.CONNECTS_S)
     engine_streams.read_all(opened, engine_streams.LOOKS_S)
     return sum(one.tokens() for one in opened) / (time.perf_counter() - began)
 
