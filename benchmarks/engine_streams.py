@@ -8,17 +8,17 @@ process, which varies far less than the clock.
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import selectors
 import statistics
 import sys
 import time
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import product
 from pathlib import Path
 
 from benchmarks import servers
@@ -91,15 +91,12 @@ class Server:
     tokens: int = 0
     events: int = 0
 
+    asked: Iterator[int] = field(default_factory=itertools.count)
     firsts_s: list[float] = field(default_factory=list)
 
-    def rate(self, count: int, tokens: int, sampling: str, number: int) -> float:
-        """Tokens per second of so many replies at once, their short prompts included.
-
-        Args:
-            number: of the round, in which every prompt is new.
-        """
-        asked = [question(1000 * number + place) for place in range(count)]
+    def rate(self, count: int, tokens: int, sampling: str) -> float:
+        """Tokens per second of so many replies at once, their short prompts included, which are all new."""
+        asked = [question(next(self.asked)) for _ in range(count)]
         bodies = [body_of([one], tokens, sampling) for one in asked]
         spent, began = servers.cpu_s(self.process), time.perf_counter()
         streams: list[Stream] = []
@@ -199,15 +196,15 @@ def streams(
     for family in families:
         (folder / family).mkdir()
         with both(folder / family, max(streams), hidden, family=family) as sides:
-            for sampling, length, count in product(samplings, lengths, streams):
+            for sampling, length, count in itertools.product(samplings, lengths, streams):
                 measured = [replace(side, firsts_s=[]) for side in sides]
                 rate = [partial(_rate, side, count, length, sampling) for side in measured]
                 rates = alternate(rounds, *rate, warm_up=1)
                 _tell(f"{family}, {sampling}: {count} of {length}", measured, rates)
 
 
-def _rate(side: Server, count: int, tokens: int, sampling: str, number: int) -> float:
-    return side.rate(count, tokens, sampling, number)
+def _rate(side: Server, count: int, tokens: int, sampling: str, _: int) -> float:
+    return side.rate(count, tokens, sampling)
 
 
 def _tell(name: str, sides: Sequence[Server], rates: Sequence[tuple[float, ...]]) -> None:

@@ -30,6 +30,7 @@ from start_llm.cache.pages import SequenceCache
 from start_llm.cache.plan import RestorePlan
 from start_llm.cache.prompt_lookup import PromptLookup, PromptMatch, message_ends
 from start_llm.cache.restore import Restorer
+from start_llm.cache.tail_index import common_length
 from start_llm.core.events import Restored
 from start_llm.core.thread_owners import ENGINE, owned_by
 from start_llm.telemetry.metrics import CacheMetrics
@@ -152,6 +153,19 @@ class PromptCache:
         match = self._lookup.match(ids, salt)
         self._store.tree.rejected_keys -= match.rejected_keys
         return match.plan.length
+
+    def shared_with(self, ids: Sequence[int], other: Sequence[int], positions: Sequence[int]) -> int:
+        """Return how many tokens of `ids` could be restored from another prompt once that has been computed.
+
+        Args:
+            positions: at which a checkpoint of the other one will be kept, ascending.
+        """
+        if not self.supports_reuse:
+            return 0
+        common = common_length(ids, other)
+        if self._layers.has_state and not self._layers.window:
+            return max((one for one in positions if one <= common), default=0)
+        return common
 
     def _open(
         self,

@@ -320,7 +320,7 @@ class BatchGroup:
             self._contexts.pop(id(sequence), None)
             sequence.width = 0
         if len(self._sequences) == 1:
-            self._give_back(self._sequences[0])
+            self._sequences[0].take_caches(self._caches)
         self._plan_growth()
         self.is_broken = False
         return released
@@ -338,11 +338,6 @@ class BatchGroup:
         if staying:
             self._caches = taken.pop()
         return taken
-
-    def _give_back(self, sequence: EngineSequence) -> None:
-        """Give the only remaining sequence its caches back."""
-        sequence.layer_caches, sequence.width = self._caches, 0
-        sequence.seq_cache.set_caches(self._caches)
 
     def _forget_next(self, places: list[int]) -> None:
         if self._next is None:

@@ -1,6 +1,6 @@
 """Do what `engine.planner` has decided: compute prompts and replies, and hand caches over."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from functools import partial
@@ -22,6 +22,7 @@ from start_llm.engine.schedule import Schedule
 from start_llm.engine.sequence import EngineSequence, Sampled
 from start_llm.engine.step_plan import (
     ComputeChunk,
+    ComputeChunks,
     DecodeToken,
     EndRequest,
     FreeMemory,
@@ -48,7 +49,7 @@ class StepExecutor:
         time: is told how long prefill and decoding take.
 
     Attributes:
-        prefill: the prompt that is being computed.
+        prefills: the prompts that are being computed: one, or several short ones together.
         decoder: the replies that are being decoded.
     """
 
@@ -71,7 +72,7 @@ class StepExecutor:
         self._starting_cache: SequenceCache | None = None  # what was restored for it
         self.cache = resources.cache
         self.failures = Failures(metrics, self.abandon_everything)
-        self.prefill: Prefill | None = None
+        self.prefills: list[Prefill] = []
         self.decoder = Decoder(
             resources.network,
             resources.batches,
@@ -82,7 +83,7 @@ class StepExecutor:
 
     @property
     def running(self) -> list[EngineSequence]:
-        return [*([self.prefill.sequence] if self.prefill else []), *self.decoder.sequences]
+        return [*(one.sequence for one in self.prefills), *self.decoder.sequences]
 
     def execute(self, part: StepPart, at: float) -> None:
         """Do a part of a step.
@@ -99,7 +100,7 @@ class StepExecutor:
                 self._end(part)
             case PreemptRequest():
                 self._preempt(part)
-            case StartRequest() | LookAtImage() | ComputeChunk():
+            case StartRequest() | LookAtImage() | ComputeChunk() | ComputeChunks():
                 self._go_on_with_prefill(part)
             case JoinBatch():
                 self._join(part)
@@ -132,15 +133,14 @@ class StepExecutor:
             tokens = sequence.tokens[:count]
             self.cache.close(sequence.seq_cache, caches, tokens, is_given_up=is_given_up)
         else:
-            self._stop_prefill(is_given_up=is_given_up)
+            self._stop_prefill(sequence, is_given_up=is_given_up)
 
-    def _stop_prefill(self, *, is_given_up: bool = False) -> None:
+    def _stop_prefill(self, sequence: EngineSequence, *, is_given_up: bool = False) -> None:
         """Stop prefilling in mid-prompt."""
-        if self.prefill:
-            sequence, self.prefill = self.prefill.sequence, None
-            caches, tokens = sequence.layer_caches, sequence.seq_cache.tokens
-            self.cache.close(sequence.seq_cache, caches, tokens, is_given_up=is_given_up)
-            mx.clear_cache()
+        self._take_prefills([sequence.number])
+        caches, tokens = sequence.layer_caches, sequence.seq_cache.tokens
+        self.cache.close(sequence.seq_cache, caches, tokens, is_given_up=is_given_up)
+        mx.clear_cache()
 
     def _preempt(self, part: PreemptRequest) -> None:
         """Let a request that runs wait.
@@ -155,7 +155,7 @@ class StepExecutor:
             if self.decoder.contains(sequence):
                 self._preempt_decoding(sequence, part.due)
             else:
-                self._stop_prefill()
+                self._stop_prefill(sequence)
                 self._requeue(sequence, part.due)
 
     def _preempt_decoding(self, sequence: EngineSequence, due: float) -> None:
@@ -178,8 +178,7 @@ class StepExecutor:
     def _go_on_with_prefill(self, part: PrefillPart) -> None:
         with self._time.decoding():
             self.wait_for_steps()  # their time does not count as the prompt's
-        abandon = self._abandon_starting if isinstance(part, StartRequest) else self._abandon_prefill
-        with self._time.prefilling(), self.failures.on_failure(abandon):
+        with self._time.prefilling(), self.failures.on_failure(partial(self._abandon_prefill, part)):
             match part:
                 case StartRequest():
                     self._start(part)
@@ -187,6 +186,8 @@ class StepExecutor:
                     self._prefilled(part.number).look()
                 case ComputeChunk():
                     self._compute_chunk(self._prefilled(part.number), part.tokens)
+                case ComputeChunks():
+                    self._compute_chunks([self._prefilled(number) for number in part.numbers])
 
     def wait_for_steps(self) -> None:
         """Wait until every launched step has been computed."""
@@ -204,7 +205,9 @@ class StepExecutor:
             else self._open_new(waiting.generation, part)
         )
         resources = self._resources
-        self.prefill = Prefill(resources.network, sequence, positions, self._reader, mount=resources.mount)
+        self.prefills.append(
+            Prefill(resources.network, sequence, positions, self._reader, mount=resources.mount)
+        )
         self._starting = self._starting_cache = None
         self.report()
 
@@ -237,25 +240,33 @@ class StepExecutor:
         return sequence, opened.checkpoint_positions
 
     def _prefilled(self, number: int) -> Prefill:
-        """Return the prompt that is being prefilled, which has to be this one.
+        """Return the prompt of a request.
 
         Raises:
-            ValueError: it is another one, or none.
+            ValueError: it is not being prefilled.
         """
-        if self.prefill is None or self.prefill.sequence.number != number:
+        prefill = next((one for one in self.prefills if one.sequence.number == number), None)
+        if prefill is None:
             raise ValueError(f"request {number} is not being prefilled")
-        return self.prefill
+        return prefill
 
     def _compute_chunk(self, prefill: Prefill, tokens: int) -> None:
         prefill.look()  # the tower has seen the image already
-        computed = self._time.compute_chunk(prefill, tokens)
+        self._note_chunk(prefill, self._time.compute_chunk(prefill, tokens))
+
+    def _compute_chunks(self, prefills: Sequence[Prefill]) -> None:
+        for prefill, computed in zip(prefills, self._time.compute_chunks(prefills), strict=True):
+            self._note_chunk(prefill, computed)
+
+    def _note_chunk(self, prefill: Prefill, computed: int) -> None:
+        """Record that the next tokens of a prompt are computed. A prompt that is complete decodes."""
         sequence, done = prefill.sequence, prefill.done
         self.cache.record_chunk(
             sequence.seq_cache, sequence.tokens[done - computed : done], keep_state=prefill.is_at_checkpoint
         )
         if prefill.is_complete:
             self.decoder.add(sequence)
-            self.prefill = None
+            self._take_prefills([sequence.number])
 
     # ----------------------------------------------------------------------------------------------- decoding
 
@@ -334,7 +345,7 @@ class StepExecutor:
     def abandon_everything(self) -> None:
         """Fail every request, waiting ones too. What they computed is lost."""
         self.failures.add(self._schedule.take_all())
-        sequences = [*self.decoder.abandon(), *self._take_prefill()]
+        sequences = [*self.decoder.abandon(), *self._take_prefills()]
         try:
             self._fail(sequences)
         finally:
@@ -386,15 +397,25 @@ class StepExecutor:
             self.cache.discard(self._starting_cache)
             self._starting_cache = None
 
-    def _abandon_prefill(self) -> None:
-        self._fail(self._take_prefill())
+    def _abandon_prefill(self, part: PrefillPart) -> None:
+        match part:
+            case StartRequest():
+                self._abandon_starting()
+            case ComputeChunks():
+                self._retry_alone(self._take_prefills(part.numbers))
+            case _:
+                self._fail(self._take_prefills([part.number]))
 
-    def _take_prefill(self) -> list[EngineSequence]:
-        prefill, self.prefill = self.prefill, None
-        return [prefill.sequence] if prefill else []
+    def _take_prefills(self, numbers: Collection[int] | None = None) -> list[EngineSequence]:
+        """Take prompts out of prefill: those of these requests, or all."""
+        sequences = [one.sequence for one in self.prefills]
+        taken = [one for one in sequences if numbers is None or one.number in numbers]
+        self.prefills = [one for one in self.prefills if one.sequence not in taken]
+        return taken
 
     def report(self) -> None:
         """Tell the metrics what is waiting and running."""
         self._metrics.waiting = len(self._schedule)
         self._metrics.active_sequences = len(self.decoder.sequences)
-        self._metrics.prefill = (self.prefill.done, self.prefill.total) if self.prefill else None
+        done, total = (sum(getattr(one, name) for one in self.prefills) for name in ("done", "total"))
+        self._metrics.prefill = (done, total) if self.prefills else None

@@ -122,8 +122,8 @@ class EngineLoop:
         match item:
             case Generation():
                 with self._failures.on_failure(partial(self._failures.add, [item])):
-                    prefill = self.executor.prefill
-                    self.schedule.add(item, self.time.speed, prefill.sequence if prefill else None)
+                    computing = [one.sequence for one in self.executor.prefills]
+                    self.schedule.add(item, self.time.speed, computing)
             case CacheProbe():
                 with self._failures.on_failure(partial(item.answer, None)):
                     self._answer(item)

@@ -40,6 +40,29 @@ def extend(merged: list[Any], sequences: Sequence[list[Any]], shifts: Sequence[i
         _let_go(sequences, index)
 
 
+def feed(network: Any, sequences: Sequence[list[Any]], chunks: Sequence[Sequence[int]]) -> list[list[Any]]:
+    """Compute a chunk for each of several sequences in one forward pass. Empties their lists on the way.
+
+    Shorter chunks are padded behind their ends; mlx_lm's caches know how to drop that.
+
+    Args:
+        chunks: token ids, at least one for each sequence.
+
+    Returns:
+        The caches of each sequence, which hold its chunk too.
+    """
+    lengths = [len(chunk) for chunk in chunks]
+    padding = [max(lengths) - length for length in lengths]
+    rows = [[*chunk, *[0] * missing] for chunk, missing in zip(chunks, padding, strict=True)]
+    merged = merge(sequences)
+    for cache in merged:
+        cache.prepare(lengths=lengths, right_padding=padding)
+    network(mx.array(rows, dtype=mx.uint32), cache=merged)
+    for cache in merged:
+        cache.finalize()
+    return take_out(merged, range(len(rows)), len(rows))
+
+
 def grow_by(merged: Sequence[Any], tokens: int) -> None:
     """Set the number of tokens by which merged KV grows; each growth copies all of it."""
     for leaf in leaves(merged):

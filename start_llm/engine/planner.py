@@ -4,7 +4,7 @@ Besides deciding, it asks the disk for what the next prompt lacks, and fails req
 planned.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 
 from start_llm.core.thread_owners import ENGINE, owned_by
@@ -15,8 +15,10 @@ from start_llm.engine.prefill import Prefill
 from start_llm.engine.resources import EngineResources
 from start_llm.engine.schedule import QueuedRequest, Schedule, deadline_after_restore, should_preempt
 from start_llm.engine.sequence import EngineSequence
+from start_llm.engine.shared_passes import may_share_passes, repeats_others
 from start_llm.engine.step_plan import (
     ComputeChunk,
+    ComputeChunks,
     DecodeToken,
     EndRequest,
     FreeMemory,
@@ -35,9 +37,10 @@ _STEPS_BETWEEN_MEMORY_CHECKS = 64
 class StepPlanner:
     """Decides by deadlines, times, memory and clients that went away.
 
-    One prompt is prefilled at a time. While replies are running, prefill chunks and decode steps alternate,
-    each within its share of the time. A sequence can be preempted between any two steps. The cache then
-    keeps what it computed, and the sequence resumes when the schedule picks it again.
+    One prompt is prefilled at a time, or several short ones together. While replies are running, prefill
+    chunks and decode steps alternate, each within its share of the time. A sequence can be preempted between
+    any two steps. The cache then keeps what it computed, and the sequence resumes when the schedule picks it
+    again.
 
     Args:
         executor: does what is decided, before the next part is.
@@ -98,11 +101,11 @@ class StepPlanner:
 
     def _preemptions(self) -> Iterator[PreemptRequest]:
         """Preempt sequences when a short prompt, a queued request or memory pressure requires it."""
-        first, prefill = self._schedule.first, self._executor.prefill
-        if first and prefill:
-            if self._should_overtake(first, prefill):
+        first, prefills = self._schedule.first, self._executor.prefills
+        if first and prefills:
+            if len(prefills) == 1 and self._should_overtake(first, prefills[0]):
                 # It keeps its place.
-                yield PreemptRequest(prefill.sequence.number, prefill.sequence.due)
+                yield PreemptRequest(prefills[0].sequence.number, prefills[0].sequence.due)
         elif first and not self._has_room(first, self._executor.running):
             yield from self._preempt_longest_for(first)
         yield from self._preempt_beyond_memory()
@@ -162,18 +165,45 @@ class StepPlanner:
     def _prefill_parts(self) -> Iterator[StepPart]:
         """Prefill one chunk of a long prompt, or as many short prompts as take no longer than that."""
         is_decoding = bool(self._executor.decoder.sequences)
-        has_prompt = bool(self._executor.prefill or self.startable)
+        has_prompt = bool(self._executor.prefills or self.startable)
         if not has_prompt or not self._time.may_prefill(is_decoding=is_decoding):
             return
         self._time.begin_prefill(is_decoding=is_decoding)
         yield from self._starts()
-        while prefill := self._executor.prefill:
-            yield self._next_of(prefill)
-            if not prefill.is_complete:
+        while self._executor.prefills:
+            part = self._next_chunk()
+            yield part
+            if self._has_used_its_time(part):
                 return
             yield from self._starts()
-            if not self._time.fits(self._executor.prefill):
+            if not self._has_time_for(self._executor.prefills):
                 return
+
+    def _has_used_its_time(self, part: LookAtImage | ComputeChunk | ComputeChunks) -> bool:
+        """Return whether a chunk was as long as it might be, and not up to a checkpoint or to the end."""
+        numbers = part.numbers if isinstance(part, ComputeChunks) else (part.number,)
+        return any(
+            one.sequence.number in numbers and not one.is_at_checkpoint for one in self._executor.prefills
+        )
+
+    def _next_chunk(self) -> LookAtImage | ComputeChunk | ComputeChunks:
+        prefills = self._executor.prefills
+        complete = next((one for one in prefills if one.is_complete), None)
+        if complete or len(prefills) == 1:
+            return self._next_of(complete or prefills[0])
+        return ComputeChunks(tuple(one.sequence.number for one in prefills))
+
+    def _has_time_for(self, prefills: Sequence[Prefill], *others: int) -> bool:
+        """Return whether what is left of prompts, and of others, still fits into a chunk's time in this step.
+
+        Args:
+            others: tokens that are left of each.
+        """
+        if any(one.image for one in prefills):
+            return False  # how long an image takes is not known
+        left = [*(one.remaining for one in prefills), *others]
+        before = max((one.done for one in prefills), default=0)
+        return not left or self._time.fits(len(left) * max(left), before)
 
     def _next_of(self, prefill: Prefill) -> LookAtImage | ComputeChunk:
         number = prefill.sequence.number
@@ -183,10 +213,27 @@ class StepPlanner:
         return ComputeChunk(number, self._time.chunk_length(prefill, is_decoding=is_decoding))
 
     def _starts(self) -> Iterator[StartRequest]:
-        """Start the next request that need not wait for the disk, unless a prompt is being prefilled."""
-        while not self._executor.prefill and (first := self.startable):
-            if part := self._start_unless_waiting(first):
+        """Start the next request that need not wait for the disk, unless a prompt is being prefilled, and
+        those that share its passes.
+        """
+        while (first := self.startable) and self._may_start(first):
+            part = self._start_unless_waiting(first)
+            if part and not self._shares_passes(first, part.restored):
+                return
+            if part:
                 yield part
+
+    def _may_start(self, first: QueuedRequest) -> bool:
+        prefills = self._executor.prefills
+        return not prefills or (self._resources.batches_prefill and may_share_passes(first, prefills))
+
+    def _shares_passes(self, first: QueuedRequest, restored: int) -> bool:
+        """Return whether a request that may share the passes of others, if there are any, should."""
+        prefills = self._executor.prefills
+        return not prefills or (
+            self._has_time_for(prefills, first.tokens - 1 - restored)
+            and not repeats_others(first, restored, prefills, self._executor.cache)
+        )
 
     def _start_unless_waiting(self, first: QueuedRequest) -> StartRequest | None:
         """Return the start of a request; None if it has to wait for the disk, or failed."""
@@ -220,5 +267,5 @@ class StepPlanner:
     def _draft_lengths(self) -> tuple[int, ...]:
         """Return how much to draft: nothing for several replies, which share the reads of the weights."""
         gain, executor = self._resources.gain, self._executor
-        is_alone = len(executor.decoder.sequences) == 1 and not executor.prefill
+        is_alone = len(executor.decoder.sequences) == 1 and not executor.prefills
         return gain.lengths() if gain and is_alone else ()

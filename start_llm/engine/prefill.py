@@ -1,6 +1,6 @@
-"""Prefill of one prompt, chunk by chunk."""
+"""Prefill of one prompt, chunk by chunk, and of several short ones together."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import mlx.core as mx
@@ -9,6 +9,7 @@ from start_llm.core.adapters import AdapterStack
 from start_llm.core.events import Prefilling
 from start_llm.core.images import ImageSpan
 from start_llm.core.thread_owners import ENGINE, owned_by
+from start_llm.engine import merging
 from start_llm.engine.image_reader import ImageReader
 from start_llm.engine.sequence import EngineSequence
 from start_llm.engine.shifted_cache import shifted
@@ -44,10 +45,10 @@ class Prefill:
             raise ValueError("this model reads no images")
         self._network = network
         self._mount = mount
-        self._checkpoint_positions = checkpoint_positions
         self._reader = reader
         self._seen: tuple[ImageSpan, ImageFeatures] | None = None
         self.sequence = sequence
+        self.checkpoint_positions = checkpoint_positions
         self.done = len(sequence.seq_cache.tokens)
 
     @property
@@ -65,7 +66,7 @@ class Prefill:
 
     @property
     def is_at_checkpoint(self) -> bool:
-        return self.done in self._checkpoint_positions
+        return self.done in self.checkpoint_positions
 
     @property
     def image(self) -> ImageSpan | None:
@@ -114,6 +115,10 @@ class Prefill:
             self._network(chunk, cache=shifted(self.sequence.layer_caches, shift))
         mx.eval([layer.state for layer in self.sequence.layer_caches])
         mx.clear_cache()
+        return self._advance(end)
+
+    def _advance(self, end: int) -> int:
+        """Report that the tokens up to `end` are computed, and return how many were not before."""
         computed = end - self.done
         self.done = end
         if self._seen and self._seen[0].end <= end:
@@ -122,11 +127,32 @@ class Prefill:
             self.sequence.generation.emit(Prefilling(self.done, self.total))
         return computed
 
+    def step_with(self, others: Sequence["Prefill"]) -> list[int]:
+        """Compute the next chunk of this prompt and of others in one forward pass; see `step`.
+
+        Each is computed up to its next checkpoint, or its end. If this raises, none has usable caches.
+
+        Args:
+            others: of the same network and adapters. None of them has images, and all have tokens to compute.
+
+        Returns:
+            The length of each chunk, in tokens.
+        """
+        prefills = [self, *others]
+        ends = [one._end(one.remaining) for one in prefills]
+        chunks = [one.sequence.tokens[one.done : end] for one, end in zip(prefills, ends, strict=True)]
+        self._mount(self.sequence.adapters)
+        fed = merging.feed(self._network, [one.sequence.layer_caches for one in prefills], chunks)
+        for one, caches in zip(prefills, fed, strict=True):
+            one.sequence.take_caches(caches)
+        mx.clear_cache()
+        return [one._advance(end) for one, end in zip(prefills, ends, strict=True)]
+
     def _end(self, most: int) -> int:
         edge = self.sequence.images.edge_after(self.done, self.total)
         if self.image and self._reader and self._reader.vision.reads_both_ways:
             return edge
-        next_stop = next((stop for stop in self._checkpoint_positions if stop > self.done), self.total)
+        next_stop = next((stop for stop in self.checkpoint_positions if stop > self.done), self.total)
         return min(self.done + most, self.total - 1, next_stop, edge)
 
     def _compute_image(self, end: int) -> None:

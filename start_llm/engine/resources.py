@@ -22,7 +22,8 @@ class EngineResources:
         network: `network(tokens[1, n], cache=...)` returns logits [1, n, vocabulary].
         token_bytes, eos_token_ids: see `models.tokenizer`.
         max_sequences: sequences that decode at once.
-        batches: whether the network's caches can be merged.
+        batches: whether sequences may share a forward pass.
+        batches_prefill: whether prompts may, too.
         admission: decides which sequences fit into memory.
         measured: chunks that were timed at start-up.
         longest_chunk: returns the longest chunk, in tokens, that memory allows after this many tokens.
@@ -50,3 +51,4 @@ class EngineResources:
     image_bytes: int = 2**28
     clock: PlanClock = field(default_factory=PlanClock)
     gain: DraftGain | None = None
+    batches_prefill: bool = False

@@ -6,7 +6,7 @@ session are due one after the other, so many at once from one session do not hol
 """
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from start_llm.cache.disk.disk_reads import DiskWait
@@ -79,15 +79,15 @@ class Schedule:
     def preempted(self) -> list[EngineSequence]:
         return [one.sequence for one in self._waiting if one.sequence]
 
-    def add(self, generation: Generation, speed: float, computing: EngineSequence | None = None) -> None:
+    def add(self, generation: Generation, speed: float, computing: Sequence[EngineSequence] = ()) -> None:
         """Queue a new request, and give it its number.
 
         Args:
             speed: prefill speed in tokens per second.
-            computing: the sequence that is being prefilled.
+            computing: the sequences that are being prefilled.
         """
         request, generation.number = generation.request, next(self._numbers)
-        prompts = [*self._prompts, *([computing] if computing else [])]
+        prompts = [*self._prompts, *computing]
         wanted = [one for one in prompts if not one.generation.cancelled]
         owed = [one.due for one in wanted if _is_one_session(one.generation.request, request)]
         begins = max([self._clock(), *owed])

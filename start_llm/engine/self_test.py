@@ -18,6 +18,8 @@ from start_llm.engine.shifted_cache import shifted
 
 _LENGTHS = (9, 4, 14, 6, 11, 3, 8, 5)
 """Tokens of the prompts. All differ, so that every sequence but the longest is padded."""
+_PROMPTS = 3
+"""Most of them that are prefilled together."""
 _VOCABULARY = 64
 _ROUNDING = 4.0
 """Allowed difference, as a multiple of the difference between equal sequences without padding."""
@@ -45,10 +47,12 @@ class BatchVerdict:
     Attributes:
         batches: whether sequences may share a forward pass.
         reason: why not, in words for the person who runs the server; empty if they may.
+        prefills: whether prompts of different lengths may, too. If not, they are prefilled one by one.
     """
 
     batches: bool
     reason: str = ""
+    prefills: bool = False
 
 
 def check_batching(
@@ -88,7 +92,25 @@ def check_batching(
         return BatchVerdict(
             batches=False, reason=f"with {worst} sequences at once it computes other logits than alone"
         )
-    return BatchVerdict(batches=True)
+    return BatchVerdict(batches=True, prefills=_prefills_together(network, fresh, min(count, _PROMPTS)))
+
+
+def _prefills_together(network: Any, fresh: Callable[[], Caches], count: int) -> bool:
+    """Return whether prompts that are computed in shared passes are followed by the same logits as alone.
+
+    Each is computed in two chunks, as up to a checkpoint and behind it.
+    """
+    sequences = [_TrialSequence(network, fresh(), place) for place in range(count)]
+    caches, rounding = [fresh() for _ in sequences], _rounding(network, sequences[0], count)
+    try:
+        for chunks in _in_two([sequence.prompt for sequence in sequences]):
+            caches = merging.feed(network, caches, chunks)
+    except Exception:  # noqa: BLE001 - whatever a network raises for several prompts, it computes one
+        return False
+    return all(
+        _is_right(network, [sequence], own, _allowed(rounding))
+        for sequence, own in zip(sequences, caches, strict=True)
+    )
 
 
 def _reason_not_to_try(network: Any, fresh: Callable[[], Caches], count: int, pace: Pace | None) -> str:
@@ -112,6 +134,10 @@ def _passes(count: int) -> Iterator[int]:
         yield from (together, 1)
     for together in (*sorted({2, min(3, count), count}), 1, count - 1):  # see `_is_right`
         yield from (together, *(1,) * together)
+    prompts = [range(length) for length in _LENGTHS[: min(count, _PROMPTS)]]  # see `_prefills_together`
+    yield from (*map(len, prompts), len(prompts), 1)
+    yield from (len(prompts) * max(map(len, chunks)) for chunks in _in_two(prompts))
+    yield from (1,) * 2 * len(prompts)
 
 
 class _TrialSequence:
@@ -121,7 +147,8 @@ class _TrialSequence:
         self._network = network
         self._place = place
         self.shift = shift
-        network(mx.array([[self._token(-index) for index in range(_LENGTHS[place], 0, -1)]]), cache=caches)
+        self.prompt = [self._token(-index) for index in range(_LENGTHS[place], 0, -1)]
+        network(mx.array([self.prompt]), cache=caches)
         mx.eval([leaf.state for leaf in leaves(caches)])
         self.start = copy.deepcopy(caches)
         self._alone = caches
@@ -148,7 +175,7 @@ def _worst_difference(network: Any, sequences: Sequence[_TrialSequence]) -> int 
     left.
     """
     rounding = max(_rounding(network, sequences[0], count) for count in (2, len(sequences)))
-    allowed = min(max(_ROUNDING * rounding, _LEAST), _MOST)
+    allowed = _allowed(rounding)
     shifts = [sequence.shift for sequence in sequences]
     caches = merging.merge([sequences[0].start, sequences[1].start], shifts[:2])
     counts = sorted({2, min(3, len(sequences)), len(sequences)})
@@ -165,6 +192,17 @@ def _worst_difference(network: Any, sequences: Sequence[_TrialSequence]) -> int 
         (caches,) = merging.take_out(caches, [0], 1)
         caches = shifted(caches, sequences[1].shift)
     return None if _is_right(network, sequences[1:], caches, allowed) else len(sequences) - 1
+
+
+def _in_two(prompts: Sequence[Sequence[int]]) -> list[list[Sequence[int]]]:
+    """Return the first one or two tokens of each prompt, and the rest of each."""
+    ends = [1 + place % 2 for place in range(len(prompts))]
+    first = [prompt[:end] for prompt, end in zip(prompts, ends, strict=True)]
+    return [first, [prompt[end:] for prompt, end in zip(prompts, ends, strict=True)]]
+
+
+def _allowed(rounding: float) -> float:
+    return min(max(_ROUNDING * rounding, _LEAST), _MOST)
 
 
 def _rounding(network: Any, sequence: _TrialSequence, count: int) -> float:

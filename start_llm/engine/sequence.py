@@ -152,6 +152,11 @@ class EngineSequence:
         self._drafts.extend(self.tokens[len(self._drafts) :])
         return self._drafts
 
+    def take_caches(self, caches: list[Any]) -> None:
+        """Go on alone with these caches, which were taken out of a batch."""
+        self.layer_caches, self.width = caches, 0
+        self.seq_cache.set_caches(caches)
+
     def pause(self, now: float) -> None:
         """Record that the sequence was preempted. Its caches now belong to the prompt cache."""
         self._run_time_s, self.layer_caches, self.width = self.run_time_s(now), [], 0

@@ -58,17 +58,24 @@ class StartRequest:
 
 @dataclass(frozen=True, slots=True)
 class LookAtImage:
-    """The vision tower looks at the next image of the prompt that is being prefilled."""
+    """The vision tower looks at the next image of a prompt that is being prefilled."""
 
     number: int
 
 
 @dataclass(frozen=True, slots=True)
 class ComputeChunk:
-    """The next `tokens` tokens of the prompt that is being prefilled are computed; 0 if all were restored."""
+    """The next `tokens` tokens of a prompt that is being prefilled are computed; 0 if all were restored."""
 
     number: int
     tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class ComputeChunks:
+    """Several prompts that are being prefilled share a pass, each up to its next checkpoint or its end."""
+
+    numbers: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +116,7 @@ class FreeMemory:
     shortage: int = 0
 
 
-type PrefillPart = StartRequest | LookAtImage | ComputeChunk
+type PrefillPart = StartRequest | LookAtImage | ComputeChunk | ComputeChunks
 type StepPart = EndRequest | PreemptRequest | PrefillPart | JoinBatch | DecodeToken | FreeMemory
 
 

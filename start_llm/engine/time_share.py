@@ -1,6 +1,6 @@
 """Divide the engine's time between prefill and the replies that are decoding."""
 
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 
 from start_llm.core.limits import DECODE_SHARE
@@ -62,10 +62,12 @@ class EngineTime:
         if self._stalls:
             self._share.note_prefill(seconds)
 
-    def fits(self, prefill: Prefill | None) -> bool:
-        """Return whether the whole rest of a prompt still fits into a chunk's time in this step."""
+    def fits(self, tokens: int, before: int) -> bool:
+        """Return whether so many tokens, behind others, still fit into a chunk's time in this step."""
         left_s = self._chunk_s - self._prefilled_s
-        return prefill is None or (left_s > 0 and self._pacer.fits(prefill.remaining, prefill.done, left_s))
+        return (
+            left_s > 0 and tokens <= self._longest_chunk(before) and self._pacer.fits(tokens, before, left_s)
+        )
 
     @contextmanager
     def decoding(self) -> Generator[None]:
@@ -93,6 +95,15 @@ class EngineTime:
         if is_text:
             self._pacer.record(Chunk(computed, before, self._clock() - began))
         self._metrics.prefilled_tokens += computed
+        return computed
+
+    def compute_chunks(self, prefills: Sequence[Prefill]) -> list[int]:
+        """Compute the next chunks of several prompts in one pass, and return their lengths, in tokens.
+
+        Their time is not recorded: it would tell wrong of one long chunk.
+        """
+        computed = prefills[0].step_with(prefills[1:])
+        self._metrics.prefilled_tokens += sum(computed)
         return computed
 
     def _take_step_s(self) -> float:

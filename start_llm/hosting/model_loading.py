@@ -139,7 +139,8 @@ class EngineLoader:
         self._startup.set_result(startup)
         clock = PlanClock()
         cache = self._prompt_cache(startup, layers, probe, clock)
-        return self._resources(startup, admitted, profile, cache, clock, gain)
+        resources = self._resources(startup, admitted, profile, cache, clock, gain)
+        return replace(resources, batches_prefill=verdict.prefills)
 
     def _card(
         self, model: LoadedModel, admitted: Admission, verdict: BatchVerdict, kv: KVAtRest

@@ -169,7 +169,7 @@ def test_what_would_take_long_to_try_is_not_done_and_the_reason_is_told(network:
     wrapped, fresh = Wrapped(network, passes.append), Layers(network).fresh
     verdict = check_batching(wrapped, fresh, 4, pace=Pace(0.0, 2.0))
     assert not verdict.batches and not passes
-    assert verdict.reason == "trying several at once would take about 134 s on this machine"
+    assert verdict.reason == "trying several at once would take about 298 s on this machine"
     assert check_batching(wrapped, fresh, 4, pace=Pace(0.2, 0.02)).batches and passes
 
 

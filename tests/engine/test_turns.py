@@ -134,10 +134,10 @@ def computed_beside(*, is_given_up: bool) -> list[str]:
     )
     schedule.add(long, SPEED)
     begun = next(drained(schedule))
-    schedule.add(another, SPEED, begun)
+    schedule.add(another, SPEED, [begun])
     if is_given_up:
         long.cancel()
-    schedule.add(short, SPEED, begun)
+    schedule.add(short, SPEED, [begun])
     return ["short" if one.generation is short else "another" for one in drained(schedule)]
 
 
