@@ -221,6 +221,15 @@ class ChunkPacer:
             return _SHORTEST
         return max(_TILE, int(self._times.longest * self._times.TELLING))
 
+    def saves_time(self, lengths: Sequence[int], before: int) -> bool:
+        """Return whether prompts that have so many tokens left take no longer in one pass than one by one.
+
+        In one pass, all are padded to the longest.
+        """
+        times = self._times
+        together = times.seconds(len(lengths) * max(lengths), before)
+        return not times.is_known or together <= sum(times.seconds(one, before) for one in lengths)
+
     def fits(self, tokens: int, before: int, seconds: float) -> bool:
         """Return whether `tokens` tokens are computed within `seconds`."""
         if not self._times.is_known:

@@ -176,14 +176,15 @@ class StepPlanner:
             if self._has_used_its_time(part):
                 return
             yield from self._starts()
-            if not self._has_time_for(self._executor.prefills):
+            if not self._has_time_for([one.remaining for one in self._executor.prefills]):
                 return
 
     def _has_used_its_time(self, part: LookAtImage | ComputeChunk | ComputeChunks) -> bool:
-        """Return whether a chunk was as long as it might be, and not up to a checkpoint or to the end."""
+        """Return whether a chunk was as long as it might be, or part of an image, whose time is not known."""
         numbers = part.numbers if isinstance(part, ComputeChunks) else (part.number,)
         return any(
-            one.sequence.number in numbers and not one.is_at_checkpoint for one in self._executor.prefills
+            one.sequence.number in numbers and (one.image or not one.is_at_checkpoint)
+            for one in self._executor.prefills
         )
 
     def _next_chunk(self) -> LookAtImage | ComputeChunk | ComputeChunks:
@@ -193,16 +194,9 @@ class StepPlanner:
             return self._next_of(complete or prefills[0])
         return ComputeChunks(tuple(one.sequence.number for one in prefills))
 
-    def _has_time_for(self, prefills: Sequence[Prefill], *others: int) -> bool:
-        """Return whether what is left of prompts, and of others, still fits into a chunk's time in this step.
-
-        Args:
-            others: tokens that are left of each.
-        """
-        if any(one.image for one in prefills):
-            return False  # how long an image takes is not known
-        left = [*(one.remaining for one in prefills), *others]
-        before = max((one.done for one in prefills), default=0)
+    def _has_time_for(self, left: Sequence[int]) -> bool:
+        """Return whether prompts that have so many tokens left still fit into a chunk's time in this step."""
+        before = max((one.done for one in self._executor.prefills), default=0)
         return not left or self._time.fits(len(left) * max(left), before)
 
     def _next_of(self, prefill: Prefill) -> LookAtImage | ComputeChunk:
@@ -230,8 +224,10 @@ class StepPlanner:
     def _shares_passes(self, first: QueuedRequest, restored: int) -> bool:
         """Return whether a request that may share the passes of others, if there are any, should."""
         prefills = self._executor.prefills
+        left = [*(one.remaining for one in prefills), first.tokens - 1 - restored]
         return not prefills or (
-            self._has_time_for(prefills, first.tokens - 1 - restored)
+            self._has_time_for(left)
+            and self._time.saves_time(left, max(one.done for one in prefills))
             and not repeats_others(first, restored, prefills, self._executor.cache)
         )
 

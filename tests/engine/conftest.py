@@ -22,4 +22,5 @@ def resources(model: LoadedModel) -> EngineResources:
         eos_token_ids=model.tokenizer.eos_token_ids,
         max_sequences=4,
         batches=True,
+        batches_prefill=True,
     )

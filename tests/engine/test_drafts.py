@@ -62,7 +62,12 @@ class Prophet(DraftIndex):
 def resources(request: pytest.FixtureRequest, tiny_model: TinyModel) -> EngineResources:
     model = load(tiny_model(request.param, hidden=128, layers=2))
     return uncached_resources(
-        model.network, model.tokenizer.token_bytes, frozenset(), max_sequences=4, batches=True
+        model.network,
+        model.tokenizer.token_bytes,
+        frozenset(),
+        max_sequences=4,
+        batches=True,
+        batches_prefill=True,
     )
 
 

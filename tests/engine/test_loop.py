@@ -391,15 +391,19 @@ def test_what_cannot_even_be_taken_out_takes_nobody_with_it_that_comes_later(res
     check(later)
 
 
-def test_every_failure_is_counted(resources):
+@pytest.mark.parametrize("shares", [False, True])
+def test_every_failure_is_counted(resources, shares):
+    """Of a pass that prompts share too, after which each fails alone."""
+
     def always(_: Any) -> None:
         raise ValueError("no")
 
-    stepper = Stepper(resources, network=Wrapped(resources.network, always))
+    broken = Wrapped(resources.network, always)
+    stepper = Stepper(resources, network=broken, batches_prefill=shares)
     sequences = [stepper.submit(engine_request(prompt, 5)) for prompt in SHORT[:3]]
     stepper.finish(*sequences)
     assert all(sequence.ending == Failed("The engine failed: ValueError: no") for sequence in sequences)
-    assert stepper.metrics.failures == 3
+    assert stepper.metrics.failures == 3 + shares
 
 
 def test_a_text_that_cannot_be_decoded_fails_alone(resources, references, check):

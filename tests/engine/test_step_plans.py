@@ -26,6 +26,7 @@ from start_llm.engine.resources import EngineResources, TimeLimits
 from start_llm.engine.schedule import Schedule
 from start_llm.engine.step_plan import (
     ComputeChunk,
+    ComputeChunks,
     DecodeToken,
     EndRequest,
     FreeMemory,
@@ -119,6 +120,7 @@ def resources_of(*, has_state: bool) -> EngineResources:
         frozenset(),
         max_sequences=2 if has_state else 3,
         batches=not has_state,
+        batches_prefill=not has_state,
         time_limits=TimeLimits(preempt_after_s=1, deadline_s=60),
     )
 
@@ -206,7 +208,16 @@ def test_every_kind_of_plan_is_among_those_that_were_followed():
     """Replies that were preempted, given up, restored and batched, and a cache that was too small."""
     leaders = [led(has_state=has_state, seed=seed)[0] for has_state, seed in CASES[::2]]
     parts = [part for leader in leaders for part in leader.parts]
-    for kind in (EndRequest, PreemptRequest, StartRequest, ComputeChunk, JoinBatch, DecodeToken, FreeMemory):
+    for kind in (
+        EndRequest,
+        PreemptRequest,
+        StartRequest,
+        ComputeChunk,
+        ComputeChunks,
+        JoinBatch,
+        DecodeToken,
+        FreeMemory,
+    ):
         assert any(isinstance(part, kind) for part in parts), kind
     assert any(isinstance(part, EndRequest) and part.is_given_up for part in parts)
     assert any(isinstance(part, StartRequest) and part.restored > PAGE for part in parts)
