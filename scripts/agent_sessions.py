@@ -1,0 +1,62 @@
+"""Reduce recorded agent sessions to the figures that `benchmarks/fleet.py` plays.
+
+The traces are those of callanjfox/kv-cache-tester (Apache-2.0), one object a session, with `requests`:
+seconds since its start, agent, prompt tokens, reply tokens, seconds of service, and the ids of its blocks as
+ranges. Ids are chained: equal ids are equal prefixes. No text is in them, and none in what is written.
+
+    python -m scripts.agent_sessions agent-traces.json.gz benchmarks/agent_sessions.json
+"""
+
+import gzip
+import json
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+SESSIONS, MOST_REQUESTS = 40, 120
+"""How many sessions are kept, evenly out of all, and how many requests of each."""
+_LONGEST_WAIT_S = 600.0
+_NONE = -1
+
+
+def reduced(session: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the figures of a session.
+
+    Returns:
+        `instructions`: tokens of tools and system text, at the beginning of each prompt that has them;
+        `requests`: `[wait_s, parent, shared, prompt, reply]` each: seconds behind the end of the one before,
+        the earlier request with the longest common prefix (-1: none), tokens of that prefix, tokens of the
+        prompt, tokens of the reply.
+    """
+    block = session["block"]
+    last_with: dict[int, int] = {}
+    requests: list[list[float]] = []
+    ended = 0.0
+    for number, (at, _, prompt, reply, took, ranges) in enumerate(session["requests"][:MOST_REQUESTS]):
+        parent, shared = _NONE, 0
+        for place, one in enumerate(_ids(ranges)):
+            if one in last_with:
+                parent, shared = last_with[one], (place + 1) * block
+            last_with[one] = number
+        wait = min(max(at - ended, 0.0), _LONGEST_WAIT_S) if number else 0.0
+        requests.append([round(wait, 1), parent, min(shared, prompt), prompt, reply])
+        ended = at + took
+    return {"instructions": session["tool_tokens"] + session["system_tokens"], "requests": requests}
+
+
+def _ids(ranges: Sequence[Sequence[int]]) -> Iterator[int]:
+    for first, count in ranges:
+        yield from range(first, first + count)
+
+
+def main(traces: str, written: str) -> None:
+    with gzip.open(traces, "rt", encoding="utf-8") as file:
+        sessions = json.load(file)
+    kept = sessions[:: max(len(sessions) // SESSIONS, 1)][:SESSIONS]
+    rows = ",\n".join(json.dumps(reduced(one), separators=(",", ":")) for one in kept)
+    Path(written).write_text(f"[\n{rows}\n]\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
