@@ -10,7 +10,6 @@ from functools import partial
 from typing import Any, NamedTuple, cast
 
 import mlx.core as mx
-from mlx_lm.models.cache import TokenBuffer
 
 from start_llm.cache.rollback import RollbackPoint, can_roll_back
 from start_llm.core.adapters import AdapterStack
@@ -19,6 +18,7 @@ from start_llm.engine import merging
 from start_llm.engine.admission import planned_tokens
 from start_llm.engine.draft_gain import DraftGain
 from start_llm.engine.draft_index import Draft
+from start_llm.engine.processed_logits import ProcessedLogits
 from start_llm.engine.sampler import BatchSampler
 from start_llm.engine.scores import Scores
 from start_llm.engine.sequence import EngineSequence, Sampled
@@ -104,7 +104,7 @@ class BatchGroup:
         self._sequences = [sequence]
         self._held = [len(sequence.tokens) - 1]  # tokens in their caches, with those of the launched step
         self._caches: list[Any] = sequence.layer_caches
-        self._contexts: dict[int, TokenBuffer] = {}
+        self._logits = ProcessedLogits()
         self._samplers: dict[int, BatchSampler] = {}
         self._steps = 0
         self._ended_at: float | None = None  # when the last step did, in seconds
@@ -200,8 +200,7 @@ class BatchGroup:
             picked, chances = [sequence.forced_tokens[0]], [1.0]
         accepted = _equal_at_start(drafted, picked)
         self._keep(verified, accepted)
-        if accepted and id(sequence) in self._contexts:
-            self._contexts[id(sequence)].update_and_fetch(mx.array(drafted[:accepted]))
+        self._logits.note_accepted(sequence, drafted[:accepted])
         if self._gain:
             self._gain.note_verified(verified.draft.match, len(drafted), accepted)
         found = zip(picked[: accepted + 1], chances, launched.scores, strict=False)
@@ -228,7 +227,7 @@ class BatchGroup:
             self._held[0] -= self._verified.fed
             self._sequences[0].forget_draft()
             self._verified = self._next = None
-            self._contexts.clear()
+            self._logits.forget(self._sequences[0])
 
     def wait(self) -> None:
         """Wait until the launched step has been computed."""
@@ -317,7 +316,7 @@ class BatchGroup:
         self._forget_next(places)
         self._samplers.clear()
         for sequence in sequences:
-            self._contexts.pop(id(sequence), None)
+            self._logits.forget(sequence)
             sequence.width = 0
         if len(self._sequences) == 1:
             self._sequences[0].take_caches(self._caches)
@@ -376,7 +375,7 @@ class BatchGroup:
         rows = len(drafted) + 1
         logits = self._network(tokens, cache=self._positioned)
         logits = logits[0, -rows:, :] if drafted else logits[:, -1, :]
-        logits = self._processed(tokens[:, -rows], logits, drafted)
+        logits = self._logits.process(self._sequences, tokens[:, -rows], logits, drafted)
         self._held = [held + tokens.shape[1] for held in self._held]
         positions = [*range(self._held[0] - len(drafted), self._held[0]), *self._held]
         sampled, chances = self._sampler(rows, logits.shape[-1])(logits, positions)
@@ -401,56 +400,6 @@ class BatchGroup:
     def _scores(self, place: int, logits: mx.array, sampled: mx.array) -> Scores | None:
         wanted = self._sequences[place].generation.request.top_logprobs
         return None if wanted is None else Scores(logits, sampled, wanted)
-
-    def _processed(self, tokens: mx.array, logits: mx.array, drafted: Sequence[int]) -> mx.array:
-        """Apply the sequences' logits processors to logits [sequences, vocabulary].
-
-        Args:
-            tokens: that were fed [sequences], without a draft.
-            drafted: tokens of a single sequence; then logits are [1 + drafted, vocabulary].
-        """
-        if not any(sequence.processors for sequence in self._sequences):
-            return logits
-        if any(sequence.is_guided for sequence in self._sequences):
-            # A guide waits for the fed token. Submit the network first, so that the device computes it
-            # meanwhile.
-            mx.async_eval(logits)
-        if drafted:
-            return self._processed_draft(self._context(self._sequences[0], tokens), logits, drafted)
-        return mx.concatenate(
-            [
-                self._processed_sequence(sequence, tokens[place : place + 1], logits[place : place + 1])
-                for place, sequence in enumerate(self._sequences)
-            ]
-        )
-
-    def _processed_draft(self, context: mx.array, logits: mx.array, drafted: Sequence[int]) -> mx.array:
-        rows: list[mx.array] = []
-        for row in range(len(drafted) + 1):
-            seen = (
-                mx.concatenate([context, mx.array(list(drafted[:row]), dtype=context.dtype)])
-                if row
-                else context
-            )
-            rows.append(_processed_by(self._sequences[0], seen, logits[row : row + 1]))
-        return mx.concatenate(rows)
-
-    def _processed_sequence(self, sequence: EngineSequence, token: mx.array, logits: mx.array) -> mx.array:
-        if not sequence.processors:
-            return logits
-        return _processed_by(sequence, self._context(sequence, token), logits)
-
-    def _context(self, sequence: EngineSequence, token: mx.array) -> mx.array:
-        """Return the tokens of a sequence up to the fed one, which is new."""
-        if id(sequence) not in self._contexts:
-            self._contexts[id(sequence)] = TokenBuffer(sequence.network_ids[:-1])
-        return self._contexts[id(sequence)].update_and_fetch(token)
-
-
-def _processed_by(sequence: EngineSequence, context: mx.array, logits: mx.array) -> mx.array:
-    for processor in sequence.processors:
-        logits = processor(context, logits)
-    return logits
 
 
 def _last_tokens(sequences: Sequence[EngineSequence]) -> mx.array:

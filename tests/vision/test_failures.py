@@ -113,7 +113,7 @@ def test_what_processors_and_guides_see_are_the_networks_ids():
     )
     watched = engine.submit(asked.request(12, sampling=penalised, guide=Guide()))
     engine.step_until(lambda: len(watched.tokens) > 3)
-    (context,) = engine.loop.executor.decoder.groups[0]._contexts.values()
+    (context,) = engine.loop.executor.decoder.groups[0]._logits._contexts.values()
     (sequence,) = engine.loop.executor.decoder.sequences
     looked_up: Any = context.tokens.tolist()
     assert looked_up == sequence.network_ids[: len(looked_up)]
