@@ -162,7 +162,7 @@ class PromptCache:
         """
         if not self.supports_reuse:
             return 0
-        common = common_length(ids, other)
+        common = common_length(tuple(ids), tuple(other))
         if self._layers.has_state and not self._layers.window:
             return max((one for one in positions if one <= common), default=0)
         return common

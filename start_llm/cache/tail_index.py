@@ -89,6 +89,6 @@ class TailIndex[Item]:
 def common_length(left: Sequence[int], right: Sequence[int]) -> int:
     """Return the length of the common prefix."""
     length = min(len(left), len(right))
-    if left[:length] == right[:length]:
+    if left[:length] == right[:length]:  # not if one is a list and the other is not
         return length
-    return next(index for index in range(length) if left[index] != right[index])
+    return next((index for index in range(length) if left[index] != right[index]), length)

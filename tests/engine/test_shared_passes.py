@@ -156,6 +156,18 @@ def test_what_two_prompts_share_is_computed_once(plain):
     assert engine.cached.computed_tokens == 103 + 3 * 3
 
 
+@pytest.mark.parametrize("shorter", [0, 1, 5])
+def test_equal_prompts_that_come_together_are_computed_once(network, shorter: int):
+    """Or one is the beginning of another."""
+    engine, (prompt,) = sharing(network, Passes().append), prompts(11, [90])
+    asked = [prompt, prompt[: len(prompt) - shorter], prompt]
+    replies = [engine.submit(engine_request(one, REPLY)) for one in asked]
+    engine.finish(*replies)
+    assert_as_alone(network, asked, replies)
+    assert engine.metrics.failures == 0
+    assert engine.cached.computed_tokens <= len(prompt) + 2 + shorter
+
+
 def test_prompts_of_two_tenants_share_a_pass_whatever_they_have_in_common(plain):
     """Neither could restore what the other one has computed."""
     passes = Passes()
