@@ -499,6 +499,7 @@ def test_where_a_model_does_not_end_no_other_one_is_loaded_beside_its_weights(
                 assert "'qwen3' does not end, so its memory is not free." in refused.json["error"]["message"]
         finally:
             go.set()
+            monkeypatch.undo()  # from here on models have their usual time to end
         assert said(server, "qwen3", "Fish?") == before, "it is loaded anew once it has ended"
         assert said(server, "llama", "Fish?")
         assert loaded(server) == {"llama"}
