@@ -237,18 +237,21 @@ class PromptCache:
 
     # ------------------------------------------------------------------------------------------------- growth
 
-    def record_chunk(self, seq_cache: SequenceCache, tokens: Sequence[int], *, keep_state: bool) -> None:
+    def record_chunk(
+        self, seq_cache: SequenceCache, tokens: Sequence[int], *, keep_state: bool, decodes: bool = True
+    ) -> None:
         """Record that the sequence's caches now hold these tokens too.
 
         `tokens` is empty if all of the prompt but its last token was restored.
 
         Args:
             keep_state: the caches end at one of the checkpoint positions.
+            decodes: the prompt's last token is computed too, by the first decode step.
         """
         start = len(seq_cache.tokens)
         seq_cache.tokens += tokens
         self._layers.grow_in_small_steps(seq_cache.caches)
-        self._note_computed(seq_cache, start, len(seq_cache.tokens))
+        self._note_computed(seq_cache, start, len(seq_cache.tokens), decodes=decodes)
         if not self.supports_reuse:
             return
         self._extend(seq_cache)
@@ -371,9 +374,9 @@ class PromptCache:
         if restored.miss:
             metrics.misses[restored.miss] += 1
 
-    def _note_computed(self, seq_cache: SequenceCache, start: int, end: int) -> None:
-        """Count computed prompt tokens, with the last one, which the first decode step computes."""
-        if end == seq_cache.prompt_length - 1:
+    def _note_computed(self, seq_cache: SequenceCache, start: int, end: int, *, decodes: bool) -> None:
+        """Count computed prompt tokens, with the last one if a decode step computes it."""
+        if decodes and end == seq_cache.prompt_length - 1:
             end += 1
         self._metrics.computed_tokens += end - start
         if self.supports_reuse:

@@ -87,7 +87,7 @@ class GenerationOptions:
     """A request's options for the reply.
 
     Attributes:
-        max_tokens: upper bound for the reply; None leaves it to the server.
+        max_tokens: upper bound for the reply; None leaves it to the server, and 0 asks for none.
         stop: strings that end the reply if they occur in its answer. They are not part of the reply.
         sampling, presence_penalty, frequency_penalty, logit_bias, seed: see `core.sampling.Sampling`.
         top_logprobs: None reports no log-probabilities; 0..20 alternatives beside the chosen token.
@@ -103,6 +103,11 @@ class GenerationOptions:
     seed: int | None = None
     top_logprobs: int | None = None
     adapter: str = ""
+
+    @property
+    def is_prewarm(self) -> bool:
+        """True if the prompt is only to be read into the cache, and nothing is to be generated."""
+        return self.max_tokens == 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,6 +198,8 @@ class ChatRequest:
         tenant: whose request it is; tenants share nothing that was computed.
         is_background: according to the client, nobody is waiting for it.
         continues_reply: the last message is the beginning of the reply, which goes on from it.
+        compared_with: the random name of an earlier reply (`core.ids`): the client asks where this request
+            leaves the one that it answers. None if it does not ask.
     """
 
     messages: tuple[Message, ...]
@@ -210,6 +217,7 @@ class ChatRequest:
     tenant: bytes = b""
     is_background: bool = False
     continues_reply: bool = False
+    compared_with: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

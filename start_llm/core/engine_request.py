@@ -68,7 +68,8 @@ class EngineRequest:
     Attributes:
         prompt: exact token ids; those of images name them, and the last one is no image's.
         images: the runs of all images in the prompt, one for each image.
-        max_tokens: at least 1; prompt and reply fit the context window.
+        max_tokens: prompt and reply fit the context window. 0: the prompt is only read into the cache, when
+            nobody waits for anything else (`engine.schedule`).
         sampling: values that MLX accepts for this vocabulary.
         boundaries: numbers of prompt tokens at which messages end, ascending; other prompts may continue from
             there.
@@ -102,7 +103,12 @@ class EngineRequest:
     draft_texts: tuple[Sequence[int], ...] = ()
 
     def __post_init__(self) -> None:
-        if self.max_tokens < 1:
-            raise ValueError(f"max_tokens must be at least 1, not {self.max_tokens}")
+        if self.max_tokens < 0:
+            raise ValueError(f"max_tokens must be at least 0, not {self.max_tokens}")
         if self.prompt.ids[-1:] >= (FIRST_IMAGE_TOKEN,):
             raise ValueError("a prompt must not end with an image: a reply follows a text")
+
+    @property
+    def is_prewarm(self) -> bool:
+        """True if the prompt is only read into the cache, and nothing is generated."""
+        return self.max_tokens == 0

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from start_llm.core.ids import random_name
+from start_llm.core.prompt_report import Divergence, Receipt
 
 type FinishReason = Literal["stop", "length", "tool_calls"]
 type Miss = Literal["new", "evicted", "no_state", "drift", "off"]
@@ -53,10 +54,17 @@ class Restored:
 
 @dataclass(frozen=True, slots=True)
 class Prefilling:
-    """`done` of `total` prompt tokens are computed."""
+    """`done` of `total` prompt tokens are computed.
+
+    Attributes:
+        cached: those of them that were restored from the cache.
+        seconds: since the prefill began.
+    """
 
     done: int
     total: int
+    cached: int = field(default=0, compare=False)
+    seconds: float = field(default=0.0, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +93,7 @@ class Text:
         logprobs: one per token of `text` if they were requested, else empty.
         surprisal: information content of `tokens` in bits: how unlikely it is that another request sampled
             the same ones.
+        drafted: how many of `tokens` a draft had guessed.
         at: when the engine made it, on the clock of `time.perf_counter`. Its reader may come much later, and
             to several at once.
     """
@@ -93,6 +102,7 @@ class Text:
     tokens: tuple[int, ...]
     logprobs: tuple[TokenLogprobs, ...] = ()
     surprisal: float = field(default=0.0, compare=False)
+    drafted: int = field(default=0, compare=False)
     at: float = field(default_factory=time.perf_counter, compare=False, repr=False)
 
 
@@ -173,13 +183,16 @@ class Finished:
     """The reply is complete. `stop` is the stop string that ended it, if one did.
 
     `reason` is "tool_calls" if calls were made and none of them was cut off. `cut_by`: what made the server
-    end the request: its deadline, at any point, even during prefill, or a reply that ran away.
+    end the request: its deadline, at any point, even during prefill, or a reply that ran away. The service
+    adds the `receipt`, and the `divergence` if the client has asked for it and there is one.
     """
 
     reason: FinishReason
     usage: Usage
     stop: str | None = None
     cut_by: Literal["deadline", "repetition"] | None = None
+    receipt: Receipt = field(default_factory=Receipt, compare=False)
+    divergence: Divergence | None = field(default=None, compare=False)
 
     @property
     def ended_itself(self) -> bool:

@@ -204,7 +204,10 @@ class BatchGroup:
         if self._gain:
             self._gain.note_verified(verified.draft.match, len(drafted), accepted)
         found = zip(picked[: accepted + 1], chances, launched.scores, strict=False)
-        return [_sampled(sequence, *each) for each in found]
+        return [
+            _sampled(sequence, *each)._replace(is_drafted=place < accepted)
+            for place, each in enumerate(found)
+        ]
 
     def _keep(self, verified: _Verified, accepted: int) -> None:
         """Take the caches back behind the accepted tokens of a draft, or as far as they can be."""

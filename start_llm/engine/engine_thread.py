@@ -50,8 +50,9 @@ class _Seat:
 class EngineThread:
     """Runs loops and jobs. While several loops have work, each computes for half a second in its turn.
 
-    A loop that is not asked to compute keeps all that it has: its sequences go on where they were. Jobs, such
-    as loading a model, come before the next step.
+    A loop that has only prompts to read for which nobody waits makes way for all others. A loop that is not
+    asked to compute keeps all that it has: its sequences go on where they were. Jobs, such as loading a
+    model, come before the next step.
 
     Args:
         clock: returns seconds.
@@ -130,7 +131,9 @@ class EngineThread:
         self.bell.clear()
         self._run_jobs()
         now = self._clock()
-        seat = self._choose([one for one in self._seats if one.is_ready(now)], now)
+        ready = [one for one in self._seats if one.is_ready(now)]
+        awaited = [one for one in ready if not one.loop.yields]
+        seat = self._choose(awaited or ready, now)
         if seat:
             self._step(seat)
         elif self._seats or not self._is_closing:

@@ -262,11 +262,23 @@ class StepExecutor:
         """Record that the next tokens of a prompt are computed. A prompt that is complete decodes."""
         sequence, done = prefill.sequence, prefill.done
         self.cache.record_chunk(
-            sequence.seq_cache, sequence.tokens[done - computed : done], keep_state=prefill.is_at_checkpoint
+            sequence.seq_cache,
+            sequence.tokens[done - computed : done],
+            keep_state=prefill.is_at_checkpoint,
+            decodes=not sequence.generation.request.is_prewarm,
         )
         if prefill.is_complete:
+            self._end_prefill(sequence)
+
+    def _end_prefill(self, sequence: EngineSequence) -> None:
+        """Let the reply be decoded, or end a request for which nothing is generated."""
+        if not sequence.generation.request.is_prewarm:
             self.decoder.add(sequence)
             self._take_prefills([sequence.number])
+            return
+        with self.blaming(sequence):
+            self._stop_prefill(sequence)
+            sequence.end_prewarm()
 
     # ----------------------------------------------------------------------------------------------- decoding
 
@@ -317,7 +329,9 @@ class StepExecutor:
 
     def _append_token(self, sampled: Sampled) -> bool:
         self._metrics.generated_tokens += 1
-        return sampled.sequence.accept(sampled.token, sampled.scored, sampled.surprisal)
+        return sampled.sequence.accept(
+            sampled.token, sampled.scored, sampled.surprisal, is_drafted=sampled.is_drafted
+        )
 
     def _decoding(self, number: int | None) -> EngineSequence | None:
         return next((one for one in self.decoder.sequences if one.number == number), None)

@@ -18,11 +18,14 @@ class Generation:
 
     Attributes:
         number: in the order in which the engine received its requests, which sets it.
+        yields_until: seconds on the engine's clock until which it makes way for all others; see
+            `engine.schedule`.
     """
 
     def __init__(self, request: EngineRequest) -> None:
         self.request = request
         self.number = 0
+        self.yields_until = 0.0
         self._held: list[Event] = []
         self._events: queue.SimpleQueue[list[Event]] = queue.SimpleQueue()
         self._cancelled = threading.Event()

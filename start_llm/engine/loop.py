@@ -66,6 +66,13 @@ class EngineLoop:
     def _has_work(self) -> bool:
         return bool(self._planner.startable or self.executor.running)
 
+    @property
+    def yields(self) -> bool:
+        """True if there are requests, and nobody waits for any of them."""
+        requests = [*self.schedule.generations, *(one.generation for one in self.executor.running)]
+        are_known = self._inbox.is_empty and not self.is_stopping
+        return are_known and bool(requests) and all(map(self.schedule.yields, requests))
+
     def end_turn(self) -> None:
         """Note that another loop computes now: no pause is measured. Decode time that is owed stays owed."""
         self.time.end_turn()

@@ -13,7 +13,7 @@ from start_llm.engine.disk_waits import DiskWaits
 from start_llm.engine.executor import StepExecutor
 from start_llm.engine.prefill import Prefill
 from start_llm.engine.resources import EngineResources
-from start_llm.engine.schedule import QueuedRequest, Schedule, deadline_after_restore, should_preempt
+from start_llm.engine.schedule import QueuedRequest, Schedule, deadline_after_restore
 from start_llm.engine.sequence import EngineSequence
 from start_llm.engine.shared_passes import may_share_passes, repeats_others
 from start_llm.engine.step_plan import (
@@ -101,19 +101,27 @@ class StepPlanner:
 
     def _preemptions(self) -> Iterator[PreemptRequest]:
         """Preempt sequences when a short prompt, a queued request or memory pressure requires it."""
-        first, prefills = self._schedule.first, self._executor.prefills
+        first, prefills = self._next, self._executor.prefills
         if first and prefills:
-            if len(prefills) == 1 and self._should_overtake(first, prefills[0]):
-                # It keeps its place.
-                yield PreemptRequest(prefills[0].sequence.number, prefills[0].sequence.due)
+            yield from self._overtaken(first, prefills)
         elif first and not self._has_room(first, self._executor.running):
             yield from self._preempt_longest_for(first)
         yield from self._preempt_beyond_memory()
 
+    def _overtaken(self, first: QueuedRequest, prefills: Sequence[Prefill]) -> Iterator[PreemptRequest]:
+        """Preempt a prompt that is prefilled alone. Of those that share passes, only the ones that nobody
+        waits for make way.
+        """
+        for one in prefills:
+            sequence = one.sequence
+            may_stop = len(prefills) == 1 or self._schedule.yields(sequence.generation, first.generation)
+            if may_stop and self._should_overtake(first, one):
+                yield PreemptRequest(sequence.number, sequence.due)  # it keeps its place
+
     def _should_overtake(self, first: QueuedRequest, prefill: Prefill) -> bool:
         return (
             self._executor.cache.supports_reuse
-            and should_preempt(first, prefill.sequence, prefill.done)
+            and self._schedule.should_preempt(first, prefill.sequence, prefill.done)
             and self._has_room(first, self._executor.decoder.sequences)
         )
 
@@ -159,8 +167,16 @@ class StepPlanner:
     @property
     def startable(self) -> QueuedRequest | None:
         """The next request, if it has room."""
-        first = self._schedule.first
+        first = self._next
         return first if first and self._has_room(first, self._executor.running) else None
+
+    @property
+    def _next(self) -> QueuedRequest | None:
+        """The next request, unless it makes way for one that runs."""
+        first = self._schedule.first
+        running = (one.generation for one in self._executor.running)
+        has_to_wait = first and any(self._schedule.yields(first.generation, one) for one in running)
+        return None if has_to_wait else first
 
     def _prefill_parts(self) -> Iterator[StepPart]:
         """Prefill one chunk of a long prompt, or as many short prompts as take no longer than that."""

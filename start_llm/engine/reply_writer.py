@@ -40,6 +40,7 @@ class ReplyWriter:
         self._unsent_tokens: list[int] = []
         self._unsent_logprobs: list[TokenLogprobs] = []
         self._unsent_surprisal = 0.0
+        self._unsent_drafted = 0
         self._reasoning = ReasoningBudget(request.reasoning) if request.reasoning else None
         self.produced = 0
         self.forced_tokens: deque[int] = deque()
@@ -55,7 +56,12 @@ class ReplyWriter:
         return token in self._eos_token_ids
 
     def feed(
-        self, token: int, logprobs: TokenLogprobs | None = None, surprisal: float = 0.0
+        self,
+        token: int,
+        logprobs: TokenLogprobs | None = None,
+        surprisal: float = 0.0,
+        *,
+        is_drafted: bool = False,
     ) -> list[Text | Finished]:
         """Return the events that one more token causes; `Finished` is last if the token ends the reply."""
         self.produced += 1
@@ -63,6 +69,7 @@ class ReplyWriter:
             self.forced_tokens.popleft()
         self._unsent_tokens.append(token)
         self._unsent_surprisal += surprisal
+        self._unsent_drafted += is_drafted
         if token in self._eos_token_ids:
             return self._finish(self._detokenizer.close(), "stop")
         if logprobs is not None:
@@ -84,17 +91,25 @@ class ReplyWriter:
         *texts, end = self._finish_at_limit("")
         return [*texts, replace(cast("Finished", end), cut_by="deadline")]
 
+    def end_of_prewarm(self) -> Finished:
+        """Return the end of a request for which nothing is generated."""
+        return Finished("length", self._usage)
+
     def _finish_at_limit(self, text: str) -> list[Text | Finished]:
         return self._finish(text + self._detokenizer.close(), "length")
 
     def _finish(self, text: str, reason: FinishReason) -> list[Text | Finished]:
-        usage = Usage(prompt=len(self._job.prompt), cached=self._cached, completion=self.produced)
-        return [self._take(text), Finished(reason, usage)]
+        last = [self._take(text)] if text or self._unsent_tokens else []
+        return [*last, Finished(reason, self._usage)]
+
+    @property
+    def _usage(self) -> Usage:
+        return Usage(prompt=len(self._job.prompt), cached=self._cached, completion=self.produced)
 
     def _take(self, text: str) -> Text:
         tokens, logprobs = tuple(self._unsent_tokens), tuple(self._unsent_logprobs)
-        piece = Text(text, tokens, logprobs, self._unsent_surprisal)
-        self._unsent_surprisal = 0.0
+        piece = Text(text, tokens, logprobs, self._unsent_surprisal, self._unsent_drafted)
+        self._unsent_surprisal, self._unsent_drafted = 0.0, 0
         self._unsent_tokens.clear()
         self._unsent_logprobs.clear()
         return piece

@@ -3,6 +3,10 @@
 A request is due once the engine could have prefilled its prompt, counted from its arrival. So a short prompt
 overtakes a long one that came a little earlier, but no request that has waited long enough. Requests of one
 session are due one after the other, so many at once from one session do not hold up other clients.
+
+A prewarm, after which nothing is generated, makes way for every request that somebody waits for: it starts
+when no other one waits or is answered, and is preempted between two chunks. After `PREWARM_PATIENCE_S` it is
+a request like any other.
 """
 
 import itertools
@@ -18,6 +22,8 @@ from start_llm.engine.sequence import EngineSequence
 
 _BACKGROUND = 2.0
 """Factor on the estimated time of a background request, so that it is due later."""
+PREWARM_PATIENCE_S = 30.0
+"""Seconds for which a prewarm makes way for others."""
 _WORTH_STOPPING = 4
 """Preempt a prefill only for a request that needs at most 1/4 of the tokens that it still needs."""
 
@@ -91,6 +97,8 @@ class Schedule:
         wanted = [one for one in prompts if not one.generation.cancelled]
         owed = [one.due for one in wanted if _is_one_session(one.generation.request, request)]
         begins = max([self._clock(), *owed])
+        if request.is_prewarm:
+            generation.yields_until = self._clock() + PREWARM_PATIENCE_S
         self._waiting.append(
             QueuedRequest(
                 generation, begins + _seconds(request, len(request.prompt) - request.repeated_tokens, speed)
@@ -110,7 +118,30 @@ class Schedule:
     def first(self) -> QueuedRequest | None:
         """The next request; those that wait for the disk are passed over."""
         ready = (one for one in self._waiting if not one.is_restoring)
-        return min(ready, key=lambda one: one.due, default=None)
+        return min(ready, key=lambda one: (self.yields(one.generation), one.due), default=None)
+
+    def yields(self, generation: Generation, other: Generation | None = None) -> bool:
+        """Return whether a request makes way for another one, or for any that somebody waits for."""
+        return self._is_patient(generation) and not (other and self._is_patient(other))
+
+    def _is_patient(self, generation: Generation) -> bool:
+        return generation.yields_until > 0 and self._clock() < generation.yields_until
+
+    @property
+    def generations(self) -> list[Generation]:
+        """All requests that wait."""
+        return [one.generation for one in self._waiting]
+
+    def should_preempt(self, waiting: QueuedRequest, sequence: EngineSequence, done: int) -> bool:
+        """Return whether a waiting request should preempt the prompt that is being prefilled.
+
+        Args:
+            sequence, done: see `is_worth_preempting`.
+        """
+        waits, runs = waiting.generation, sequence.generation
+        if self.yields(waits, runs) or self.yields(runs, waits):
+            return self.yields(runs, waits)
+        return is_worth_preempting(waiting, sequence, done)
 
     @property
     def restoring(self) -> list[QueuedRequest]:
@@ -146,8 +177,7 @@ class Schedule:
     def take_all(self) -> list[Generation]:
         for one in self._waiting:
             _give_up_disk(one)
-        generations = [one.generation for one in self._waiting]
-        self._waiting = []
+        generations, self._waiting = self.generations, []
         return generations
 
 
@@ -178,8 +208,8 @@ def _is_one_session(one: EngineRequest, other: EngineRequest) -> bool:
     return bool(one.session) and (one.salt, one.session) == (other.salt, other.session)
 
 
-def should_preempt(waiting: QueuedRequest, sequence: EngineSequence, done: int) -> bool:
-    """Return whether a waiting request should preempt the prompt that is being prefilled.
+def is_worth_preempting(waiting: QueuedRequest, sequence: EngineSequence, done: int) -> bool:
+    """Return whether a waiting request is due earlier, and needs so much less that preempting pays.
 
     If both share a prefix, the one that runs first computes it for the other too.
 

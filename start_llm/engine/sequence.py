@@ -174,17 +174,29 @@ class EngineSequence:
         self.generation.hold(self._reply.cut())
         self.generation.send()
 
-    def accept(self, token: int, scored: TokenLogprobs | None = None, surprisal: float = 0.0) -> bool:
+    def end_prewarm(self) -> None:
+        """Tell that the prompt is read, and that nothing follows."""
+        self.generation.emit(self._reply.end_of_prewarm())
+
+    def accept(
+        self,
+        token: int,
+        scored: TokenLogprobs | None = None,
+        surprisal: float = 0.0,
+        *,
+        is_drafted: bool = False,
+    ) -> bool:
         """Add the next token and hold its events until they are sent. Returns True if it ends the reply.
 
         Args:
             scored: its log-probability, if the request asked for it.
+            is_drafted: a draft had guessed it.
 
         Raises:
             GuideLost: the guide cannot constrain the token after this one.
         """
         self.tokens.append(token)
-        events = self._reply.feed(token, scored, surprisal)
+        events = self._reply.feed(token, scored, surprisal, is_drafted=is_drafted)
         self.generation.hold(events)
         has_ended = bool(events) and isinstance(events[-1], Finished)
         if self._guided and self._guided.is_lost_at(len(self.tokens)) and not has_ended:
@@ -198,9 +210,11 @@ class Sampled(NamedTuple):
     Attributes:
         surprisal: in bits, see `engine.sampler`.
         scored: its log-probability, if the request asked for it.
+        is_drafted: a draft had guessed it.
     """
 
     sequence: EngineSequence
     token: int
     surprisal: float
     scored: TokenLogprobs | None
+    is_drafted: bool = False

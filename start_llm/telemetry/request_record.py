@@ -164,8 +164,9 @@ class RequestRecord:
 
     @property
     def computed(self) -> int:
-        """Computed prompt tokens. The first decode step computes the last one."""
-        is_complete = self.usage is not None or self.first_text is not None
+        """Computed prompt tokens. The first decode step computes the last one, unless nothing is decoded."""
+        has_decoded = self.usage is not None and self.usage.completion > 0
+        is_complete = has_decoded or self.first_text is not None
         return (self.facts.prompt_tokens if is_complete else max(self.done, self.cached)) - self.cached
 
     @property

@@ -59,8 +59,8 @@ def resting_sequence(resources, prompt, **options: Any) -> EngineSequence:
 
 
 def accept(sampled: list[Sampled]) -> None:
-    for sequence, token, _, scored in sampled:
-        sequence.accept(token, scored)
+    for one in sampled:
+        one.sequence.accept(one.token, one.scored)
 
 
 def noted(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str) -> list[str]:

@@ -6,7 +6,7 @@ import itertools
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -146,7 +146,7 @@ def test_a_closing_thread_takes_no_model(resources: EngineResources):
 class Working:
     """A loop that always has work, and notes its steps."""
 
-    rest_s, is_stopping = 0.0, False
+    rest_s, is_stopping, yields = 0.0, False, False
 
     def __init__(self, name: str, steps: list[str]) -> None:
         self._name, self._steps = name, steps
@@ -169,6 +169,22 @@ def test_loops_that_have_work_take_turns_of_half_a_second():
         thread._go_on()
     assert "".join(steps) == "aaabbbccc" * 2
     assert [loop.rests for loop in loops] == [2, 2, 1], "a loop that has to wait measures no pause"
+
+
+def test_a_loop_that_only_prewarms_makes_way_for_those_that_somebody_waits_for():
+    seconds, steps = itertools.count(step=0.2), list[str]()
+    thread = EngineThread(clock=lambda: next(seconds))
+    warming, awaited, other = loops = [Working(name, steps) for name in "wab"]
+    warming.yields = True
+    for loop in loops:
+        thread.add(cast("Any", loop), on_end=lambda: None)
+    for _ in range(9):
+        thread._go_on()
+    assert "".join(steps) == "aaabbbaaa"
+    awaited.rest_s = other.rest_s = 100.0
+    for _ in range(3):  # steps that were due before
+        thread._go_on()
+    assert steps[-1] == "w"
 
 
 def test_a_loop_that_rests_is_asked_again_when_it_said():

@@ -117,6 +117,12 @@ def test_a_first_end_token_makes_an_empty_reply():
     assert (said.text, said.tokens, said.end) == ("", [END], Finished("stop", usage(1)))
 
 
+def test_a_prompt_that_is_cut_before_its_reply_says_nothing():
+    """A text would say that the prompt is read (lesson 345)."""
+    (end,) = ReplyWriter(engine_request(PROMPT, 9), lambda _: b"", frozenset({END})).cut()
+    assert end == Finished("length", usage(0), cut_by="deadline")
+
+
 def test_no_event_follows_the_end_and_no_piece_is_empty_before_it():
     said = write([b"", b"a", b"", b"b", END])
     assert [type(event) for event in said.events] == [Text, Text, Text, Finished]
