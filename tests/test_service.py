@@ -49,8 +49,9 @@ from start_llm.core.repetition import RUNAWAY_TOKENS, RepetitionPolicy
 from start_llm.core.sampling import Sampling, SamplingChoice
 from start_llm.prompt.prepare import Preparer
 from start_llm.protocols.anthropic.error_bodies import anthropic_refusal
+from start_llm.serving.answer import Answer
 from start_llm.serving.request_preparation import RequestPreparer
-from start_llm.serving.service import Answer, ReplyDefaults, Service, _image_spans
+from start_llm.serving.service import ReplyDefaults, Service, _image_spans
 from start_llm.telemetry.account import Reports
 from start_llm.telemetry.metrics import RequestMetrics
 from start_llm.telemetry.request_record import RequestRecord
@@ -445,8 +446,8 @@ def test_text_that_piled_up_is_one_piece():
 
 
 def test_of_progress_that_piled_up_the_newest_is_told():
-    piled: list[Event] = [Prefilling(1, 9), Prefilling(5, 9), Prefilling(8, 9), Text("a", (1,)), DONE]
-    assert heard(Desk(piled)) == [Prefilling(8, 9), Content("a", tokens=(1,)), DONE]
+    piled: list[Event] = [Restored(1), Prefilling(2, 5), Prefilling(4, 5), Text("a", (1,)), DONE]
+    assert heard(Desk(piled)) == [Prefilling(4, 5), Content("a", tokens=(1,)), DONE]
 
 
 def test_text_before_a_failure_is_told_first():
@@ -503,7 +504,7 @@ def test_a_stop_string_ends_the_reply_and_what_the_engine_still_does():
     desk = Desk([Restored(2)], [Text("so EN", (1,))], [Text("D", (2,)), Text("never", (3,)), DONE])
     events = heard(desk, chat(stop=("END", "nowhere")))
     assert events == [
-        Idle(),
+        Prefilling(2, 5),
         Content("so ", tokens=(1,)),
         Content("", tokens=(2,)),
         Finished("stop", Usage(prompt=5, cached=2, completion=2), stop="END"),
@@ -692,9 +693,9 @@ def traced(desk: Desk, request: ChatRequest | TextRequest | None = None) -> dict
     return line
 
 
-def test_what_the_cache_had_is_no_event_of_the_answer_and_stands_in_the_trace():
+def test_what_the_cache_had_is_progress_and_stands_in_the_trace():
     desk = Desk([Restored(2, "no_state", 1)], [Prefilling(4, 5), Text("a", (1,)), DONE])
-    assert heard(desk) == [Idle(), Prefilling(4, 5), Content("a", tokens=(1,)), DONE]
+    assert heard(desk) == [Prefilling(2, 5), Prefilling(4, 5), Content("a", tokens=(1,)), DONE]
     ((line, _),) = desk.trace.written
     assert (line["cached_tokens"], line["computed_tokens"], line["completion_tokens"]) == (2, 3, 3)
     assert (line["cache_hit"], line["miss_reason"], line["ending"]) == (True, "no_state", "stop")

@@ -137,6 +137,7 @@ def _runtime(
         transcripts=known,
         defaults=reply_defaults(settings, model.sampling),
         reports=_reports(shared, card.id, trace),
+        answered=shared.answered,
     )
     adapters = ModelAdapters(engine, startup.adapters, shared.adapters[card.id])
     adapters.mount_again(shared.terminal.say)

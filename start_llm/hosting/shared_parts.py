@@ -15,6 +15,7 @@ from start_llm.telemetry.metrics import RequestMetrics
 from start_llm.telemetry.prometheus import ServerMetrics
 from start_llm.telemetry.terminal import Terminal
 from start_llm.telemetry.trace import Trace
+from start_llm.transcripts.divergence import AnsweredRequests
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +25,7 @@ class SharedParts:
     Attributes:
         thread: computes for all of them.
         responses: the kept responses.
+        answered: the requests that were answered last, for clients that compare later ones with them.
         adapters: the folders of the mounted adapters, by the model.
     """
 
@@ -39,3 +41,4 @@ class SharedParts:
     drain: RequestDrain
     activity: Activity
     adapters: defaultdict[str, AdapterFolders] = field(default_factory=lambda: defaultdict(dict))
+    answered: AnsweredRequests = field(default_factory=AnsweredRequests)

@@ -7,9 +7,10 @@ from typing import Protocol
 
 from start_llm.core.chat import GenerationRequest, Json
 from start_llm.core.errors import RequestError
-from start_llm.core.events import Finished, Output
+from start_llm.core.events import Finished, Output, Prefilling
 from start_llm.core.ids import random_name
 from start_llm.core.model_card import ModelCard
+from start_llm.core.prompt_report import Divergence
 from start_llm.images.door import ImageDoor
 from start_llm.protocols.fields import Fields
 from start_llm.protocols.notices import Notices
@@ -104,15 +105,22 @@ class Reply(Protocol):
         """The id that the client receives."""
         ...
 
-    def opening(self, prompt_tokens: int) -> Iterable[SSEFrame]:
+    def opening(self, prompt_tokens: int, divergence: Divergence | None = None) -> Iterable[SSEFrame]:
         """Sent at once, before the prompt is computed. The number of cached tokens is not known yet.
 
         A chat's is empty: its first chunk comes with the first token or keep-alive.
+
+        Args:
+            divergence: where the prompt leaves the one that the client compares it with.
         """
         ...
 
     def keep_alive(self) -> SSEFrame:
         """A data event without content: some clients ignore comments when they detect timeouts."""
+        ...
+
+    def progress(self, event: Prefilling) -> Iterable[SSEFrame]:
+        """Sent while the prompt is computed, to clients that ask for it, in protocols that have a place."""
         ...
 
     def output(self, event: Output) -> Iterable[SSEFrame]: ...

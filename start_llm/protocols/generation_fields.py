@@ -1,6 +1,6 @@
 """Reads the generation fields that have (nearly) one name in every protocol, and those of OpenAI's."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import cast
 
@@ -14,6 +14,10 @@ TOP_LOGPROBS = Range(0, 20)
 _LIMIT = Range(-1, TOKEN_COUNT.high)
 NO_LIMIT = -1
 """What LM Studio and llama.cpp, and clients made for them, call no limit."""
+COMPLETION_LIMITS = ("max_completion_tokens", "max_tokens", "n_predict")
+"""The limits of a completion; the first one that is given counts. The last one is llama.cpp's."""
+_PREWARMING_LIMITS = frozenset({"n_predict"})
+"""Limits that may be 0 everywhere: llama.cpp reads the prompt into its cache then."""
 _MAX_STOPS = 16
 _LONGEST_STOP = 1000
 
@@ -39,19 +43,27 @@ def read_generation(
     )
 
 
-def read_limit(body: Fields, *names: str) -> int | None:
+def read_limit(body: Fields, *names: str, prewarming: Collection[str] = _PREWARMING_LIMITS) -> int | None:
     """Return the limit of the reply, from the first of these fields that is given; None for no limit.
 
+    It is 0 if `prompt_cache_options.prewarm` asks for no reply, as openai 3.57 has it.
+
+    Args:
+        prewarming: fields that may be 0, which asks for the same.
+
     Raises:
-        InvalidRequest: names the first of them that is neither a number of tokens nor -1.
+        InvalidRequest: names the first field that is neither a number of tokens nor -1, or no boolean.
     """
-    limits = [_limit(body, name) for name in names if body.value(name) is not None]
+    limits = [_limit(body, name, prewarming) for name in names if body.value(name) is not None]
+    options = body.object("prompt_cache_options")
+    if options and options.boolean("prewarm"):
+        return 0
     return limits[0] if limits and limits[0] != NO_LIMIT else None
 
 
-def _limit(body: Fields, name: str) -> int | None:
+def _limit(body: Fields, name: str, prewarming: Collection[str]) -> int | None:
     limit = body.integer(name, _LIMIT)
-    if limit == 0:
+    if limit == 0 and name not in prewarming:
         raise body.fail(name, f"must be {TOKEN_COUNT}, or {NO_LIMIT} for no limit")
     return limit
 
@@ -109,11 +121,13 @@ def _logit_bias(body: Fields, vocabulary: int) -> dict[int, float]:
     return biases
 
 
-def read_options(body: Fields, *, vocabulary: int, top_logprobs: int | None) -> GenerationOptions:
-    """Read every field that shapes the reply. `max_completion_tokens` wins over `max_tokens`."""
+def read_options(
+    body: Fields, *, max_tokens: int | None, vocabulary: int, top_logprobs: int | None
+) -> GenerationOptions:
+    """Read every field that shapes the reply in OpenAI's protocols, except its length."""
     return read_generation(
         body,
-        max_tokens=read_limit(body, "max_completion_tokens", "max_tokens"),
+        max_tokens=max_tokens,
         stop="stop",
         vocabulary=vocabulary,
         top_logprobs=top_logprobs,

@@ -55,7 +55,8 @@ _CHAT = KnownFields(
     | _WITHOUT_EFFECT
     | frozenset(
         "add_generation_prompt continue_final_message guided_json "
-        "logprobs max_completion_tokens max_tokens messages n parallel_tool_calls response_format "
+        "logprobs max_completion_tokens max_tokens messages n n_predict parallel_tool_calls "
+        "prompt_cache_options response_format return_progress return_receipt "
         "return_token_ids stop stream_options top_logprobs".split()
     )
 )
@@ -64,14 +65,15 @@ _TEXT = KnownFields(
     | _SESSION
     | _SAMPLING
     | frozenset(
-        "best_of echo logprobs max_completion_tokens max_tokens n prompt return_token_ids stop stream "
-        "stream_options suffix user".split()
+        "best_of echo logprobs max_completion_tokens max_tokens n n_predict prompt prompt_cache_options "
+        "return_progress return_receipt return_token_ids stop stream stream_options suffix user".split()
     )
 )
 _MESSAGES = KnownFields(
     _CONVERSATION
     | frozenset(
-        "context_management max_tokens messages output_format service_tier stop_sequences system".split()
+        "context_management diagnostics max_tokens messages output_format return_receipt service_tier "
+        "stop_sequences system".split()
     )
 )
 _RESPONSES = KnownFields(
@@ -79,7 +81,8 @@ _RESPONSES = KnownFields(
     | _WITHOUT_EFFECT
     | frozenset(
         "background client_metadata conversation include input instructions max_completion_tokens "
-        "max_output_tokens max_tokens n parallel_tool_calls previous_response_id prompt stop text "
+        "max_output_tokens max_tokens n parallel_tool_calls previous_response_id prompt "
+        "prompt_cache_options return_receipt stop text "
         "top_logprobs truncation".split()
     ),
     repeats_metadata=True,

@@ -1,4 +1,4 @@
-"""Set up LiteLLM from inside its process: one user, one model, and four of its defaults changed."""
+"""Set up LiteLLM from inside its process: one user, one model, and five of its defaults changed."""
 
 import sys
 from typing import Any
@@ -6,8 +6,12 @@ from typing import Any
 import litellm
 import litellm.router
 from litellm.litellm_core_utils.fallback_generalizations import set_fallback_generalizations
+from litellm.llms.anthropic.pass_through.messages.utils import anthropic_messages_optional_param_keys
 from litellm.proxy._types import LitellmUserRoles, UserAPIKeyAuth
 from litellm.responses.streaming_iterator import ResponsesAPIStreamingIterator
+from litellm.types.llms.anthropic import AnthropicMessagesRequestOptionalParams
+
+from start_llm.protocols.known_fields import KNOWN_FIELDS
 
 # Every model name reaches the same model. LiteLLM's table of known models would make it drop or rewrite
 # `thinking` and `output_config`, depending on the name that the client sends (lesson 29).
@@ -24,6 +28,14 @@ _CAPABILITIES = {
 }
 litellm.model_cost.clear()
 set_fallback_generalizations([{"name": "any", "pattern": ".*", "model_info": dict(_CAPABILITIES)}])
+
+# Of /v1/messages LiteLLM passes on the fields of this record, and drops others, such as `diagnostics`, in
+# silence (lesson 344). All that get here are known to the server. It may have read the record already.
+_ALREADY_PARAMETERS = frozenset({"messages", "model"})
+AnthropicMessagesRequestOptionalParams.__annotations__.update(
+    dict.fromkeys(KNOWN_FIELDS["messages"].names - _ALREADY_PARAMETERS, Any)
+)
+anthropic_messages_optional_param_keys.cache_clear()
 
 # LiteLLM holds back a response's first events until there is output, so that it could still switch to another
 # model. There is no other model, and clients give up after five minutes of silence (lesson 37).

@@ -15,13 +15,16 @@ from start_llm.access.client_name import client_name
 from start_llm.access.request_target import origin_form
 from start_llm.access.tenants import key_of, tenant_of_key
 from start_llm.core.errors import InvalidRequest, LengthRequired, RequestError
+from start_llm.protocols.receipts import RECEIPT_HEADER
 from start_llm.protocols.sessions import READ_HEADERS
 from start_llm.proxy.control_fields import is_litellms_own
 from start_llm.proxy.error_text import Application, Receive, Send
 from start_llm.proxy.open_routes import OPEN_ROUTES
 from start_llm.proxy.refusals import encoded, refuse, respond
 
-_PASSED = frozenset({"host", "accept", "content-type", "content-length", "content-encoding", *READ_HEADERS})
+_PASSED = frozenset(
+    ("host", "accept", "content-type", "content-length", "content-encoding", RECEIPT_HEADER, *READ_HEADERS)
+)
 """Headers that are passed on. Besides these, the proxy adds its own."""
 _ABOUT_THE_FORM = frozenset({"anthropic-version"})
 """Headers by which the server chooses the form of a list."""

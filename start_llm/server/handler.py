@@ -20,7 +20,7 @@ from start_llm.core.errors import (
     RequestError,
     Unauthorized,
 )
-from start_llm.core.events import Content, Event, Failed, Finished, Output, Piece, Usage
+from start_llm.core.events import Content, Event, Failed, Finished, Output, Piece, Prefilling, Usage
 from start_llm.core.unenforced import unenforced_keywords
 from start_llm.protocols.base import ParsedRequest, Parser, Reply, RequestContext
 from start_llm.protocols.fields import Fields
@@ -39,7 +39,8 @@ from start_llm.server.http_connection import HttpConnection
 from start_llm.server.life_signs import repeated
 from start_llm.server.page_request import Document, Page, PageRequest
 from start_llm.server.served_models import ServedModel
-from start_llm.serving.service import Answer, Service
+from start_llm.serving.answer import Answer
+from start_llm.serving.service import Service
 from start_llm.telemetry.activity import Refusal
 
 _TABLE = RouteTable(ROUTES)
@@ -245,7 +246,7 @@ class Handler(HttpConnection):
 
     def _stream(self, reply: Reply, answer: Answer) -> None:
         stream = self._begin_stream()
-        stream.send(reply.opening(answer.prompt_tokens))
+        stream.send(reply.opening(answer.prompt_tokens, answer.divergence))
         for event in answer.events():
             self._check_client(event)
             match event:
@@ -262,6 +263,8 @@ class Handler(HttpConnection):
                 case _:
                     if isinstance(event, Piece):
                         stream.send(reply.output(event))
+                    elif isinstance(event, Prefilling):
+                        stream.send(reply.progress(event))
                     # The model may also write text that is not sent, or not yet.
                     if stream.silent_for_s >= self.server.limits.keep_alive_s:
                         stream.send([reply.keep_alive()])

@@ -1,26 +1,26 @@
-"""One request from start to end: prepare its prompt, bind it to the tokens of earlier turns, generate, and
-turn text into events.
+"""One request from start to end: prepare its prompt, bind it to the tokens of earlier turns, and have it
+generated. `serving.answer` turns the text into events.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from types import TracebackType
-from typing import Protocol, Self
+from functools import partial
+from typing import Protocol
 
 from start_llm.core.adapters import adapter_label
 from start_llm.core.chat import ChatRequest, GenerationRequest, RequestOrigin, TextRequest
 from start_llm.core.client_presence import check_client
 from start_llm.core.engine_request import EngineRequest
-from start_llm.core.events import Event, Failed, Finished, Idle, Output, Prefilling, Restored, Text, Usage
+from start_llm.core.events import Restored
 from start_llm.core.explanation import Explanation
 from start_llm.core.ids import name_in
 from start_llm.core.images import ImageSpan, image_spans
+from start_llm.core.prompt_report import Divergence
 from start_llm.core.repetition import (
-    RUNAWAY_TOKENS,
     RepetitionHandling,
     RepetitionPolicy,
     RunawayDetector,
@@ -28,29 +28,18 @@ from start_llm.core.repetition import (
     repeated_calls,
 )
 from start_llm.core.sampling import Sampling, SamplingChoice, first_set
-from start_llm.output.stream import OutputStream, merge_adjacent
-from start_llm.output.tool_aliases import ToolAliases
+from start_llm.output.stream import OutputStream
+from start_llm.serving.answer import Answer, GenerationPort
+from start_llm.serving.prompt_account import PromptAccount
 from start_llm.serving.request_preparation import PreparedRequest, RequestPreparer, demand_room
 from start_llm.telemetry.account import Reports, RequestAccount
 from start_llm.telemetry.request_record import RequestFacts, RequestRecord, session_name
 from start_llm.telemetry.trace import session_digest
+from start_llm.transcripts.divergence import AnsweredRequest, AnsweredRequests
 from start_llm.transcripts.transcripts import Transcripts
 from start_llm.transcripts.turn import Turn
 
-_POLL_TIMEOUT_S = 0.05
 _SHOWN_TOKENS = 64
-
-
-class GenerationPort(Protocol):
-    """A request that the engine is working on."""
-
-    def take(self, timeout_s: float) -> list[Event]:
-        """Return the events that are ready. Never empty: `[Idle()]` if none comes in `timeout_s` seconds."""
-        ...
-
-    def cancel(self, *, is_over: bool = False) -> None:
-        """Stop computing. `is_over`: the client has all that it wants; else it counts as given up."""
-        ...
 
 
 class EnginePort(Protocol):
@@ -87,11 +76,14 @@ class ReplyDefaults:
 
 _NO_DEFAULTS = ReplyDefaults()
 _REPEATED_CALLS = "calls {} with the same arguments and the same result, {} times in a row"
-_RUNAWAY = "repeats a piece of {} tokens for {:,} tokens; {}"
 
 
 class Service:
-    """Answers requests of all protocols. Safe to use from any thread."""
+    """Answers requests of all protocols. Safe to use from any thread.
+
+    Args:
+        answered: shared by all models of a server; None: this service has its own.
+    """
 
     def __init__(
         self,
@@ -101,6 +93,7 @@ class Service:
         transcripts: Transcripts,
         reports: Reports,
         defaults: ReplyDefaults = _NO_DEFAULTS,
+        answered: AnsweredRequests | None = None,
     ) -> None:
         self._engine = engine
         self._requests = requests
@@ -108,6 +101,7 @@ class Service:
         self._transcripts = transcripts
         self._reports = reports
         self._defaults = defaults
+        self._answered = answered or AnsweredRequests()
 
     def respond(self, request: GenerationRequest, origin: RequestOrigin) -> Answer:
         """Validate the request completely, then hand it to the engine.
@@ -121,7 +115,8 @@ class Service:
             # before anything is done with so many tokens
             demand_room(self._model, len(request.prompt), "prompt")
         prepared = self._requests.prepare(request)
-        guide = prepared.compile_guide()  # holds the reply to its output constraint; takes long, so only here
+        # What holds the reply to its output constraint takes long to make, so only here.
+        guide = None if request.options.is_prewarm else prepared.compile_guide()
         turn = Turn.begin(self._transcripts, prepared.prompt, self._model.context_window)
         engine_request = replace(self._engine_request(prepared, turn), guide=guide)
         output = OutputStream(prepared.splitter, max_calls=prepared.max_calls, stops=request.options.stop)
@@ -137,10 +132,38 @@ class Service:
             submitted.callback(generation.cancel)
             turn.record_submitted(name_in(origin.id))
             submitted.pop_all()
-        return Answer(generation, output, turn, account, repetition, prepared.aliases)
+        model = self._model_of(request)
+        prompt = PromptAccount(len(turn.tokens), turn.note, self._divergence(request, turn, model))
+        remember = partial(self._remember, request.tenant, name_in(origin.id), model, turn)
+        return Answer(
+            generation=generation,
+            output=output,
+            turn=turn,
+            account=account,
+            repetition=repetition,
+            aliases=prepared.aliases,
+            prompt=prompt,
+            remember=remember,
+        )
+
+    def _model_of(self, request: GenerationRequest) -> str:
+        """Return a name for what answers the request: the model and its adapters."""
+        return "\n".join([self._model.id, adapter_label(request.options.adapter) or ""])
+
+    def _divergence(self, request: GenerationRequest, turn: Turn, model: str) -> Divergence | None:
+        """Return where a request leaves the one that its client names; None also if it names none."""
+        if not isinstance(request, ChatRequest) or request.compared_with is None:
+            return None
+        before = self._answered.find(request.tenant, request.compared_with)
+        return turn.divergence(before, model) if before else Divergence("unknown")
+
+    def _remember(self, tenant: bytes, reply_name: str, model: str, turn: Turn) -> None:
+        """Remember a request, so that clients can compare later ones with it."""
+        if turn.computed:
+            self._answered.note(tenant, reply_name, AnsweredRequest(model, turn.computed))
 
     def _repetition_handling(self, request: GenerationRequest, *, is_guided: bool) -> RepetitionHandling:
-        if self._defaults.repetition == "off":
+        if self._defaults.repetition == "off" or request.options.is_prewarm:
             return RepetitionHandling()
         calls, count = repeated_calls(request.messages) if isinstance(request, ChatRequest) else ("", 0)
         notice = _REPEATED_CALLS.format(calls, count) if is_worth_reporting(count) else ""
@@ -208,7 +231,8 @@ class Service:
             boundaries=turn.resume_positions,
             repeated_tokens=turn.repeated_tokens,
             salt=request.tenant,
-            session=prepared.session,
+            # The turn that it prepares must not wait for it, as requests of one session wait for each other.
+            session="" if prepared.request.options.is_prewarm else prepared.session,
             is_background=request.is_background,
             sampling=self._sampling(prepared),
             top_logprobs=request.options.top_logprobs,
@@ -221,7 +245,8 @@ class Service:
         """Return the reply's limit: the requested one, at most what the prompt leaves of the window."""
         demand_room(self._model, prompt_length, prepared.prompt_field)
         remaining = self._model.context_window - prompt_length
-        limit = prepared.request.options.max_tokens or self._defaults.max_tokens or remaining
+        asked = prepared.request.options.max_tokens
+        limit = (self._defaults.max_tokens or remaining) if asked is None else asked
         return min(limit, remaining)
 
     def _sampling(self, prepared: PreparedRequest) -> Sampling:
@@ -272,163 +297,3 @@ def _facts(prepared: PreparedRequest, origin: RequestOrigin, turn: Turn, *, imag
         replaced_tokens=prefix_match.replaced_tokens,
         binding_refusal=prefix_match.refusal,
     )
-
-
-class Answer:
-    """The reply to one request while it is generated. Leaving the context cancels what is unfinished.
-
-    It hands each event to three others: `output` splits text into reasoning, content and calls; `turn`
-    records the reply, so that the next request can resume from it; `account` counts for trace and terminal.
-    """
-
-    def __init__(
-        self,
-        generation: GenerationPort,
-        output: OutputStream,
-        turn: Turn,
-        account: RequestAccount,
-        repetition: RepetitionHandling,
-        aliases: ToolAliases,
-    ) -> None:
-        self._generation = generation
-        self._output = output
-        self._turn = turn
-        self._account = account
-        self._repetition = repetition
-        self._aliases = aliases
-        self._repetition_was_reported = False
-        self._cached = 0
-
-    def __enter__(self) -> Self:
-        with ExitStack() as begun:
-            begun.push(self)
-            self._account.begin()
-            if self._repetition.calls_notice:
-                self._account.note_repetition(self._repetition.calls_notice)
-            begun.pop_all()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._generation.cancel()
-        try:
-            self._turn.note_delivered()
-        finally:
-            self._account.end(self._turn.texts)
-
-    @property
-    def prompt_tokens(self) -> int:
-        """Tokens of the prompt as the model reads it."""
-        return len(self._turn.tokens)
-
-    def events(self) -> Iterator[Event]:
-        """Yield events up to `Finished` or `Failed`, and `Idle` at least every 50 ms of silence.
-
-        Text that is held back, because it may begin a mark or a stop string, counts as silence.
-        """
-        while True:
-            outputs = map(self._aliases.for_client, self._outputs(self._generation.take(_POLL_TIMEOUT_S)))
-            for event in list(outputs) or [Idle()]:
-                self._account.note(event)  # as the client gets it; `Text` and `Restored` were noted before
-                yield event
-                if isinstance(event, Finished | Failed):
-                    return
-
-    def _outputs(self, events: list[Event]) -> Iterator[Event]:
-        """Convert the engine's text into output events. Merge adjacent ones; drop superseded progress."""
-        outputs: list[Output] = []
-        for index, event in enumerate(events):
-            self._note_progress(event)
-            match event:
-                case Restored():
-                    self._cached = event.tokens
-                    self._account.note(event)
-                case Text():
-                    outputs += self._recorded(self._feed(event))
-                    if early := self._ended_early(event):
-                        yield from merge_adjacent([*outputs, *early[0]])
-                        yield early[1]
-                        return
-                case Finished():
-                    rest, end = self._output.close(event)
-                    outputs += self._recorded(rest)
-                    self._turn.record_reply(
-                        replace(event, stop=end.stop),
-                        is_whole=self._output.is_whole,
-                        reply_surprisal_bits=self._output.reply_surprisal_bits,
-                        reasoning_surprisal_bits=self._output.reasoning_surprisal_bits,
-                    )
-                    yield from merge_adjacent(outputs)
-                    yield end
-                    return
-                case Prefilling() if any(isinstance(later, Prefilling) for later in events[index + 1 :]):
-                    pass  # a later one tells more
-                case _:
-                    yield from merge_adjacent(outputs)
-                    outputs = []
-                    yield event
-        yield from merge_adjacent(outputs)
-
-    def _note_progress(self, event: Event) -> None:
-        """Tell the transcript how much of the prompt has been computed."""
-        match event:
-            case Restored():
-                self._turn.note_prefilled(event.tokens)
-            case Prefilling():
-                self._turn.note_prefilled(event.done)
-            case _:
-                pass
-
-    def _feed(self, piece: Text) -> list[Output]:
-        self._account.note(piece)
-        self._turn.add_generated_tokens(piece.tokens)
-        return self._output.feed(piece)
-
-    def _cut_short(self) -> Finished:
-        """End a reply at a stop sequence or after its last permitted call, and cancel the rest."""
-        self._generation.cancel(is_over=True)
-        usage = Usage(prompt=self.prompt_tokens, cached=self._cached, completion=self._turn.reply_length)
-        end = self._output.cut(usage)
-        self._turn.record_reply(
-            end,
-            is_whole=False,
-            reply_surprisal_bits=self._output.reply_surprisal_bits,
-            reasoning_surprisal_bits=self._output.reasoning_surprisal_bits,
-        )
-        return end
-
-    def _ended_early(self, piece: Text) -> tuple[list[Output], Finished] | None:
-        """Return the last events of a reply that ends here, although the model goes on."""
-        if self._output.is_over:
-            return [], self._cut_short()
-        return self._ended_for_repetition() if self._runs_away(piece) else None
-
-    def _runs_away(self, piece: Text) -> bool:
-        """Tell the user, once, that the reply repeats itself. Returns whether it is ended for that."""
-        repetition = self._repetition
-        period = (
-            repetition.detector.feed(piece.tokens)
-            if repetition.detector and not self._repetition_was_reported
-            else 0
-        )
-        if not period:
-            return False
-        self._repetition_was_reported = True
-        is_ended = repetition.may_stop and not self._output.may_be_in_call
-        end = "it was ended" if is_ended else "it goes on"
-        self._account.note_repetition(_RUNAWAY.format(period, RUNAWAY_TOKENS, end))
-        return is_ended
-
-    def _ended_for_repetition(self) -> tuple[list[Output], Finished]:
-        """End the reply as if it had reached its limit. It is not recorded: nobody wants to go on from it."""
-        self._generation.cancel(is_over=True)
-        usage = Usage(prompt=self.prompt_tokens, cached=self._cached, completion=self._turn.reply_length)
-        rest, end = self._output.close(Finished("length", usage, cut_by="repetition"))
-        return self._recorded(rest), end
-
-    def _recorded(self, outputs: list[Output]) -> list[Output]:
-        """Record them in the turn, and return them."""
-        for output in outputs:
-            self._turn.add_output(output)
-        return outputs

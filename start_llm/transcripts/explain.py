@@ -72,7 +72,7 @@ def count_recomputed(computed: ComputedRequest, asked: ExplainedPrompt, restored
 
 def is_shown_otherwise(computed: ComputedRequest, asked: Sequence[int]) -> bool:
     """Return whether the tokens to read leave those that were computed before these end."""
-    return _common_length(computed.ids, array("I", asked)) < min(len(computed.ids), len(asked))
+    return common_length(computed.ids, array("I", asked)) < min(len(computed.ids), len(asked))
 
 
 def differences(computed: ComputedRequest, asked: ExplainedPrompt, decode: Decode) -> list[Difference]:
@@ -180,7 +180,7 @@ class _Comparison:
 
     def _apart(self, old: _TokenSpan, new: _TokenSpan) -> _Where:
         was, now = self._computed.ids[old.start : old.end], array("I", self._asked.ids[new.start : new.end])
-        same = _common_length(was, now)
+        same = common_length(was, now)
         if same == len(was) == len(now):
             return _Where(None)
         token = old.start + same
@@ -203,7 +203,8 @@ def _spans(boundaries: Sequence[Boundary], messages: int, end: int) -> list[_Tok
     return spans
 
 
-def _common_length(one: array[int], other: array[int]) -> int:
+def common_length(one: array[int], other: array[int]) -> int:
+    """Return how many tokens both begin with."""
     if one == other:
         return len(one)
     pairs = enumerate(zip(one, other, strict=False))

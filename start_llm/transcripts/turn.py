@@ -15,7 +15,9 @@ from start_llm.core.canonical import Conversation, reasoning_digest
 from start_llm.core.events import Finished, Output, Restored
 from start_llm.core.explanation import Against, Explanation
 from start_llm.core.prompt import ModelTokens, Prompt
+from start_llm.core.prompt_report import Divergence
 from start_llm.transcripts.bind import BoundPrompt, PromptBinder, fresh, record_prompt
+from start_llm.transcripts.divergence import AnsweredRequest, ComparedRequest, diverges, last_end
 from start_llm.transcripts.explain import (
     ExplainedPrompt,
     count_recomputed,
@@ -65,6 +67,7 @@ class Turn:
         repeated_tokens: number of tokens that stand for messages which were computed before, with the same
             tokens or others.
         prefix_match: how much of the prompt was found in the store.
+        note: the place in `tokens` of the note that this request adds; empty if it adds none.
     """
 
     def __init__(
@@ -92,6 +95,7 @@ class Turn:
         self.resume_positions = tuple(bound.resume_positions())
         self.repeated_tokens = repeated_tokens
         self.prefix_match = prefix_match
+        self.note = range(bound.before_note, bound.before_note + bound.note_tokens)
 
     @classmethod
     def begin(cls, transcripts: Transcripts, prompt: Prompt, window: int) -> Turn:
@@ -195,6 +199,23 @@ class Turn:
             return explained
         return replace(explained, is_shown_otherwise=is_shown_otherwise(against, self.tokens.ids))
 
+    def divergence(self, before: AnsweredRequest, model: str) -> Divergence | None:
+        """Return where this prompt leaves an earlier request, which its client has named; None: nowhere.
+
+        Args:
+            model: which model and which adapters read it.
+        """
+        if self._conversation is None:
+            return None
+        end = self.note.start if self.note else last_end(self.boundaries)
+        asked = ComparedRequest(model, self._conversation, self.tokens.ids, end)
+        return diverges(before, asked)
+
+    @property
+    def computed(self) -> ComputedRequest | None:
+        """The request with what was sent of its reply; None if it has no messages, or was not submitted."""
+        return self._computed
+
     def _note_computed(
         self, conversation: Conversation, replies: Sequence[ReplyForm] = (), claims: Claims | None = None
     ) -> None:
@@ -248,7 +269,7 @@ class Turn:
 
     def note_delivered(self) -> None:
         """Remember what the client received, whole or cut off, to recognise it when it is sent back."""
-        if self._conversation is None or self._has_left:
+        if self._conversation is None or self._has_left or not self.reply_length:
             return
         self._has_left = True
         self._reply.note_ids()

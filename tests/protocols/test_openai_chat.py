@@ -42,7 +42,7 @@ USAGE_JSON = {
     "prompt_tokens": 7,
     "completion_tokens": 3,
     "total_tokens": 10,
-    "prompt_tokens_details": {"cached_tokens": 4},
+    "prompt_tokens_details": {"cached_tokens": 4, "cache_write_tokens": 0},
     "completion_tokens_details": {"reasoning_tokens": 2},
 }
 CALLS: list[Output] = [

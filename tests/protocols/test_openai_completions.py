@@ -103,7 +103,7 @@ def test_a_whole_reply_has_the_shape_of_the_protocol():
     assert answer["object"] == "text_completion"
     assert answer["choices"] == [{"index": 0, "text": "Hello", "logprobs": None, "finish_reason": "stop"}]
     assert (answer["model"], answer["system_fingerprint"]) == ("davinci", "lab/loaded")
-    assert answer["usage"]["prompt_tokens_details"] == {"cached_tokens": 4}
+    assert answer["usage"]["prompt_tokens_details"] == {"cached_tokens": 4, "cache_write_tokens": 0}
     assert answer["usage"]["completion_tokens_details"] == {"reasoning_tokens": 2}
     assert re.fullmatch(r"cmpl-[A-Za-z0-9]{24}", answer["id"])
 

@@ -112,7 +112,7 @@ def test_usage_and_the_request_are_told():
     ).whole([Content("Hi")], done())  # fmt: skip
     assert response["usage"] == {
         "input_tokens": 7,
-        "input_tokens_details": {"cached_tokens": 4},
+        "input_tokens_details": {"cached_tokens": 4, "cache_write_tokens": 0},
         "output_tokens": 3,
         "output_tokens_details": {"reasoning_tokens": 2},
         "total_tokens": 10,

@@ -7,7 +7,7 @@ import pytest
 
 from start_llm.core.chat import ChatRequest, JsonAnswer, Message, OutputConstraint, ToolCall
 from start_llm.core.errors import InvalidRequest, NotFound
-from start_llm.core.events import Content, Reasoning
+from start_llm.core.events import Content, Finished, Reasoning, Usage
 from start_llm.protocols.base import ParsedRequest, RequestContext
 from start_llm.protocols.content import UNSEEN_FILE
 from start_llm.protocols.image_parts import UNSEEN_IMAGE
@@ -687,6 +687,15 @@ def test_what_is_not_to_be_stored_is_not():
         call_of(context, previous_response_id=name)
     assert missing.value.param == "previous_response_id"
     assert (missing.value.status, name in missing.value.message) == (404, True)
+
+
+def test_a_prewarm_is_complete_and_not_stored():
+    context, _ = new_context()
+    call = call_of(context, prompt_cache_options={"prewarm": True}, max_output_tokens=5)
+    assert call.request.options.is_prewarm
+    body = call.reply.whole([], Finished("length", Usage(prompt=7, cached=0, completion=0)))
+    assert (body["status"], body["incomplete_details"], body["store"]) == ("completed", None, False)
+    assert context.responses.counts()["entries"] == 0
 
 
 def test_another_tenant_finds_nothing():

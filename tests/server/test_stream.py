@@ -118,7 +118,7 @@ def test_usage_stands_in_the_finish_event_unless_the_client_asked_for_its_own(sc
     assert not any("usage" in event for event in [*others, finish])
     counts = usage["usage"]
     assert counts["total_tokens"] == counts["prompt_tokens"] + counts["completion_tokens"]
-    cached = {"cached_tokens": counts["prompt_tokens"] - 1}
+    cached = {"cached_tokens": counts["prompt_tokens"] - 1, "cache_write_tokens": 1}
     assert (counts["completion_tokens"], counts["prompt_tokens_details"]) == (5, cached)
 
 

@@ -9,8 +9,9 @@ from functools import partial
 
 from start_llm.core.chat import ChatRequest, Json, Message
 from start_llm.core.errors import InvalidRequest
-from start_llm.core.events import Finished, FinishReason, Output, Usage
+from start_llm.core.events import Finished, FinishReason, Output, Prefilling, Usage
 from start_llm.core.ids import name_in
+from start_llm.core.prompt_report import Divergence
 from start_llm.core.sampling import Range
 from start_llm.protocols.anthropic.content_blocks import (
     BlockGrew,
@@ -37,6 +38,7 @@ from start_llm.protocols.fields import Fields
 from start_llm.protocols.generation_fields import NO_LIMIT, TOKEN_COUNT, read_generation
 from start_llm.protocols.image_parts import ImageParser
 from start_llm.protocols.openai.chat_input import ToolSchemas, tool_names
+from start_llm.protocols.receipts import receipt_json, wants_receipt
 from start_llm.protocols.sessions import conversation_id, lineage, session_id
 from start_llm.protocols.tool_types import anthropic_tool_type, unavailable_text
 
@@ -91,6 +93,14 @@ _STOP_REASONS: Mapping[FinishReason, str] = {
     "length": "max_tokens",
     "tool_calls": "tool_use",
 }
+_COUNTED = ("model", "system", "tools", "messages")
+"""Places of a divergence for which the reason says how many tokens were missed."""
+_MISS_REASONS = {
+    **{place: f"{place}_changed" for place in _COUNTED},
+    "other": "unavailable",
+    "unknown": "previous_message_not_found",
+}
+"""`CacheMissReason` of anthropic 2.14, by the place of the divergence."""
 _DELTAS: Mapping[Member, tuple[str, str]] = {
     "thinking": ("thinking_delta", "thinking"),
     "signature": ("signature_delta", "signature"),
@@ -116,7 +126,7 @@ def count_json(tokens: int) -> dict[str, Json]:
 
 
 def _limit(body: Fields) -> int:
-    """Return the limit, or NO_LIMIT. 0 means: compute the prompt, but return no reply."""
+    """Return the limit, or NO_LIMIT. 0 means: read the prompt into the cache, and generate nothing."""
     limit = body.integer("max_tokens", _COUNT_OR_NONE)
     if limit is None:
         raise InvalidRequest("max_tokens: Field required", param="max_tokens")
@@ -127,6 +137,8 @@ def _call(body: Fields, headers: Mapping[str, str], context: RequestContext, *, 
     tools, late_tools = read_tools(body)
     images = ImageParser(context.model.images, context.tenant, refuse=refuse_image)
     messages = read_conversation(body, partial(context.seal.open, tenant=context.tenant), images)
+    diagnostics = body.object("diagnostics")
+    previous = diagnostics.text("previous_message_id") if diagnostics else None
     request = ChatRequest(
         messages=with_notice(body, (*tools, *late_tools), messages),
         continues_reply=begins_reply(messages),
@@ -136,26 +148,27 @@ def _call(body: Fields, headers: Mapping[str, str], context: RequestContext, *, 
         form=read_form(body, (*tools, *late_tools)),
         thinking=read_thinking(body),
         template_options=read_template_options(body),
-        # At least one token must be generated. A client that asked for 0 does not receive it.
         options=read_generation(
             body,
-            max_tokens=None if limit == NO_LIMIT else limit or 1,
+            max_tokens=None if limit == NO_LIMIT else limit,
             stop="stop_sequences",
             vocabulary=context.model.card.vocabulary,
         ),
         session_id=session_id(body, headers),
         conversation_id=conversation_id(body, headers),
         lineage=lineage(body),
+        compared_with=None if previous is None else name_in(previous),
     )
     reply = MessagesReply(
         requested_model=body.text("model") or context.model.card.id,
         seal=partial(context.seal.seal, tenant=context.tenant),
-        is_silent=limit == 0,
         shows_reasoning=_shows_reasoning(body),
+        with_receipt=wants_receipt(body, headers),
+        with_diagnostics=diagnostics is not None,
     )
     parsed = ParsedRequest(request, reply, body.boolean("stream"))
     demanded = demanded_tool(body, (*tools, *late_tools))
-    if demanded is None:
+    if demanded is None or request.options.is_prewarm:
         return parsed
     context.notices.tell(f"The tool {demanded!r} runs on Anthropic's servers: it is answered as unavailable.")
     reply.unavailable = unavailable_blocks(demanded, messages)
@@ -174,15 +187,17 @@ class MessagesReply:
 
     Attributes:
         seal: creates the signature of reasoning, which contains the reply's name.
-        is_silent: send nothing of the reply.
+        with_receipt: usage at the end has a receipt.
+        with_diagnostics: say where the prompt leaves an earlier one, if it does.
         shows_reasoning: send the text of reasoning, not only its signature.
         unavailable: blocks at the beginning about a tool of Anthropic's that is not there.
     """
 
     requested_model: str
     seal: Callable[[str, str], str]
-    is_silent: bool = False
     shows_reasoning: bool = True
+    with_receipt: bool = False
+    with_diagnostics: bool = False
     unavailable: Sequence[Mapping[str, Json]] = ()
     id: str = field(default_factory=lambda: new_id("msg_"))
     _writer: BlockWriter = field(init=False)
@@ -192,19 +207,22 @@ class MessagesReply:
     def __post_init__(self) -> None:
         self._writer = self._new_writer()
 
-    def opening(self, prompt_tokens: int) -> Iterable[SSEFrame]:
+    def opening(self, prompt_tokens: int, divergence: Divergence | None = None) -> Iterable[SSEFrame]:
         """Send the prompt's length: some clients read it here and ignore the final usage."""
-        message = self._message([], None, None, _usage(Usage(prompt_tokens, cached=0, completion=0)))
+        counts = _usage(Usage(prompt_tokens, cached=0, completion=0))
+        message = self._message([], None, None, counts, divergence)
         yield _frame("message_start", message=message)
-        for block in () if self.is_silent else self.unavailable:
+        for block in self.unavailable:
             yield from self._whole_block(block)
 
     def keep_alive(self) -> SSEFrame:
         return _frame("ping")
 
+    def progress(self, event: Prefilling) -> Iterable[SSEFrame]:  # noqa: ARG002 - `ping` says nothing else
+        return ()
+
     def output(self, event: Output) -> Iterable[SSEFrame]:
-        if not self.is_silent:
-            yield from map(self._step, self._writer.feed(event))
+        yield from map(self._step, self._writer.feed(event))
 
     def closing(self, end: Finished) -> Iterable[SSEFrame]:
         yield from map(self._step, self._writer.close())
@@ -217,10 +235,13 @@ class MessagesReply:
         return SSEFrame(anthropic_error(message, status=500, request_id=self.id), event="error")
 
     def whole(self, events: list[Output], end: Finished) -> Mapping[str, Json]:
-        writer = self._new_writer()
-        steps = () if self.is_silent else _steps(writer, events)
-        first: list[Json] = [] if self.is_silent else [dict(block) for block in self.unavailable]
-        return self._message([*first, *whole_blocks(steps)], *_stopped(end), self._counts(end))
+        blocks = whole_blocks(_steps(self._new_writer(), events))
+        first: list[Json] = [dict(block) for block in self.unavailable]
+        return self._message([*first, *blocks], *_stopped(end), self._counts(end), end.divergence)
+
+    def _counts(self, end: Finished) -> dict[str, Json]:
+        counts = _usage(end.usage)
+        return {**counts, "receipt": receipt_json(end.receipt)} if self.with_receipt else counts
 
     def _whole_block(self, block: Mapping[str, Json]) -> Iterator[SSEFrame]:
         """Yield the events of a block that is known as a whole. The input of a call comes in a delta."""
@@ -237,9 +258,14 @@ class MessagesReply:
         return BlockWriter(signed, shows_reasoning=self.shows_reasoning)
 
     def _message(
-        self, content: list[Json], reason: str | None, sequence: str | None, usage: Json
+        self,
+        content: list[Json],
+        reason: str | None,
+        sequence: str | None,
+        usage: Json,
+        divergence: Divergence | None,
     ) -> dict[str, Json]:
-        return {
+        message: dict[str, Json] = {
             "id": self.id,
             "type": "message",
             "role": "assistant",
@@ -249,9 +275,7 @@ class MessagesReply:
             "stop_sequence": sequence,
             "usage": usage,
         }
-
-    def _counts(self, end: Finished) -> Json:
-        return {**_usage(end.usage), "output_tokens": 0} if self.is_silent else _usage(end.usage)
+        return {**message, "diagnostics": _diagnostics(divergence)} if self.with_diagnostics else message
 
     def _step(self, step: Step) -> SSEFrame:
         match step:
@@ -293,6 +317,16 @@ def _stopped(end: Finished) -> tuple[str, str | None]:
     if end.reason == "stop" and end.stop is not None:
         return "stop_sequence", end.stop
     return _STOP_REASONS[end.reason], None
+
+
+def _diagnostics(divergence: Divergence | None) -> Json:
+    """Return why the prompt cache could not go on from the earlier request; None if it could."""
+    if divergence is None:
+        return None
+    reason: dict[str, Json] = {"type": _MISS_REASONS[divergence.place]}
+    if divergence.place in _COUNTED:
+        reason["cache_missed_input_tokens"] = divergence.missed
+    return {"cache_miss_reason": reason}
 
 
 def _usage(usage: Usage) -> dict[str, Json]:

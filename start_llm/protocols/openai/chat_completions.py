@@ -12,8 +12,10 @@ from start_llm.core.events import (
     Content,
     Finished,
     Output,
+    Prefilling,
     Reasoning,
 )
+from start_llm.core.prompt_report import Divergence
 from start_llm.protocols.base import (
     FrameTemplate,
     ParsedRequest,
@@ -25,8 +27,10 @@ from start_llm.protocols.custom_tools import CustomInput, custom_input
 from start_llm.protocols.effort import read_template_options, read_thinking
 from start_llm.protocols.fields import Fields
 from start_llm.protocols.generation_fields import (
+    COMPLETION_LIMITS,
     TOP_LOGPROBS,
     UNSUPPORTED_FIELDS,
+    read_limit,
     read_options,
     read_stream,
     refuse_unsupported,
@@ -41,7 +45,7 @@ from start_llm.protocols.openai.chat_input import (
     read_tools,
     tool_names,
 )
-from start_llm.protocols.openai.completion_reply import CompletionReply, usage_json
+from start_llm.protocols.openai.completion_reply import CompletionReply
 from start_llm.protocols.openai.constraints import (
     answered_elsewhere,
     demanded_tool,
@@ -49,6 +53,7 @@ from start_llm.protocols.openai.constraints import (
     read_form,
     tools_elsewhere,
 )
+from start_llm.protocols.receipts import wants_receipt
 from start_llm.protocols.sessions import conversation_id, lineage, session_id
 
 
@@ -76,7 +81,10 @@ def parse(body: Fields, headers: Mapping[str, str], context: RequestContext) -> 
         thinking=read_thinking(body),
         template_options=read_template_options(body),
         options=read_options(
-            body, vocabulary=model.card.vocabulary, top_logprobs=top_logprobs if wants_logprobs else None
+            body,
+            max_tokens=read_limit(body, *COMPLETION_LIMITS),
+            vocabulary=model.card.vocabulary,
+            top_logprobs=top_logprobs if wants_logprobs else None,
         ),
         session_id=session_id(body, headers),
         conversation_id=conversation_id(body, headers),
@@ -87,6 +95,8 @@ def parse(body: Fields, headers: Mapping[str, str], context: RequestContext) -> 
         model=model,
         include_usage=include_usage,
         with_token_ids=body.boolean("return_token_ids"),
+        with_receipt=wants_receipt(body, headers),
+        with_progress=body.boolean("return_progress"),
         with_logprobs=wants_logprobs,
         custom_tools=frozenset(custom_tools),
     )
@@ -147,7 +157,11 @@ class ChatReply(CompletionReply):
             Reasoning: FrameTemplate(lambda text: self._data({"reasoning_content": text})),
         }
 
-    def opening(self, prompt_tokens: int) -> Iterable[SSEFrame]:  # noqa: ARG002 - told at the end
+    def opening(
+        self,
+        prompt_tokens: int,  # noqa: ARG002 - told at the end
+        divergence: Divergence | None = None,  # noqa: ARG002 - no client can ask for it
+    ) -> Iterable[SSEFrame]:
         """Return nothing: programs take the first chunk, which names the role, for the first token."""
         self._owes_role = True
         return ()
@@ -163,6 +177,9 @@ class ChatReply(CompletionReply):
         # An empty delta would be dropped by LiteLLM (lesson 36), and perhaps by others.
         role = self._role()
         return role[0] if role else self._chunk({"annotations": []})
+
+    def progress(self, event: Prefilling) -> Iterable[SSEFrame]:
+        return self.progress_frames("chat.completion.chunk", _choice({}), event)
 
     def output(self, event: Output) -> Iterable[SSEFrame]:
         frames = self._frames(event)
@@ -225,7 +242,7 @@ class ChatReply(CompletionReply):
         rest = self._end_custom_call()
         if rest:
             yield self._chunk(rest)
-        yield from self.closing_frames("chat.completion.chunk", _choice({}, end.reason), end.usage)
+        yield from self.closing_frames("chat.completion.chunk", _choice({}, end.reason), end)
 
     def whole(self, events: list[Output], end: Finished) -> Mapping[str, Json]:
         choice: dict[str, Json] = {
@@ -235,7 +252,7 @@ class ChatReply(CompletionReply):
             "logprobs": None,
             **self._details(events),
         }
-        return {**self.head("chat.completion"), "choices": [choice], "usage": usage_json(end.usage)}
+        return {**self.head("chat.completion"), "choices": [choice], "usage": self.usage(end)}
 
     def _message(self, events: list[Output]) -> dict[str, Json]:
         message: dict[str, Json] = {

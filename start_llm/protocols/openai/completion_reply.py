@@ -5,8 +5,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from start_llm.core.chat import Json
-from start_llm.core.events import Output, Usage
+from start_llm.core.events import Finished, Output, Prefilling
 from start_llm.protocols.base import ModelFacts, SSEFrame, openai_error
+from start_llm.protocols.receipts import progress_json, receipt_json
 
 
 @dataclass(slots=True)
@@ -14,6 +15,8 @@ class CompletionReply:
     """Encodes one completion, of a chat or of a text.
 
     Attributes:
+        with_receipt: usage has a receipt.
+        with_progress: the stream tells how far the prompt is read.
         id: has a prefix of its own for each of the two.
     """
 
@@ -22,6 +25,8 @@ class CompletionReply:
     include_usage: bool
     with_token_ids: bool
     with_logprobs: bool
+    with_receipt: bool = False
+    with_progress: bool = False
     id: str = ""
     created: int = field(default_factory=lambda: int(time.time()))
 
@@ -43,23 +48,37 @@ class CompletionReply:
     def failure(self, message: str) -> SSEFrame:
         return SSEFrame(openai_error(message, kind="server_error"))
 
-    def closing_frames(self, kind: str, choice: dict[str, Json], usage: Usage) -> Iterator[SSEFrame]:
+    def progress_frames(self, kind: str, choice: dict[str, Json], progress: Prefilling) -> Iterator[SSEFrame]:
+        """Yield a chunk that says how far the prompt is read, if the client asks for it."""
+        if self.with_progress:
+            told: dict[str, Json] = {"choices": [choice], "prompt_progress": progress_json(progress)}
+            yield SSEFrame({**self.head(kind), **told})
+
+    def closing_frames(self, kind: str, choice: dict[str, Json], end: Finished) -> Iterator[SSEFrame]:
         """Yield the last frames: usage is in the last chunk, or in a separate one for clients that ask so."""
         last: dict[str, Json] = {**self.head(kind), "choices": [choice]}
         if self.include_usage:
             yield SSEFrame(last)
-            yield SSEFrame({**last, "choices": [], "usage": usage_json(usage)})
+            yield SSEFrame({**last, "choices": [], "usage": self.usage(end)})
         else:
-            yield SSEFrame({**last, "usage": usage_json(usage)})
+            yield SSEFrame({**last, "usage": self.usage(end)})
         yield SSEFrame("[DONE]")
 
+    def usage(self, end: Finished) -> dict[str, Json]:
+        """Return the real counts.
 
-def usage_json(usage: Usage) -> dict[str, Json]:
-    """Return the real counts. `cached_tokens` were not computed; `reasoning_tokens` are part of the reply."""
-    return {
-        "prompt_tokens": usage.prompt,
-        "completion_tokens": usage.completion,
-        "total_tokens": usage.total,
-        "prompt_tokens_details": {"cached_tokens": usage.cached},
-        "completion_tokens_details": {"reasoning_tokens": usage.reasoning},
-    }
+        `cached_tokens` were not computed, `cache_write_tokens` were and are kept; `reasoning_tokens` are part
+        of the reply.
+        """
+        usage, receipt = end.usage, end.receipt
+        counts: dict[str, Json] = {
+            "prompt_tokens": usage.prompt,
+            "completion_tokens": usage.completion,
+            "total_tokens": usage.total,
+            "prompt_tokens_details": {
+                "cached_tokens": usage.cached,
+                "cache_write_tokens": receipt.written,
+            },
+            "completion_tokens_details": {"reasoning_tokens": usage.reasoning},
+        }
+        return {**counts, "receipt": receipt_json(receipt)} if self.with_receipt else counts

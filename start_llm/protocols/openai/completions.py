@@ -4,7 +4,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from start_llm.core.chat import Json, TextRequest
-from start_llm.core.events import Content, Finished, Output
+from start_llm.core.events import Content, Finished, Output, Prefilling
+from start_llm.core.prompt_report import Divergence
 from start_llm.protocols.base import (
     FrameTemplate,
     ParsedRequest,
@@ -14,18 +15,21 @@ from start_llm.protocols.base import (
 )
 from start_llm.protocols.fields import Fields
 from start_llm.protocols.generation_fields import (
+    COMPLETION_LIMITS,
     TOP_LOGPROBS,
     UNSUPPORTED_FIELDS,
     UnsupportedField,
     is_false,
     is_one,
+    read_limit,
     read_options,
     read_stream,
     refuse_unsupported,
     token_ids,
 )
 from start_llm.protocols.logprobs import TextOffsets, text_logprobs
-from start_llm.protocols.openai.completion_reply import CompletionReply, usage_json
+from start_llm.protocols.openai.completion_reply import CompletionReply
+from start_llm.protocols.receipts import wants_receipt
 from start_llm.protocols.sessions import lineage, session_id
 
 
@@ -49,7 +53,12 @@ def parse(body: Fields, headers: Mapping[str, str], context: RequestContext) -> 
     top_logprobs = body.integer("logprobs", TOP_LOGPROBS)
     request = TextRequest(
         prompt=_prompt(body, model.card.vocabulary),
-        options=read_options(body, vocabulary=model.card.vocabulary, top_logprobs=top_logprobs),
+        options=read_options(
+            body,
+            max_tokens=read_limit(body, *COMPLETION_LIMITS, prewarming=COMPLETION_LIMITS),
+            vocabulary=model.card.vocabulary,
+            top_logprobs=top_logprobs,
+        ),
         session_id=session_id(body, headers),
         lineage=lineage(body),
     )
@@ -58,6 +67,8 @@ def parse(body: Fields, headers: Mapping[str, str], context: RequestContext) -> 
         model=model,
         include_usage=include_usage,
         with_token_ids=body.boolean("return_token_ids"),
+        with_receipt=wants_receipt(body, headers),
+        with_progress=body.boolean("return_progress"),
         with_logprobs=top_logprobs is not None,
     )
     return ParsedRequest(request, reply, stream)
@@ -90,11 +101,18 @@ class TextReply(CompletionReply):
         self.offsets = TextOffsets(self.model.token_bytes)
         self._frame_template = FrameTemplate(self._data)
 
-    def opening(self, prompt_tokens: int) -> Iterable[SSEFrame]:  # noqa: ARG002 - told at the end
+    def opening(
+        self,
+        prompt_tokens: int,  # noqa: ARG002 - told at the end
+        divergence: Divergence | None = None,  # noqa: ARG002 - no client can ask for it
+    ) -> Iterable[SSEFrame]:
         yield self._chunk("")
 
     def keep_alive(self) -> SSEFrame:
         return self._chunk("")
+
+    def progress(self, event: Prefilling) -> Iterable[SSEFrame]:
+        return self.progress_frames("text_completion", self._choice("", finish_reason=None), event)
 
     def output(self, event: Output) -> Iterable[SSEFrame]:
         text = _text([event])
@@ -104,11 +122,11 @@ class TextReply(CompletionReply):
 
     def closing(self, end: Finished) -> Iterable[SSEFrame]:
         choice = self._choice("", finish_reason=end.reason)
-        return self.closing_frames("text_completion", choice, end.usage)
+        return self.closing_frames("text_completion", choice, end)
 
     def whole(self, events: list[Output], end: Finished) -> Mapping[str, Json]:
         choice = self._choice(_text(events), finish_reason=end.reason, **self._details(events))
-        return {**self.head("text_completion"), "choices": [choice], "usage": usage_json(end.usage)}
+        return {**self.head("text_completion"), "choices": [choice], "usage": self.usage(end)}
 
     def _details(self, pieces: list[Output]) -> dict[str, Json]:
         details = self.token_ids(pieces)

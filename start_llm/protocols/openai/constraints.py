@@ -60,8 +60,8 @@ def demanded_tool(body: Fields, names: Collection[str], elsewhere: Sequence[str]
 
 
 def answered_elsewhere(parsed: ParsedRequest, demanded: str | None, context: RequestContext) -> ParsedRequest:
-    """Return the request with words in place of the model's reply, if such a tool is demanded."""
-    if demanded is None:
+    """Return the request with words in place of the model's reply, if one with such a tool is demanded."""
+    if demanded is None or parsed.request.options.is_prewarm:
         return parsed
     context.notices.tell(f"The tool {demanded!r} runs on OpenAI's servers: it is answered as unavailable.")
     return replace(parsed, unavailable=unavailable_text(demanded, "OpenAI"))

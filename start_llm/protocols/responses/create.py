@@ -3,11 +3,12 @@
 import json
 import time
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 from start_llm.core.chat import ChatRequest, GenerationOptions, Json, Message, OutputConstraint
 from start_llm.core.errors import InvalidRequest, NotFound, RequestError
+from start_llm.core.ids import name_in
 from start_llm.protocols.base import (
     KeptResponses,
     ParsedRequest,
@@ -35,6 +36,7 @@ from start_llm.protocols.openai.constraints import (
     read_form,
     tools_elsewhere,
 )
+from start_llm.protocols.receipts import wants_receipt
 from start_llm.protocols.responses.input import Item, ItemReader, new_items, with_ids
 from start_llm.protocols.responses.response_encoding import ResponseReply
 from start_llm.protocols.responses.response_store import StoredResponse
@@ -90,6 +92,7 @@ def parse(body: Fields, headers: Mapping[str, str], context: RequestContext) -> 
     elsewhere = tools_elsewhere(body, toolbox.names, runs_elsewhere)
     options = _read_options(body, context)
     images = ImageParser(context.model.images, context.tenant)
+    compared_with = _compared_with(body)
     request = ChatRequest(
         messages=_read_messages(body, conversation, toolbox, images, context),
         images=images.images,
@@ -102,6 +105,7 @@ def parse(body: Fields, headers: Mapping[str, str], context: RequestContext) -> 
         session_id=session_id(body, headers),
         conversation_id=conversation_id(body, headers),
         lineage=lineage(body),
+        compared_with=compared_with,
     )
     reply = ResponseReply(
         asked=_writable(_repeated(body, context, conversation, options)),
@@ -109,7 +113,10 @@ def parse(body: Fields, headers: Mapping[str, str], context: RequestContext) -> 
         as_summary=_wants_summary(body),
         sealed=partial(context.seal.seal, tenant=context.tenant),
         token_bytes=context.model.token_bytes,
-        keep=partial(_keep, context, conversation, body.boolean("store", default=True)),
+        keep=partial(_keep, context, conversation, _stores(body, options)),
+        with_receipt=wants_receipt(body, headers),
+        with_diagnostics=compared_with is not None,
+        is_prewarm=options.is_prewarm,
     )
     parsed = ParsedRequest(request, reply, body.boolean("stream"))
     return answered_elsewhere(parsed, demanded_tool(body, toolbox.names, elsewhere), context)
@@ -217,12 +224,19 @@ def _chosen_name(toolbox: Toolbox, tool: Fields) -> str | None:
 
 def _read_options(body: Fields, context: RequestContext) -> GenerationOptions:
     most = body.integer("top_logprobs", TOP_LOGPROBS) or 0
-    options = read_options(
+    return read_options(
         body,
+        max_tokens=read_limit(body, *_LIMITS),
         vocabulary=context.model.card.vocabulary,
         top_logprobs=most if _LOGPROBS in body.array("include") else None,
     )
-    return replace(options, max_tokens=read_limit(body, *_LIMITS))
+
+
+def _compared_with(body: Fields) -> str | None:
+    """Return the random name of the response that the client compares this one with, if it does."""
+    options = body.object("prompt_cache_options")
+    compared = options.text("comparison_response_id") if options else None
+    return None if compared is None else name_in(compared)
 
 
 # -------------------------------------------------------------------------------------------------- the reply
@@ -259,13 +273,13 @@ def _repeated(
     return {
         "model": body.text("model") or context.model.card.id,
         "instructions": conversation.instructions,
-        "max_output_tokens": options.max_tokens,
+        "max_output_tokens": options.max_tokens or None,
         "metadata": body.value("metadata") or {},
         "parallel_tool_calls": body.boolean("parallel_tool_calls", default=True),
         "previous_response_id": body.value("previous_response_id"),
         "prompt_cache_key": body.value("prompt_cache_key"),
         "reasoning": {name: asked.get(name) for name in ("effort", "summary")},
-        "store": body.boolean("store", default=True),
+        "store": _stores(body, options),
         "temperature": options.sampling.temperature,
         "text": {"format": text.value("format") if text and text.value("format") else _TEXT_FORMAT},
         "tool_choice": body.value("tool_choice") or "auto",
@@ -274,6 +288,11 @@ def _repeated(
         "truncation": body.text("truncation") or "disabled",
         "user": body.value("user"),
     }
+
+
+def _stores(body: Fields, options: GenerationOptions) -> bool:
+    """Return whether the response is stored. A prewarm's has no reply to continue."""
+    return body.boolean("store", default=True) and not options.is_prewarm
 
 
 def _keep(

@@ -12,12 +12,14 @@ from start_llm.core.events import (
     Content,
     Finished,
     Output,
+    Prefilling,
     Reasoning,
-    Usage,
 )
 from start_llm.core.ids import name_in
+from start_llm.core.prompt_report import Divergence
 from start_llm.protocols.base import SSEFrame, new_id
 from start_llm.protocols.logprobs import TokenBytes, logprob_entries
+from start_llm.protocols.receipts import receipt_json
 from start_llm.protocols.responses.items import (
     Event,
     OutputItem,
@@ -40,6 +42,9 @@ class ResponseReply:
         sealed: seals reasoning, for the client to send back.
         token_bytes: returns the bytes of a token id.
         keep: receives the body of a finished response.
+        with_receipt: usage has a receipt.
+        with_diagnostics: say where the prompt leaves an earlier one, if it does.
+        is_prewarm: nothing was to be generated, so a response without output is complete.
     """
 
     asked: Mapping[str, Json]
@@ -48,6 +53,9 @@ class ResponseReply:
     sealed: Callable[[str, str], str]
     token_bytes: TokenBytes
     keep: Callable[[str, Mapping[str, Json]], None]
+    with_receipt: bool = False
+    with_diagnostics: bool = False
+    is_prewarm: bool = False
     id: str = field(default_factory=lambda: new_id("resp_"))
     created: int = field(default_factory=lambda: int(time.time()))
     _numbered: int = 0
@@ -55,19 +63,26 @@ class ResponseReply:
     _open: OutputItem | None = None
     _kind: type[Output] | None = None
 
-    def opening(self, prompt_tokens: int) -> Iterable[SSEFrame]:  # noqa: ARG002 - told at the end
+    def opening(
+        self,
+        prompt_tokens: int,  # noqa: ARG002 - told at the end
+        divergence: Divergence | None = None,  # noqa: ARG002 - told at the end
+    ) -> Iterable[SSEFrame]:
         yield self._state("created")
         yield self._state("in_progress")
 
     def keep_alive(self) -> SSEFrame:
         return self._state("in_progress")
 
+    def progress(self, event: Prefilling) -> Iterable[SSEFrame]:  # noqa: ARG002 - no event has a place for it
+        return ()
+
     def output(self, event: Output) -> Iterable[SSEFrame]:
         return self._frames(self._told(event))
 
     def closing(self, end: Finished) -> Iterable[SSEFrame]:
         yield from self._frames(self._close_last(end))
-        yield self._frame(_status(end), {"response": self._ended(end)})
+        yield self._frame(self._status(end), {"response": self._ended(end)})
 
     def failure(self, message: str) -> SSEFrame:
         error: Json = {"code": "server_error", "message": message}
@@ -122,7 +137,7 @@ class ResponseReply:
 
     def _close_last(self, end: Finished) -> Iterator[Event]:
         """Close the last item. An open call was cut, so it is incomplete."""
-        return self._close(_INCOMPLETE if self._kind is CallStarted else _status(end))
+        return self._close(_INCOMPLETE if self._kind is CallStarted else self._status(end))
 
     # ---------------------------------------------------------------------------------------------- the whole
 
@@ -154,28 +169,57 @@ class ResponseReply:
 
     def _ended(self, end: Finished) -> dict[str, Json]:
         """Return the final body of a response and store it, so that clients can continue it."""
-        status = _status(end)
+        status = self._status(end)
         body: dict[str, Json] = {
             **self._body(status),
             "completed_at": int(time.time()),
-            "usage": usage_json(end.usage),
+            "usage": self._usage(end),
         }
+        if self.with_diagnostics:
+            body["prompt_cache_diagnostics"] = _diagnostics(end.divergence)
         if status == _INCOMPLETE:
             body["incomplete_details"] = {"reason": "max_output_tokens"}
         self.keep(self.id, body)
         return body
 
+    def _status(self, end: Finished) -> str:
+        return _INCOMPLETE if end.reason == "length" and not self.is_prewarm else _COMPLETED
 
-def _status(end: Finished) -> str:
-    return _INCOMPLETE if end.reason == "length" else _COMPLETED
+    def _usage(self, end: Finished) -> dict[str, Json]:
+        """Return the real counts.
+
+        `cached_tokens` were not computed, `cache_write_tokens` were and are kept; `reasoning_tokens` are
+        output tokens.
+        """
+        usage, receipt = end.usage, end.receipt
+        counts: dict[str, Json] = {
+            "input_tokens": usage.prompt,
+            "input_tokens_details": {
+                "cached_tokens": usage.cached,
+                "cache_write_tokens": receipt.written,
+            },
+            "output_tokens": usage.completion,
+            "output_tokens_details": {"reasoning_tokens": usage.reasoning},
+            "total_tokens": usage.total,
+        }
+        return {**counts, "receipt": receipt_json(receipt)} if self.with_receipt else counts
 
 
-def usage_json(usage: Usage) -> dict[str, Json]:
-    """Return the real counts. `cached_tokens` were not computed; `reasoning_tokens` are output tokens."""
-    return {
-        "input_tokens": usage.prompt,
-        "input_tokens_details": {"cached_tokens": usage.cached},
-        "output_tokens": usage.completion,
-        "output_tokens_details": {"reasoning_tokens": usage.reasoning},
-        "total_tokens": usage.total,
-    }
+_MISS_REASONS = {
+    "model": "model_changed",
+    "system": "input_changed",
+    "tools": "tools_changed",
+    "messages": "input_changed",
+}
+"""Reasons of `PromptCacheDiagnostics` (openai 3.57), by the place of the divergence."""
+
+
+def _diagnostics(divergence: Divergence | None) -> Json:
+    if divergence is None:
+        return {"type": "cache_hit"}
+    if divergence.place == "unknown":
+        return {"type": "comparison_response_not_found"}
+    if divergence.place not in _MISS_REASONS:
+        return {"type": "unavailable"}
+    reason = _MISS_REASONS[divergence.place]
+    return {"type": "cache_miss", "reason": reason, "cache_missed_tokens": divergence.missed}

@@ -1,0 +1,43 @@
+"""What a client that asks is told of its prompt: where its tokens came from, and how far it is read."""
+
+from collections.abc import Mapping
+
+from start_llm.core.chat import Json
+from start_llm.core.events import Prefilling
+from start_llm.core.prompt_report import Receipt
+from start_llm.protocols.fields import Fields
+
+RECEIPT_HEADER = "x-start-llm-receipt"
+_YES = ("1", "true")
+
+
+def wants_receipt(body: Fields, headers: Mapping[str, str]) -> bool:
+    """Return whether a receipt is asked for, by the field or the header.
+
+    Raises:
+        InvalidRequest: the field is no boolean.
+    """
+    return body.boolean("return_receipt") or headers.get(RECEIPT_HEADER, "").strip().lower() in _YES
+
+
+def receipt_json(receipt: Receipt) -> dict[str, Json]:
+    """Return a receipt. The members between `prompt_tokens` and `drafted` sum to `prompt_tokens`."""
+    return {
+        "prompt_tokens": receipt.prompt,
+        "from_memory": receipt.from_memory,
+        "from_disk": receipt.from_disk,
+        "read": receipt.read,
+        "told": receipt.told,
+        "unread": receipt.unread,
+        "drafted": receipt.drafted,
+    }
+
+
+def progress_json(progress: Prefilling) -> dict[str, Json]:
+    """Return `prompt_progress` as llama.cpp's server has it (its pull request 15827)."""
+    return {
+        "total": progress.total,
+        "cache": progress.cached,
+        "processed": progress.done,
+        "time_ms": round(1000 * progress.seconds),
+    }

@@ -1,0 +1,63 @@
+"""Count where the tokens of one request's prompt come from."""
+
+import time
+
+from start_llm.core.events import Event, Prefilling, Restored, Text
+from start_llm.core.prompt_report import Divergence, Receipt
+
+
+class PromptAccount:
+    """Follows the events of one request. Owned by its HTTP thread.
+
+    Args:
+        tokens: of the prompt.
+        note: where in the prompt the note is that this request adds; empty if it adds none.
+
+    Attributes:
+        divergence: where it leaves the request that its client compares it with.
+    """
+
+    def __init__(self, tokens: int, note: range, divergence: Divergence | None = None) -> None:
+        self.divergence = divergence
+        self._tokens = tokens
+        self._note = note
+        self._restored = Restored(0)
+        self._done = 0
+        self._drafted = 0
+
+    @property
+    def cached(self) -> int:
+        """Tokens that need no computing."""
+        return self._restored.tokens
+
+    def note(self, event: Event) -> None:
+        """Take the next event of the engine into account."""
+        match event:
+            case Restored():
+                self._restored, self._done = event, event.tokens
+            case Prefilling():
+                self._done = event.done
+            case Text():
+                self._done = self._tokens
+                self._drafted += event.drafted
+            case _:
+                pass
+
+    def progress(self) -> Prefilling:
+        """Return how much of the prompt has been read."""
+        seconds = time.perf_counter() - self._restored.at
+        return Prefilling(self._done, self._tokens, cached=self.cached, seconds=seconds)
+
+    def receipt(self) -> Receipt:
+        """Return where the tokens have come from so far."""
+        cached, from_disk = self.cached, min(self._restored.disk_tokens, self.cached)
+        told = max(min(self._done, self._note.stop) - max(cached, self._note.start), 0)
+        return Receipt(
+            from_memory=cached - from_disk,
+            from_disk=from_disk,
+            read=self._done - cached - told,
+            told=told,
+            unread=self._tokens - self._done,
+            drafted=self._drafted,
+            is_kept=self._restored.miss != "off",
+        )
