@@ -13,7 +13,8 @@ from start_llm.engine.generation import Generation
 from start_llm.engine.schedule import PREWARM_PATIENCE_S, Schedule
 from tests.cache.conversations import Cached
 from tests.engine.harness import CHUNK, Stepper, Watched, engine_request
-from tests.engine.test_guards import check, counting
+from tests.engine.test_guards import Counting, check, counting
+from tests.engine.test_shared_passes import Passes, prompts, sharing
 from tests.engine.test_turns import PROMPTS, SPEED, Clock, drained
 from tests.ties import Tally, greedy_reference
 
@@ -210,3 +211,26 @@ def test_a_loop_that_only_prewarms_makes_way_for_other_models():
     stepper.step()
     assert not stepper.loop.yields
     stepper.finish(reply)
+
+
+def test_a_burst_of_short_ones_is_read_in_one_pass_and_each_is_kept():
+    passes = Passes()
+    stepper = sharing(Counting(has_state=False), passes.append)
+    asked = prompts(seed=1)
+    warm = [stepper.submit(prewarm(prompt)) for prompt in asked]
+    stepper.finish(*warm)
+    assert passes.shared
+    assert (stepper.metrics.generated_tokens, stepper.is_busy) == (0, False)
+    for prompt in asked:
+        assert restored(stepper.say(prompt, 2)) == len(prompt) - 1
+
+
+def test_a_request_does_not_wait_for_a_burst_of_them():
+    """All of those that share a pass are stopped, and go on together."""
+    stepper = sharing(Counting(has_state=False), lambda _: None, pass_s=10.0)
+    warm = [stepper.submit(prewarm(prompt)) for prompt in prompts(seed=2, lengths=(400,) * 6)]
+    stepper.step_until(lambda: any(one.look() for one in warm))
+    request = stepper.submit(engine_request(LONG, 3))
+    stepper.step_until(lambda: request.tokens)
+    stepper.finish(request, *warm)
+    assert stepper.metrics.prefilled_tokens == 6 * 399 + len(LONG) - 1
