@@ -189,10 +189,10 @@ def test_a_failure_in_mid_stream_is_told_with_its_reason(
     body = bodies("Hi", max_tokens=40, max_output_tokens=40).get(path)
     feed = ReplyWriter.feed
 
-    def broken(writer: ReplyWriter, *arguments: Any) -> list[Any]:
+    def broken(writer: ReplyWriter, *arguments: Any, **options: Any) -> list[Any]:
         if writer.produced >= 5:
             raise RuntimeError("out of order")
-        return feed(writer, *arguments)
+        return feed(writer, *arguments, **options)
 
     monkeypatch.setattr(ReplyWriter, "feed", broken)
     for _ in range(5):

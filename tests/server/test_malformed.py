@@ -177,7 +177,7 @@ def wrong_types() -> Iterator[Case]:
 
 HUGE = ("1e400", "-1e400", "9" * 400, "9" * 5000, "-" + "9" * 5000)
 OUT_OF_RANGE = {
-    "max_tokens": "0 -2 2147483648",
+    "max_tokens": "-2 2147483648",
     "max_completion_tokens": "0 -2 2147483648",
     "temperature": "-0.1 5.1",
     "top_p": "-0.1 1.1",
@@ -201,6 +201,7 @@ def bad_numbers() -> Iterator[Case]:
     for name, values in OUT_OF_RANGE.items():
         yield from (_with_number(path, name, number) for path in ENDPOINTS for number in values.split())
         yield from (_with_number(CHAT, name, number) for number in HUGE)
+    yield _with_number(CHAT, "max_tokens", "0")  # of a text it is a prewarm
     yield from (_with_number(CHAT, "thinking_budget", number) for number in ("-1", "7.5", "-1e400"))
     yield from (_with_number(CHAT, "top_logprobs", number) for number in ("-1", "21", *HUGE))
     yield from (_with_number(TEXT, "logprobs", number) for number in ("-1", "21", *HUGE))

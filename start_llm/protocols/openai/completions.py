@@ -32,6 +32,8 @@ from start_llm.protocols.openai.completion_reply import CompletionReply
 from start_llm.protocols.receipts import wants_receipt
 from start_llm.protocols.sessions import lineage, session_id
 
+_PREWARMING_LIMITS = ("max_tokens", "n_predict")
+
 
 def _is_empty(value: Json) -> bool:
     return value == ""
@@ -55,7 +57,7 @@ def parse(body: Fields, headers: Mapping[str, str], context: RequestContext) -> 
         prompt=_prompt(body, model.card.vocabulary),
         options=read_options(
             body,
-            max_tokens=read_limit(body, *COMPLETION_LIMITS, prewarming=COMPLETION_LIMITS),
+            max_tokens=read_limit(body, *COMPLETION_LIMITS, prewarming=_PREWARMING_LIMITS),
             vocabulary=model.card.vocabulary,
             top_logprobs=top_logprobs,
         ),
