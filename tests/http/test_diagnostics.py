@@ -61,6 +61,8 @@ CHANGES: dict[str, Callable[[Json], object]] = {
     "tools in another order": lambda body: body["tools"].reverse(),
     "another description": lambda body: body["tools"][0].update(description="Of a lake."),
     "another schema": lambda body: body["tools"][1].update(input_schema={"type": "object", "required": []}),
+    "another tool name": lambda body: body["tools"][1].update(name="ebb"),
+    "a tool twice": lambda body: body["tools"].append(tool("depth")),
     "tools and messages": lambda body: (body["tools"].pop(), said(body, 0, "Otherwise?")),
     "another first question": lambda body: said(body, 0, "How deep is the lake?"),
     "another last question": lambda body: said(body, 2, "Where is the breakwater? " * 4),
@@ -72,11 +74,24 @@ CHANGES: dict[str, Callable[[Json], object]] = {
     "an earlier message inserted": lambda body: body["messages"].insert(
         0, {"role": "user", "content": "Hello."}
     ),
+    "a system message in the middle": lambda body: body["messages"].insert(
+        1, {"role": "system", "content": "Answer in metres."}
+    ),
+    "an earlier message in two": lambda body: body["messages"].insert(
+        0, {"role": "user", "content": "How deep is the sea"}
+    ),
     "thinking": lambda body: body.update(thinking={"type": "enabled", "budget_tokens": 99}),
     "another temperature": lambda body: body.update(temperature=1.0, top_p=0.5),
     "another limit": lambda body: body.update(max_tokens=5),
     "a tool choice": lambda body: body.update(tool_choice={"type": "none"}),
     "cache control": lambda body: body.update(cache_control={"type": "ephemeral"}),
+    "cache control of a block": lambda body: body.update(
+        system=[{"type": "text", "text": body["system"], "cache_control": {"type": "ephemeral", "ttl": "1h"}}]
+    ),
+    "stop sequences": lambda body: body.update(stop_sequences=["never"]),
+    "a service tier": lambda body: body.update(service_tier="standard_only"),
+    "a user id": lambda body: body.update(metadata={"user_id": "somebody else"}),
+    "what nobody knows": lambda body: body.update(of_tomorrow={"x": 1}),
     "the same again": lambda body: body,
     "a reply that was not given": asked_more,
     "two turns after a reply that was not given": lambda body: (asked_more(body), asked_more(body)),
@@ -99,6 +114,8 @@ EXPECTED = {
     "no tools": "tools_changed",
     "another description": "tools_changed",
     "another schema": "tools_changed",
+    "another tool name": "tools_changed",
+    "a tool twice": "tools_changed",
     "tools and messages": "tools_changed",
     "another first question": "messages_changed",
     "another last question": "messages_changed",
@@ -108,6 +125,8 @@ EXPECTED = {
     "the middle left out": "messages_changed",
     "a summary instead": "messages_changed",
     "an earlier message inserted": "messages_changed",
+    "a system message in the middle": "messages_changed",
+    "an earlier message in two": "messages_changed",
     "a reply that was not given": "messages_changed",
     "two turns after a reply that was not given": "messages_changed",
     "white space at an end": "messages_changed",

@@ -71,7 +71,7 @@ DIALECTS = {
 }
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
+@pytest.fixture(scope="module", params=[*FAMILIES, "glm4_moe_lite"])
 def server(request: pytest.FixtureRequest, tiny_model: TinyModel) -> Generator[Server]:
     with serving(tiny_model(request.param, hidden=128, layers=2), thinking=False) as one:
         yield one
