@@ -36,7 +36,7 @@ class PromptAccount:
             case Restored():
                 self._restored, self._done = event, event.tokens
             case Prefilling():
-                self._done = event.done
+                self._done = max(self._done, event.done)  # what was evicted meanwhile is computed again
             case Text():
                 self._done = self._tokens
                 self._drafted += event.drafted
