@@ -135,6 +135,7 @@ def serving(
         "state_root": state,
         "ssd_folder": OFF,
         "drain_s": 1.5,
+        "idle_work": "off",  # what is counted depends on no clock
     } | settings
     app, proxies = make(settings_of(model_path=str(folder), **settings), Terminal(output)), list[Proxy]()
 

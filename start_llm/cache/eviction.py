@@ -79,6 +79,12 @@ class Evictor:
         """Return whether `nbytes` fit beside the running sequences if everything else were evicted."""
         return self._live.nbytes + nbytes <= (1 - _RESERVE) * self.limits.budget_bytes
 
+    @property
+    def free_bytes(self) -> int:
+        """Bytes that can be taken before anything is evicted; 0 or more."""
+        held = (self._store.usage + self._live).nbytes
+        return max(int((1 - _RESERVE) * self.limits.budget_bytes) - held, 0)
+
     def is_tight(self) -> bool:
         """Return whether much of what is kept will soon have to be evicted."""
         return self._is_beyond(self._store.usage + self._live, slack=_TIGHT)

@@ -80,6 +80,7 @@ class SequenceCache:
         boundaries: ends of the prompt's messages.
         prompt_length, repeated_tokens: tokens of the prompt, and of its messages that were computed before.
         is_given_up: its client went away before the reply was complete.
+        is_idle_work: nobody asked for it yet, so that it counts as used when its beginning was.
     """
 
     caches: list[Any]
@@ -93,6 +94,7 @@ class SequenceCache:
     prompt_length: int = 0
     repeated_tokens: int = 0
     is_given_up: bool = False
+    is_idle_work: bool = False
     fetch_from_batch: Callable[[], list[Any]] | None = None
 
     def move_to_batch(self, fetch: Callable[[], list[Any]]) -> None:
@@ -255,7 +257,7 @@ class PageTree:
         """
         key, known = self._place(parent, tokens)
         if known is not None:
-            known.last_used, known.uses = now, known.uses + 1
+            known.last_used, known.uses = max(known.last_used, now), known.uses + 1
             if known.holder is None:
                 self.hold(known, holder)
             return known

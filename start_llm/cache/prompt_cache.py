@@ -128,6 +128,13 @@ class PromptCache:
         self._note_lookup(opened)
         return opened
 
+    def open_for_idle_work(
+        self, ids: tuple[int, ...], salt: bytes, boundaries: Sequence[int], *, most: int | None = None
+    ) -> OpenedSequence:
+        """Restore a prompt for which nobody waits; see `open`. Nothing counts as used or looked up."""
+        match = self._lookup.match(ids, salt, most)
+        return self._open(match, boundaries, 0, len(ids), len(ids), is_idle_work=True)
+
     def reopen(
         self,
         ids: tuple[int, ...],
@@ -174,6 +181,8 @@ class PromptCache:
         repeated_tokens: int,
         prompt_length: int,
         capacity: int,
+        *,
+        is_idle_work: bool = False,
     ) -> OpenedSequence:
         if not self.supports_reuse:
             seq_cache = SequenceCache(self._layers.fresh(capacity), match.root)
@@ -181,10 +190,13 @@ class PromptCache:
             return OpenedSequence(seq_cache, (), _OFF)
         now, ids, plan = self._clock(), match.ids, match.plan
         restored, ever_computed = self._lookup.explain(match, boundaries, repeated_tokens)
-        self._use(plan, now)
+        if is_idle_work:
+            now = _last_use(plan)
+        else:
+            self._use(plan, now)
         self._metrics.cut_images += plan.is_cut
         seq_cache = self._restorer.restore(plan, match.root, ids, capacity)
-        seq_cache.last_used = now
+        seq_cache.last_used, seq_cache.is_idle_work = now, is_idle_work
         seq_cache.boundaries = message_ends(ids, boundaries)
         prompt_end = seq_cache.boundaries[-1] if seq_cache.boundaries else prompt_length - 1
         seq_cache.shared_prefix_length = max(seq_cache.shared_prefix_length, prompt_end)
@@ -287,7 +299,8 @@ class PromptCache:
             self.discard(seq_cache)
             return
         with self._store.rollback_on_error(seq_cache):
-            seq_cache.last_used = self._clock()
+            if not seq_cache.is_idle_work:
+                seq_cache.last_used = self._clock()
             seq_cache.set_caches(caches)
             self._layers.materialize(caches)
             seq_cache.tokens = list(tokens)
@@ -358,6 +371,11 @@ class PromptCache:
         self._evictor.batched_bytes = nbytes
 
     @property
+    def free_bytes(self) -> int:
+        """Bytes that can be taken without evicting anything."""
+        return self._evictor.free_bytes if self.supports_reuse else 0
+
+    @property
     def budget_bytes(self) -> int:
         """The budget in bytes for everything that is kept and for the caches of running sequences."""
         return self._evictor.limits.budget_bytes
@@ -394,6 +412,13 @@ class PromptCache:
         metrics.pages = store.tree.count
         metrics.checkpoints = len(store.checkpoints)
         metrics.seq_caches = len(store.seq_caches)
+
+
+def _last_use(plan: RestorePlan) -> float:
+    """Return when what is restored was used last; 0 if nothing is."""
+    if plan.reused_in_place:
+        return plan.reused_in_place.last_used
+    return max((page.last_used for page in plan.path), default=0.0)
 
 
 def _note_given_up(seq_cache: SequenceCache) -> None:

@@ -133,6 +133,10 @@ class EngineSettings(TimeLimits):
         "A reply that runs alone is drafted: tokens that followed the same ones before, in its prompt or in "
         "itself, are verified together, in one forward pass. The reply stays the same. auto: where that is "
         "faster, which is measured; off: never.")
+    idle_work: Literal["auto", "on", "off"] = variable("IDLE_WORK", choice(("auto", "on", "off")), "auto",
+        "While nobody waits, what the next request of a conversation will begin with is read into free "
+        "memory, and given up for whatever arrives. auto: unless the machine runs on battery; on: there too; "
+        "off: never.")
     max_waiting: int = variable("MAX_QUEUED_REQUESTS", integer(1, 100_000), 256,
         "Requests that may wait for their turn; one more is answered 503 with Retry-After.")
     memory: int | float = variable("MEMORY_BUDGET", BYTES, 1.0,

@@ -82,6 +82,7 @@ class EngineRequest:
         trims_leading_space: the tokenizer marks the start of a text with a space that is not content.
         guide: None for an unconstrained reply.
         adapters: computed under these, prompt and reply. `salt` tells them apart.
+        is_idle_work: nobody asked for it: a prewarm that is given up for anything that arrives.
         draft_texts: tokens of texts that the reply may repeat, beside those of the prompt. Whatever they are,
             the reply stays the same.
     """
@@ -101,6 +102,7 @@ class EngineRequest:
     guide: Guide | None = None
     adapters: AdapterStack = BASE_MODEL
     draft_texts: tuple[Sequence[int], ...] = ()
+    is_idle_work: bool = False
 
     def __post_init__(self) -> None:
         if self.max_tokens < 0:

@@ -8,6 +8,8 @@ from functools import partial
 import mlx.core as mx
 
 from start_llm.cache.pages import SequenceCache
+from start_llm.cache.prompt_cache import OpenedSequence
+from start_llm.core.engine_request import EngineRequest
 from start_llm.core.thread_owners import ENGINE, owned_by
 from start_llm.engine.admission import planned_tokens
 from start_llm.engine.batch import BatchGroup, ReleasedCaches
@@ -213,11 +215,7 @@ class StepExecutor:
 
     def _open_new(self, generation: Generation, part: StartRequest) -> tuple[EngineSequence, tuple[int, ...]]:
         request = generation.request
-        ids = request.prompt.ids
-        room = planned_tokens(request, len(ids))
-        opened = self.cache.open(
-            ids, request.salt, request.boundaries, request.repeated_tokens, room, most=part.restored
-        )
+        opened = self._opened(request, part.restored)
         self._starting_cache = opened.seq_cache
         reply = ReplyWriter(
             request,
@@ -228,6 +226,15 @@ class StepExecutor:
         generation.emit(replace(opened.restored, disk_tokens=part.disk_tokens, disk_s=part.disk_s))
         sequence = EngineSequence(generation, reply, opened.seq_cache, due=part.due, now=self._clock())
         return sequence, opened.checkpoint_positions
+
+    def _opened(self, request: EngineRequest, most: int) -> OpenedSequence:
+        ids = request.prompt.ids
+        if request.is_idle_work:
+            return self.cache.open_for_idle_work(ids, request.salt, request.boundaries, most=most)
+        room = planned_tokens(request, len(ids))
+        return self.cache.open(
+            ids, request.salt, request.boundaries, request.repeated_tokens, room, most=most
+        )
 
     def _reopen(self, sequence: EngineSequence, part: StartRequest) -> tuple[EngineSequence, tuple[int, ...]]:
         request = sequence.generation.request

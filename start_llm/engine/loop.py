@@ -69,9 +69,14 @@ class EngineLoop:
     @property
     def yields(self) -> bool:
         """True if there are requests, and nobody waits for any of them."""
-        requests = [*self.schedule.generations, *(one.generation for one in self.executor.running)]
+        requests = self._generations
         are_known = self._inbox.is_empty and not self.is_stopping
         return are_known and bool(requests) and all(map(self.schedule.yields, requests))
+
+    @property
+    def _generations(self) -> list[Generation]:
+        """All requests, whether they wait or run."""
+        return [*self.schedule.generations, *(one.generation for one in self.executor.running)]
 
     def end_turn(self) -> None:
         """Note that another loop computes now: no pause is measured. Decode time that is owed stays owed."""
@@ -128,6 +133,8 @@ class EngineLoop:
     def _accept_item(self, item: InboxItem) -> None:
         match item:
             case Generation():
+                if not item.request.is_idle_work:
+                    self._give_up_idle_work()
                 with self._failures.on_failure(partial(self._failures.add, [item])):
                     computing = [one.sequence for one in self.executor.prefills]
                     self.schedule.add(item, self.time.speed, computing)
@@ -145,6 +152,12 @@ class EngineLoop:
                     self._cache.resize(cache_bytes)
             case StopRequest():
                 self._stop = item
+
+    def _give_up_idle_work(self) -> None:
+        """Let what nobody asked for end with its next chunk. The cache keeps what it computed."""
+        for generation in self._generations:
+            if generation.request.is_idle_work:
+                generation.cancel()
 
     def _answer(self, probe: CacheProbe) -> None:
         request = probe.request

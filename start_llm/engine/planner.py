@@ -11,6 +11,7 @@ from start_llm.core.thread_owners import ENGINE, owned_by
 from start_llm.engine.admission import planned_tokens
 from start_llm.engine.disk_waits import DiskWaits
 from start_llm.engine.executor import StepExecutor
+from start_llm.engine.generation import Generation
 from start_llm.engine.prefill import Prefill
 from start_llm.engine.resources import EngineResources
 from start_llm.engine.schedule import QueuedRequest, Schedule, deadline_after_restore
@@ -86,6 +87,7 @@ class StepPlanner:
         """End requests whose clients went away, and replies that exceeded their deadline."""
         now, running = self._clock(), self._executor.running
         gone = [*self._schedule.cancelled, *(one.generation for one in running if one.cancelled)]
+        gone += [one for one in self._schedule.generations if self._has_no_place(one)]
         late = [
             one
             for one in (*self._schedule.preempted, *running)
@@ -95,6 +97,13 @@ class StepPlanner:
             *(EndRequest(one.number, is_given_up=one.is_given_up) for one in gone),
             *(EndRequest(one.number, is_cut=True) for one in late),
         ]
+
+    def _has_no_place(self, generation: Generation) -> bool:
+        """Return whether it is idle work that would displace what requests have left in the cache."""
+        request, cache = generation.request, self._executor.cache
+        if not request.is_idle_work or generation.cancelled:
+            return False
+        return self._resources.admission.bytes_for([len(request.prompt)]) > cache.free_bytes
 
     def _is_late(self, sequence: EngineSequence, now: float) -> bool:
         return 0 < self._resources.time_limits.deadline_s < sequence.run_time_s(now)

@@ -6,10 +6,12 @@ session are due one after the other, so many at once from one session do not hol
 
 A prewarm, after which nothing is generated, makes way for every request that somebody waits for: it starts
 when no other one waits or is answered, and is preempted between two chunks. After `PREWARM_PATIENCE_S` it is
-a request like any other.
+a request like any other. Idle work, which nobody asked for, makes way for ever, and is given up for whatever
+arrives.
 """
 
 import itertools
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -98,7 +100,8 @@ class Schedule:
         owed = [one.due for one in wanted if _is_one_session(one.generation.request, request)]
         begins = max([self._clock(), *owed])
         if request.is_prewarm:
-            generation.yields_until = self._clock() + PREWARM_PATIENCE_S
+            patience_s = math.inf if request.is_idle_work else PREWARM_PATIENCE_S
+            generation.yields_until = self._clock() + patience_s
         self._waiting.append(
             QueuedRequest(
                 generation, begins + _seconds(request, len(request.prompt) - request.repeated_tokens, speed)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from start_llm.config.settings import Settings
+from start_llm.core.battery import is_on_battery
 from start_llm.core.model_card import ModelCard
 from start_llm.engine.embedding import LONGEST_TEXT, Embedder
 from start_llm.engine.engine import Engine
@@ -22,11 +23,13 @@ from start_llm.prompt.prepare import Preparer
 from start_llm.protocols.base import ModelFacts
 from start_llm.server.served_models import ServedModel
 from start_llm.server.status import Status
+from start_llm.serving.read_ahead import ReadAhead
 from start_llm.serving.request_preparation import RequestPreparer
-from start_llm.serving.service import Service
+from start_llm.serving.service import AfterReply, Service
 from start_llm.telemetry.account import Reports
-from start_llm.telemetry.metrics import ModelMetrics
+from start_llm.telemetry.metrics import IdleMetrics, ModelMetrics
 from start_llm.telemetry.trace import Trace
+from start_llm.transcripts.transcripts import Transcripts
 from start_llm.wiring.from_settings import (
     image_door,
     make_preparer,
@@ -56,6 +59,7 @@ class ModelRuntime(ServedModel):
     startup: EngineStartup
     preparer: Preparer
     conversations: OpenConversations
+    read_ahead: ReadAhead | None
 
     @property
     def card(self) -> ModelCard:
@@ -85,6 +89,8 @@ class ModelRuntime(ServedModel):
         Args:
             flush_s: seconds for writing pages to the disk.
         """
+        if self.read_ahead:
+            self.read_ahead.close()
         has_ended = self.engine.stop(timeout_s, flush_s)
         self.shared.disk.remove_listener(self.engine.note_disk)
         return has_ended
@@ -131,18 +137,21 @@ def _runtime(
     preparer = make_preparer(settings, model, card.family, known)
     trace = shared.trace.of(startup.cache_metrics) if shared.trace else None
     draft_texts = DraftTexts(tokenizer) if startup.engine_metrics.drafts.pays else None
+    requests = RequestPreparer(preparer, tokenizer, card, startup.adapters, draft_texts)
+    idle = IdleMetrics()
+    read_ahead = _read_ahead(settings, engine, requests, known, startup, idle)
     service = Service(
         engine=engine,
-        requests=RequestPreparer(preparer, tokenizer, card, startup.adapters, draft_texts),
+        requests=requests,
         transcripts=known,
         defaults=reply_defaults(settings, model.sampling),
         reports=_reports(shared, card.id, trace),
-        answered=shared.answered,
+        after=AfterReply(shared.answered, read_ahead),
     )
     adapters = ModelAdapters(engine, startup.adapters, shared.adapters[card.id])
     adapters.mount_again(shared.terminal.say)
     metrics = ModelMetrics(
-        card, startup.engine_metrics, startup.cache_metrics, known.metrics, conversations.metrics
+        card, startup.engine_metrics, startup.cache_metrics, known.metrics, conversations.metrics, idle
     )
     return ModelRuntime(
         service=service,
@@ -156,7 +165,27 @@ def _runtime(
         startup=startup,
         preparer=preparer,
         conversations=conversations,
+        read_ahead=read_ahead,
     )
+
+
+def _read_ahead(
+    settings: Settings,
+    engine: Engine,
+    requests: RequestPreparer,
+    known: Transcripts,
+    startup: EngineStartup,
+    metrics: IdleMetrics,
+) -> ReadAhead | None:
+    """Begin to read ahead, unless that is off, or nothing can be kept."""
+    if settings.engine.idle_work == "off" or not startup.cache_metrics.budget_bytes:
+        return None
+    may_run_on_battery = settings.engine.idle_work == "on"
+
+    def may_work() -> bool:
+        return startup.engine_metrics.is_idle and (may_run_on_battery or not is_on_battery())
+
+    return ReadAhead(engine, requests, known, metrics, may_work)
 
 
 def _reports(shared: SharedParts, name: str, trace: Trace | None) -> Reports:

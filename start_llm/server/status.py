@@ -120,6 +120,7 @@ class Status:
             "requests": self._requests(),
             "engine": self._engine(),
             "speculation": self._speculation(),
+            "idle_work": members(self.metrics.idle, "works read_tokens used_tokens is_paused"),
         }
 
     def _prompt_cache(self) -> dict[str, Json]:

@@ -5,7 +5,7 @@ generated. `serving.answer` turns the text into events.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
@@ -31,6 +31,7 @@ from start_llm.core.sampling import Sampling, SamplingChoice, first_set
 from start_llm.output.stream import OutputStream
 from start_llm.serving.answer import Answer, GenerationPort
 from start_llm.serving.prompt_account import PromptAccount
+from start_llm.serving.read_ahead import ReadAhead
 from start_llm.serving.request_preparation import PreparedRequest, RequestPreparer, demand_room
 from start_llm.telemetry.account import Reports, RequestAccount
 from start_llm.telemetry.request_record import RequestFacts, RequestRecord, session_name
@@ -74,6 +75,19 @@ class ReplyDefaults:
     repetition: RepetitionPolicy = "stop"
 
 
+@dataclass(frozen=True, slots=True)
+class AfterReply:
+    """What is told of each reply.
+
+    Attributes:
+        answered: remembers requests, so that clients can compare later ones with them.
+        read_ahead: reads what next requests will begin with; None: nothing that nobody asked for is read.
+    """
+
+    answered: AnsweredRequests
+    read_ahead: ReadAhead | None = None
+
+
 _NO_DEFAULTS = ReplyDefaults()
 _REPEATED_CALLS = "calls {} with the same arguments and the same result, {} times in a row"
 
@@ -82,7 +96,7 @@ class Service:
     """Answers requests of all protocols. Safe to use from any thread.
 
     Args:
-        answered: shared by all models of a server; None: this service has its own.
+        after: what is told of each reply; None: this service alone remembers it.
     """
 
     def __init__(
@@ -93,7 +107,7 @@ class Service:
         transcripts: Transcripts,
         reports: Reports,
         defaults: ReplyDefaults = _NO_DEFAULTS,
-        answered: AnsweredRequests | None = None,
+        after: AfterReply | None = None,
     ) -> None:
         self._engine = engine
         self._requests = requests
@@ -101,7 +115,7 @@ class Service:
         self._transcripts = transcripts
         self._reports = reports
         self._defaults = defaults
-        self._answered = answered or AnsweredRequests()
+        self._after = after or AfterReply(AnsweredRequests())
 
     def respond(self, request: GenerationRequest, origin: RequestOrigin) -> Answer:
         """Validate the request completely, then hand it to the engine.
@@ -134,7 +148,8 @@ class Service:
             submitted.pop_all()
         model = self._model_of(request)
         prompt = PromptAccount(len(turn.tokens), turn.note, self._divergence(request, turn, model))
-        remember = partial(self._remember, request.tenant, name_in(origin.id), model, turn)
+        answered = partial(self._remember, request.tenant, name_in(origin.id), model, turn)
+        remember = partial(self._look_ahead, request, prepared, turn, prompt, answered)
         return Answer(
             generation=generation,
             output=output,
@@ -154,13 +169,31 @@ class Service:
         """Return where a request leaves the one that its client names; None also if it names none."""
         if not isinstance(request, ChatRequest) or request.compared_with is None:
             return None
-        before = self._answered.find(request.tenant, request.compared_with)
+        before = self._after.answered.find(request.tenant, request.compared_with)
         return turn.divergence(before, model) if before else Divergence("unknown")
+
+    def _look_ahead(
+        self,
+        request: GenerationRequest,
+        prepared: PreparedRequest,
+        turn: Turn,
+        prompt: PromptAccount,
+        answered: Callable[[], None],
+    ) -> None:
+        """Remember a request, and have the beginning of the next one read once its reply is recorded."""
+        answered()
+        reply = turn.take_reply()
+        read_ahead = self._after.read_ahead
+        if read_ahead and reply and isinstance(request, ChatRequest):
+            session = (prepared.request.tenant, prepared.session)
+            read_ahead.note_restored(session, turn.tokens.ids, prompt.cached)
+            kept = request.messages[: len(request.messages) - turn.transient_messages]
+            read_ahead.note_reply(replace(request, messages=kept), reply)
 
     def _remember(self, tenant: bytes, reply_name: str, model: str, turn: Turn) -> None:
         """Remember a request, so that clients can compare later ones with it."""
         if turn.computed:
-            self._answered.note(tenant, reply_name, AnsweredRequest(model, turn.computed))
+            self._after.answered.note(tenant, reply_name, AnsweredRequest(model, turn.computed))
 
     def _repetition_handling(self, request: GenerationRequest, *, is_guided: bool) -> RepetitionHandling:
         if self._defaults.repetition == "off" or request.options.is_prewarm:

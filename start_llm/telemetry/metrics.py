@@ -46,6 +46,22 @@ class DraftMetrics:
 
 
 @dataclass(slots=True)
+class IdleMetrics:
+    """Counters of what was read while nobody waited, written under the lock of `serving.read_ahead`.
+
+    Attributes:
+        works: prompts of which something was read.
+        read_tokens, used_tokens: of these, and those that a request then found.
+        is_paused: too few were used of late, so that little is read.
+    """
+
+    works: int = 0
+    read_tokens: int = 0
+    used_tokens: int = 0
+    is_paused: bool = False
+
+
+@dataclass(slots=True)
 class EngineMetrics:
     """Engine counters, written by the engine thread only.
 
@@ -77,6 +93,11 @@ class EngineMetrics:
     worst_stall: float = 0.0
     stepped_at: float = 0.0
     drafts: DraftMetrics = field(default_factory=DraftMetrics)
+
+    @property
+    def is_idle(self) -> bool:
+        """True if no request waits or runs, as far as is known."""
+        return not (self.waiting or self.active_sequences or self.prefill)
 
     def note_stall(self, seconds: float) -> None:
         self.stalls = [*self.stalls[1 - _STALLS :], seconds]
@@ -304,3 +325,4 @@ class ModelMetrics:
     cache: CacheMetrics
     transcripts: TranscriptMetrics
     database: DatabaseMetrics
+    idle: IdleMetrics = field(default_factory=IdleMetrics)

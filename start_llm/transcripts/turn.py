@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from start_llm.core.canonical import Conversation, reasoning_digest
+from start_llm.core.chat import Message
 from start_llm.core.events import Finished, Output, Restored
 from start_llm.core.explanation import Against, Explanation
 from start_llm.core.prompt import ModelTokens, Prompt
@@ -88,6 +89,7 @@ class Turn:
         self._bound = bound
         self._prompt: Variant | None = None
         self._reply = WrittenReply(transcripts, prompt, bound)
+        self._recorded_reply: Message | None = None
         self._has_left = False
         self._messages_read = 0
         self.tokens = ModelTokens(bound.ids)
@@ -128,6 +130,11 @@ class Turn:
         proven = guard.proven(bound.prefix) if bound and bound.prefix else -1
         match = PrefixMatch.of(chosen, seen, refusal)
         return cls(transcripts, prompt, chosen, repeated_tokens, match, proven)
+
+    @property
+    def transient_messages(self) -> int:
+        """Number of messages at the end that the next request will not have."""
+        return len(self._conversation.transient) if self._conversation else 0
 
     @property
     def reply_length(self) -> int:
@@ -265,7 +272,12 @@ class Turn:
         self.note_delivered()
         if self._conversation is None or not is_whole or end.stop is not None or end.cut_by:
             return
-        self._reply.record(self._conversation, end, self._prompt)
+        self._recorded_reply = self._reply.record(self._conversation, end, self._prompt)
+
+    def take_reply(self) -> Message | None:
+        """Return the recorded reply as its client will send it back, once; None if it was not recorded."""
+        reply, self._recorded_reply = self._recorded_reply, None
+        return reply
 
     def note_delivered(self) -> None:
         """Remember what the client received, whole or cut off, to recognise it when it is sent back."""

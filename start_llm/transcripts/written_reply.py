@@ -65,17 +65,18 @@ class WrittenReply:
         except RecursionError:  # a call's arguments are nested too deeply: such a request is refused
             return []
 
-    def record(self, conversation: Conversation, end: Finished, parent: Variant | None) -> None:
-        """Record it, in each form that its client may send back.
+    def record(self, conversation: Conversation, end: Finished, parent: Variant | None) -> Message | None:
+        """Record it, in each form that its client may send back, and return the first one, if there is any.
 
         Args:
             parent: the prompt as it is recorded.
         """
         # Leave out the eos token: the next rendering writes its own closer, which may be another token.
         written = self.tokens[:-1] if end.ended_itself else self._as_sent(self.tokens)
-        if written is not None:
-            for form in self.forms():
-                self._record(conversation, form, written, parent)
+        forms = self.forms() if written is not None else []
+        for form in forms:
+            self._record(conversation, form, written or (), parent)
+        return forms[0].message if forms else None
 
     def _as_sent(self, written: Sequence[int]) -> Sequence[int] | None:
         """Return the tokens of a reply that was cut inside a character as the next request will have them.

@@ -1,0 +1,38 @@
+"""Whether this machine runs on its battery."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+_SUPPLIES = Path("/sys/class/power_supply")
+_PMSET = ("/usr/bin/pmset", "-g", "ps")
+_PATIENCE_S = 2.0
+
+
+def is_on_battery(supplies: Path = _SUPPLIES) -> bool:
+    """Return whether the machine is known to run on its battery: one without has none.
+
+    Args:
+        supplies: where Linux tells of power supplies.
+    """
+    return _says_battery() if sys.platform == "darwin" else _is_discharging(supplies)
+
+
+def _says_battery() -> bool:
+    try:
+        told = subprocess.run(_PMSET, capture_output=True, text=True, timeout=_PATIENCE_S, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    return "'Battery Power'" in told.stdout
+
+
+def _is_discharging(supplies: Path) -> bool:
+    kinds = [(_read(supply / "type"), _read(supply / "status")) for supply in supplies.glob("*")]
+    return ("Battery", "Discharging") in kinds
+
+
+def _read(file: Path) -> str:
+    try:
+        return file.read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError):
+        return ""

@@ -1,0 +1,255 @@
+"""Read what the next request of a conversation will begin with, while the engine has nothing to do.
+
+The conversation is prepared as its client will send it, with two different next messages. The tokens that
+both prompts begin with are the work: a reply that was computed behind a message that is gone by then, a turn
+whose reasoning the next prompt leaves out, what closes the reply and opens the next message. They are read by
+a prewarm that is given up for whatever arrives (`engine.schedule`), in free memory only.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from array import array
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from start_llm.core.chat import ChatRequest, Message
+from start_llm.core.engine_request import EngineRequest
+from start_llm.core.errors import RequestError
+from start_llm.core.events import Event, Failed, Finished, Prefilling, Restored
+from start_llm.core.prompt import ModelTokens
+from start_llm.core.sampling import Sampling
+from start_llm.serving.request_preparation import RequestPreparer
+from start_llm.telemetry.metrics import IdleMetrics
+from start_llm.transcripts.explain import common_length
+from start_llm.transcripts.transcripts import Transcripts
+from start_llm.transcripts.turn import Turn
+
+_SETTLES_S = 0.25
+"""Seconds after a reply before its conversation is looked at: agents often go on at once."""
+_POLL_S = 0.1
+_LEAST_TOKENS = 16
+_MOST_EXPECTED = 256
+_JUDGED, _LEAST_USED = 16, 0.5
+"""Works by which it is judged whether they pay, and the share of their tokens that has to be used."""
+_TRIED_ANYWAY = 8
+"""While they do not pay, one of so many is done, to find out."""
+_ENDINGS = ("0", "a")
+"""Texts of the next message: they differ from the first token on."""
+
+
+class IdleEngine(Protocol):
+    """The engine, as idle work needs it."""
+
+    def submit(self, request: EngineRequest) -> IdleGeneration: ...
+
+    def peek(self, request: EngineRequest) -> Restored: ...
+
+
+class IdleGeneration(Protocol):
+    @property
+    def cancelled(self) -> bool: ...
+
+    def take(self, timeout_s: float) -> list[Event]: ...
+
+
+type Session = tuple[bytes, str]
+"""The tenant and the name of a session."""
+
+
+@dataclass(slots=True)
+class _Reply:
+    """A reply, and the request that it answers, without messages that the next one will not have."""
+
+    request: ChatRequest
+    message: Message
+    session: str = ""
+
+    def next_requests(self) -> Iterator[ChatRequest]:
+        """Yield the next request of the conversation, with two texts that have nothing in common."""
+        for text in _ENDINGS:
+            calls = self.message.tool_calls
+            ends = [Message(role="tool", content=text, tool_call_id=call.id) for call in calls]
+            following = ends or [Message(role="user", content=text)]
+            messages = (*self.request.messages, self.message, *following)
+            yield replace(self.request, messages=messages, compared_with=None)
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """Tokens that were read before anybody asked for them.
+
+    Attributes:
+        ids: of the prompt from its beginning.
+        start: those from here on were computed.
+    """
+
+    ids: array[int]
+    start: int
+
+    @property
+    def tokens(self) -> int:
+        return len(self.ids) - self.start
+
+
+class ReadAhead:
+    """Plans idle work and has it done, on a thread of its own. Safe to use from any thread.
+
+    Args:
+        may_work: returns whether the engine has nothing to do, and the machine may work nevertheless.
+        settles_s: seconds after a reply before its conversation is looked at.
+    """
+
+    def __init__(
+        self,
+        engine: IdleEngine,
+        requests: RequestPreparer,
+        transcripts: Transcripts,
+        metrics: IdleMetrics,
+        may_work: Callable[[], bool],
+        *,
+        settles_s: float | None = None,
+    ) -> None:
+        self._engine = engine
+        self._requests = requests
+        self._transcripts = transcripts
+        self._metrics = metrics
+        self._may_work = may_work
+        self._settles_s = _SETTLES_S if settles_s is None else settles_s
+        self._replies: queue.SimpleQueue[_Reply | None] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._expected: OrderedDict[Session, _Work] = OrderedDict()
+        self._judged: deque[tuple[int, int]] = deque(maxlen=_JUDGED)
+        self._passed_over = 0
+        self._is_closing = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def close(self) -> None:
+        """End the thread. What it has submitted is the engine's."""
+        self._is_closing.set()
+        self._replies.put(None)
+        with self._lock:
+            thread = self._thread
+        if thread:
+            thread.join()
+
+    def note_reply(self, request: ChatRequest, reply: Message) -> None:
+        """Take a reply into account that its client has received.
+
+        Args:
+            request: without messages that the next one will not have.
+            reply: as the client will send it back.
+        """
+        if request.is_background or request.continues_reply or request.images:
+            return
+        self._replies.put(_Reply(request, reply))
+        with self._lock:
+            if self._thread is None and not self._is_closing.is_set():
+                self._thread = threading.Thread(target=self._run, name="read-ahead", daemon=True)
+                self._thread.start()
+
+    def note_restored(self, session: Session, ids: Sequence[int], restored: int) -> None:
+        """Take into account what a request has found in the cache.
+
+        Args:
+            ids: of its prompt.
+            restored: tokens of it.
+        """
+        with self._lock:
+            work = self._expected.pop(session, None)
+            if work is None:
+                return
+            used = max(min(common_length(work.ids, array("I", ids)), restored) - work.start, 0)
+            self._metrics.used_tokens += used
+            self._judge(used, work)
+
+    def _judge(self, used: int, work: _Work) -> None:
+        self._judged.append((used, work.tokens))
+        self._metrics.is_paused = not self._pays
+
+    @property
+    def _pays(self) -> bool:
+        """True if enough of what was read was used, as far as that is known."""
+        used, read = (sum(column) for column in zip((0, 0), *self._judged, strict=True))
+        return len(self._judged) < _JUDGED or used >= _LEAST_USED * read
+
+    def _run(self) -> None:
+        while (reply := self._replies.get()) is not None:
+            self._is_closing.wait(self._settles_s)
+            while not self._replies.empty():
+                if (newer := self._replies.get()) is None:
+                    return
+                reply = newer
+            if self._may_work() and self._is_worth_trying():
+                with suppress(RequestError):  # the next request is refused: it has no beginning
+                    self._read(reply)
+
+    def _is_worth_trying(self) -> bool:
+        with self._lock:
+            if self._pays:
+                return True
+            self._passed_over = (self._passed_over + 1) % _TRIED_ANYWAY
+            return self._passed_over == 0
+
+    def _read(self, reply: _Reply) -> None:
+        """Have the beginning of the next request read, if enough of it is new.
+
+        Raises:
+            RequestError: it cannot be prepared.
+        """
+        request = self._planned(reply)
+        if request is None:
+            return
+        missing = len(request.prompt) - 1 - self._engine.peek(request).tokens
+        if missing >= _LEAST_TOKENS and self._may_work():
+            self._follow((request.salt, reply.session), request)
+
+    def _planned(self, reply: _Reply) -> EngineRequest | None:
+        """Return a request for what all prompts of the next request begin with; None if it has no name."""
+        first, second = (self._requests.prepare(one) for one in reply.next_requests())
+        reply.session = first.session
+        turns = [
+            Turn.begin(self._transcripts, one.prompt, self._requests.model.context_window)
+            for one in (first, second)
+        ]
+        ids = turns[0].tokens.ids
+        end = common_length(*(array("I", one.tokens.ids) for one in turns))
+        if not first.session or not 0 < end < len(ids):
+            return None
+        return EngineRequest(
+            prompt=ModelTokens(ids[: end + 1]),  # the last token is left to the next request
+            max_tokens=0,
+            sampling=Sampling(),
+            boundaries=tuple(one for one in turns[0].resume_positions if one <= end),
+            salt=first.request.tenant,
+            adapters=first.adapters,
+            is_idle_work=True,
+        )
+
+    def _follow(self, session: Session, request: EngineRequest) -> None:
+        """Submit a request, and note what of it was computed until it ended or was given up."""
+        generation = self._engine.submit(request)
+        start = done = 0
+        has_ended = False
+        while not (has_ended or self._is_closing.is_set()):
+            is_given_up = generation.cancelled
+            for event in generation.take(_POLL_S):
+                match event:
+                    case Restored():
+                        start = done = event.tokens
+                    case Prefilling():
+                        done = event.done
+                    case _:
+                        has_ended |= is_given_up or isinstance(event, Finished | Failed)
+        if done > start:
+            with self._lock:
+                self._metrics.works += 1
+                self._metrics.read_tokens += done - start
+                self._expected[session] = _Work(array("I", request.prompt.ids[:done]), start)
+                self._expected.move_to_end(session)
+                if len(self._expected) > _MOST_EXPECTED:
+                    self._judge(0, self._expected.popitem(last=False)[1])
