@@ -58,6 +58,16 @@ def plan_restore(root: Page, matched: list[Page], ids: tuple[int, ...], *, has_s
     return replace(plan, is_cut=True) if is_cut else plan
 
 
+def without_cutting(plan: RestorePlan) -> RestorePlan:
+    """Return a plan that copies where `plan` would cut tokens off a sequence cache that it takes over."""
+    seq_cache = plan.reused_in_place
+    if seq_cache is None or plan.length == len(seq_cache.tokens):
+        return plan
+    start = plan.path[-1].end if plan.path else 0
+    tail = RestoreSource(seq_cache, start, plan.length) if start < plan.length else None
+    return replace(plan, reused_in_place=None, tail=tail)
+
+
 def in_front_of_image(ids: Sequence[int], position: int) -> int:
     """Return the start of the image inside which a position is; the position itself if it is in none.
 

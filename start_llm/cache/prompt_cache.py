@@ -27,7 +27,7 @@ from start_llm.cache.eviction import EvictionLimits, Evictor
 from start_llm.cache.layers import Layers
 from start_llm.cache.page_store import PageStore
 from start_llm.cache.pages import SequenceCache
-from start_llm.cache.plan import RestorePlan
+from start_llm.cache.plan import RestorePlan, without_cutting
 from start_llm.cache.prompt_lookup import PromptLookup, PromptMatch, message_ends
 from start_llm.cache.restore import Restorer
 from start_llm.cache.tail_index import common_length
@@ -131,8 +131,11 @@ class PromptCache:
     def open_for_idle_work(
         self, ids: tuple[int, ...], salt: bytes, boundaries: Sequence[int], *, most: int | None = None
     ) -> OpenedSequence:
-        """Restore a prompt for which nobody waits; see `open`. Nothing counts as used or looked up."""
+        """Restore a prompt for which nobody waits; see `open`. Nothing counts as used or looked up, and no
+        sequence cache loses a token.
+        """
         match = self._lookup.match(ids, salt, most)
+        match = replace(match, plan=without_cutting(match.plan))
         return self._open(match, boundaries, 0, len(ids), len(ids), is_idle_work=True)
 
     def reopen(

@@ -2,11 +2,33 @@
 
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 _SUPPLIES = Path("/sys/class/power_supply")
 _PMSET = ("/usr/bin/pmset", "-g", "ps")
 _PATIENCE_S = 2.0
+_BELIEVED_S = 30.0
+
+
+class PowerSource:
+    """Looks whether the machine runs on its battery, and believes what it saw for half a minute."""
+
+    def __init__(
+        self, look: Callable[[], bool] | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._look = look or is_on_battery
+        self._clock = clock
+        self._looked_at: float | None = None
+        self._is_battery = False
+
+    @property
+    def is_battery(self) -> bool:
+        now = self._clock()
+        if self._looked_at is None or now - self._looked_at >= _BELIEVED_S:
+            self._looked_at, self._is_battery = now, self._look()
+        return self._is_battery
 
 
 def is_on_battery(supplies: Path = _SUPPLIES) -> bool:

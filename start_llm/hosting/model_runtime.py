@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from start_llm.config.settings import Settings
-from start_llm.core.battery import is_on_battery
+from start_llm.core.battery import PowerSource
 from start_llm.core.model_card import ModelCard
 from start_llm.engine.embedding import LONGEST_TEXT, Embedder
 from start_llm.engine.engine import Engine
@@ -180,10 +180,10 @@ def _read_ahead(
     """Begin to read ahead, unless that is off, or nothing can be kept."""
     if settings.engine.idle_work == "off" or not startup.cache_metrics.budget_bytes:
         return None
-    may_run_on_battery = settings.engine.idle_work == "on"
+    runs_on_battery, power = settings.engine.idle_work == "on", PowerSource()
 
     def may_work() -> bool:
-        return startup.engine_metrics.is_idle and (may_run_on_battery or not is_on_battery())
+        return startup.engine_metrics.is_idle and (runs_on_battery or not power.is_battery)
 
     return ReadAhead(engine, requests, known, metrics, may_work)
 

@@ -33,7 +33,7 @@ _SETTLES_S = 0.25
 """Seconds after a reply before its conversation is looked at: agents often go on at once."""
 _POLL_S = 0.1
 _LEAST_TOKENS = 16
-_MOST_EXPECTED = 256
+_MOST_WAITING, _MOST_EXPECTED = 8, 256
 _JUDGED, _LEAST_USED = 16, 0.5
 """Works by which it is judged whether they pay, and the share of their tokens that has to be used."""
 _TRIED_ANYWAY = 8
@@ -121,6 +121,7 @@ class ReadAhead:
         self._may_work = may_work
         self._settles_s = _SETTLES_S if settles_s is None else settles_s
         self._replies: queue.SimpleQueue[_Reply | None] = queue.SimpleQueue()
+        self._waiting: deque[_Reply] = deque(maxlen=_MOST_WAITING)
         self._lock = threading.Lock()
         self._expected: OrderedDict[Session, _Work] = OrderedDict()
         self._judged: deque[tuple[int, int]] = deque(maxlen=_JUDGED)
@@ -178,15 +179,27 @@ class ReadAhead:
         return len(self._judged) < _JUDGED or used >= _LEAST_USED * read
 
     def _run(self) -> None:
-        while (reply := self._replies.get()) is not None:
-            self._is_closing.wait(self._settles_s)
-            while not self._replies.empty():
-                if (newer := self._replies.get()) is None:
-                    return
-                reply = newer
-            if self._may_work() and self._is_worth_trying():
+        while reply := self._next():
+            if self._is_worth_trying():
                 with suppress(RequestError):  # the next request is refused: it has no beginning
                     self._read(reply)
+
+    def _next(self) -> _Reply | None:
+        """Return the newest reply once the engine has nothing to do; None at the end."""
+        wait_s = self._settles_s
+        if not self._waiting:
+            self._receive()
+        while not self._is_closing.wait(wait_s):
+            while not self._replies.empty():
+                self._receive()
+            if self._may_work():
+                return self._waiting.pop()
+            wait_s = _POLL_S
+        return None
+
+    def _receive(self) -> None:
+        if reply := self._replies.get():
+            self._waiting.append(reply)
 
     def _is_worth_trying(self) -> bool:
         with self._lock:
