@@ -112,6 +112,7 @@ VALUES: dict[str, Values] = {
     "MLX_HOST": Values([("0.0.0.0", "0.0.0.0"), ("::1", "::1"), ("localhost", "localhost")], []),
     "MLX_PORT": Values([("0", 0), ("65535", 65535), (" 81 ", 81)], [*WHOLE, "-1", "65536"]),
     "BATCH": Values([("1", 1), ("256", 256), ("8", 8)], [*WHOLE, "0", "-1", "257"]),
+    "IDLE_WORK": Values([("auto", "auto"), ("on", "on"), (" Off ", "off")], ["true", "1", "battery"]),
     "SPECULATION": Values([("auto", "auto"), ("off", "off"), (" OFF ", "off")], ["on", "true", "1"]),
     "MAX_QUEUED_REQUESTS": Values([("1", 1), ("100000", 100_000), ("7", 7)], [*WHOLE, "0", "100001"]),
     "MEMORY_BUDGET": Values(
@@ -501,6 +502,7 @@ def running(folder: Path, **variables: str) -> Generator[Server]:
     output = io.StringIO()
     base = {"MODEL_PATH": str(folder), "MLX_PORT": "0", "PROXY": "false", "ENABLE_REQUEST_LOGGING": "false"}
     base |= {"STATE_ROOT": os.environ["STATE_ROOT"], "SSD_CACHE_DIR": "off", "DRAIN_SECONDS": "1.5"}
+    base["IDLE_WORK"] = "off"  # what is counted depends on no clock
     app = App(load(environment(**(base | variables))), Terminal(output))
     with tried_once():
         app.start()
@@ -673,6 +675,28 @@ def checks_drafts(models: Models) -> None:
             reply(server, prompt="one two three four " * 30, max_tokens=60, temperature=0)
             told = server.get("/stats")["speculation"]
             assert (told["pays"], told["drafts"] > 0) == (are_made, are_made)
+
+
+def checks_idle_work(models: Models) -> None:
+    carrier = "<<<BEGIN_OPENCLAW_INTERNAL_CONTEXT>>>\nx\n<<<END_OPENCLAW_INTERNAL_CONTEXT>>>"
+    asked = [{"role": "user", "content": text} for text in ("Is it?", carrier)]
+    for value, on_battery, is_done in (
+        ("auto", False, True),
+        ("auto", True, False),
+        ("on", True, True),
+        ("off", False, False),
+    ):
+        with (
+            patch("start_llm.core.battery._is_discharging", return_value=on_battery),
+            patch("start_llm.serving.read_ahead._SETTLES_S", 0.0),
+            running(models.plain, IDLE_WORK=value) as server,
+        ):
+            server.post("/v1/chat/completions", {"messages": asked, "max_tokens": 40, "temperature": 0})
+            if is_done:
+                until(lambda server=server: server.get("/stats")["idle_work"]["works"] == 1)
+            else:
+                time.sleep(0.3)
+                assert server.get("/stats")["idle_work"]["works"] == 0
 
 
 def checks_queue(models: Models) -> None:
@@ -1672,6 +1696,7 @@ CHECKS: dict[str, Callable[[Models], None]] = {
     "DRAIN_SECONDS": checks_drain,
     "BATCH": checks_batch,
     "SPECULATION": checks_drafts,
+    "IDLE_WORK": checks_idle_work,
     "MAX_QUEUED_REQUESTS": checks_queue,
     "MEMORY_BUDGET": checks_memory,
     "REPLY_TURN_SECONDS": checks_turns,

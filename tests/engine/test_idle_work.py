@@ -56,6 +56,7 @@ def test_it_never_becomes_a_request_like_any_other():
     reply = stepper.submit(engine_request(PROMPT, 1000))
     stepper.step_until(lambda: reply.tokens)
     work = stepper.submit(idle())
+    stepper.step()
     clock.now += HOURS
     stepper.step(5)
     assert not work.look(), "a reply is being written"
