@@ -53,6 +53,7 @@ from start_llm.telemetry.terminal import Terminal
 from start_llm.wiring.from_settings import (
     access_policy,
     backend_secret,
+    check_backends,
     check_ports,
     make_seal,
     make_trace,
@@ -120,6 +121,7 @@ class App:
         self._access_policy = access_policy(settings, self._secret.api_key)
         self._drain = RequestDrain()
         check_ports(settings)
+        check_backends(settings)
         self._logs = from_root(settings.log.root)
         self._file = ServerFile(servers_folder(settings.server.state_root))
         # What would outlive a process that ended at once; and all that `close` closes, the last part first.

@@ -45,7 +45,7 @@ from start_llm.engine.pass_times import PASSES, PassTimes
 from start_llm.engine.time_share import EngineTime
 from start_llm.formats import registry
 from start_llm.models.device import this_device
-from start_llm.proxy.config import ProxyConfig
+from start_llm.proxy.config import ProxyConfig, configuration
 from start_llm.telemetry.terminal import Terminal
 from start_llm.wiring.model_places import model_name
 from tests import tiny_adapters
@@ -147,6 +147,25 @@ VALUES: dict[str, Values] = {
     "BACKEND_SECRET": Values(
         [("0" * 24, "0" * 24), ("~!,ab-" * 9, "~!,ab-" * 9), ("f" * 48, "f" * 48)],
         ["short", "x" * 23, "ä" * 24, "a b" * 9],
+    ),
+    "PROXY_BACKENDS": Values(
+        [
+            ("http://10.0.0.2:8080", ("http://10.0.0.2:8080",)),
+            (
+                "http://studio.local:80, http://[fe80::1]:81",
+                ("http://studio.local:80", "http://[fe80::1]:81"),
+            ),
+            ("http://a-b:65535", ("http://a-b:65535",)),
+        ],
+        [
+            "https://a:80",
+            "http://a",
+            "a:80",
+            "http://a:80/",
+            "http://me:key@a:80",
+            "http://a:0",
+            "http://a:80,",
+        ],
     ),
     "MLX_API_KEY": Values(
         [("sk-1", ("sk-1",)), ("a b, 0", ("a b", "0")), ("0,~!", ("0", "~!"))],
@@ -1631,19 +1650,20 @@ def checks_proxy(models: Models) -> None:
             assert server.get("/health")["status"] == "ok"
 
 
+def proxy_config(settings: Settings) -> ProxyConfig:
+    return ProxyConfig(
+        settings=settings,
+        backend="http://127.0.0.1:9",
+        first_model="tiny",
+        sees=False,
+        window=4096,
+        secret=BackendSecret("backend"),
+    )
+
+
 def checks_proxy_config(**variables: str) -> Callable[[Models], None]:
     def check(_: Models) -> None:
-        config, default = (
-            ProxyConfig(
-                settings=settings,
-                backend="http://127.0.0.1:1",
-                first_model="tiny",
-                sees=False,
-                window=4096,
-                secret=BackendSecret("backend"),
-            )
-            for settings in (load(environment(**variables)), load())
-        )
+        config, default = map(proxy_config, (load(environment(**variables)), load()))
         assert config != default
         assert str(*variables.values()) in (config.model, config.python, *config.keys)
         assert (default.model, default.python, default.keys) == ("openai/tiny", sys.executable, ())
@@ -1673,6 +1693,20 @@ def checks_secret(models: Models) -> None:
             first = ask(server.port, "POST", "/v1/responses", kept, {"Authorization": "Bearer ann"})
             later = {**kept, "previous_response_id": first.json["id"]}
             assert ask(server.port, "POST", "/v1/responses", later, signed).status == status
+
+
+def checks_backends(_: Models) -> None:
+    """The proxy gets them behind its own server. Without a secret that they share, nothing is started."""
+    others = "http://127.0.0.1:1,http://127.0.0.1:2"
+    with pytest.raises(SettingsError, match="PROXY_BACKENDS needs BACKEND_SECRET"):
+        App(load(environment(PROXY_BACKENDS=others)), Terminal(io.StringIO()))
+    config = proxy_config(load(environment(PROXY_BACKENDS=others)))
+    assert config.backends == ("http://127.0.0.1:9", "http://127.0.0.1:1", "http://127.0.0.1:2")
+    told = json.loads(configuration(config))
+    bases = [one["litellm_params"]["api_base"] for one in told["model_list"]]
+    assert bases == [f"{url}/v1" for url in config.backends for _ in range(2)]
+    assert "callbacks" in told["litellm_settings"]
+    assert "callbacks" not in json.loads(configuration(proxy_config(load())))["litellm_settings"]
 
 
 CHECKS: dict[str, Callable[[Models], None]] = {
@@ -1723,6 +1757,7 @@ CHECKS: dict[str, Callable[[Models], None]] = {
     "PROXY_PYTHON": checks_proxy_config(PROXY_PYTHON="/a/python"),
     "BACKEND_SECRET": checks_secret,
     "PROXY_API_KEY": checks_proxy_config(PROXY_API_KEY="sk-1"),
+    "PROXY_BACKENDS": checks_backends,
     "MAX_KV_SIZE": checks_window,
     "KV_BITS": checks_kv_bits,
     "KV_GROUP_SIZE": checks_kv_format(KV_GROUP_SIZE="32"),

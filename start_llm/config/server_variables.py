@@ -16,6 +16,7 @@ from start_llm.config.setting_types import (
     PORT,
     SECONDS,
     SECRET,
+    SERVERS,
     TEXT,
     choice,
     integer,
@@ -202,7 +203,11 @@ class ProxySettings:
         "The same for clients of the proxy. Unset: MLX_API_KEY.")
     backend_secret: str | None = variable("BACKEND_SECRET", SECRET, None,
         "With it the proxy signs for the server whose request it passes on. Unset: new at each start, as it "
-        "should be.")
+        "should be for one server. Those of PROXY_BACKENDS need the same one; it also opens those that ask "
+        "for a key.")
+    backends: tuple[str, ...] = variable("PROXY_BACKENDS", SERVERS, (),
+        "Other servers behind this proxy, beside the one that starts it. A conversation stays with its "
+        "server; see docs/scale.md.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

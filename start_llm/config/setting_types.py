@@ -187,6 +187,10 @@ ORIGINS = SettingKind(
     "one or more origins such as http://localhost:3000 or app://obsidian.md, with commas between and without "
     "a path; vscode-webview://* is all of a scheme, which http and https cannot have",
 )
+SERVERS = SettingKind(
+    _list_of(re.compile(r"http://([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):[1-9]\d{0,4}")),
+    "one or more addresses such as http://192.168.1.20:8080, with commas between and without a path",
+)
 HOSTS = SettingKind(
     _list_of(re.compile(r"[A-Za-z0-9._-]+|[0-9A-Fa-f]*:[0-9A-Fa-f]*:[0-9A-Fa-f:.]*")),
     "one or more host names, with commas between",

@@ -33,6 +33,7 @@ class Route:
         asks_key: False: it needs no key. Health checks may have none, and it reveals nothing else.
         proxy: who answers it on the proxy's port; None: it is closed there.
         checked_by: another path of the server, which parses the same body and computes nothing.
+        explained_by: another path of the server, which tells how much of the same body's prompt is cached.
     """
 
     method: str
@@ -42,6 +43,7 @@ class Route:
     asks_key: bool = True
     proxy: Answerer | None = None
     checked_by: str | None = None
+    explained_by: str | None = None
 
     @property
     def name(self) -> str:
@@ -64,9 +66,17 @@ ROUTES = (
         ("/chat/completions",),
         proxy="litellm",
         checked_by="/v1/cache/explain",
+        explained_by="/v1/cache/explain",
     ),
     Route("POST", "/v1/completions", "text", ("/completions",), proxy="server"),
-    Route("POST", "/v1/messages", "messages", proxy="litellm", checked_by="/v1/messages/count_tokens"),
+    Route(
+        "POST",
+        "/v1/messages",
+        "messages",
+        proxy="litellm",
+        checked_by="/v1/messages/count_tokens",
+        explained_by="/v1/cache/explain/messages",
+    ),
     Route("POST", "/v1/messages/count_tokens", "messages", proxy="server"),
     Route(
         "POST",
@@ -75,6 +85,7 @@ ROUTES = (
         ("/responses",),
         proxy="litellm",
         checked_by="/v1/responses/input_tokens",
+        explained_by="/v1/cache/explain/responses",
     ),
     Route("POST", "/v1/responses/input_tokens", "responses", ("/responses/input_tokens",), proxy="server"),
     Route("GET", "/v1/responses/{id}", aliases=("/responses/{id}",), proxy="server"),
@@ -106,6 +117,8 @@ ROUTES = (
     Route("POST", "/downloads/{id}/resume"),
     Route("DELETE", "/downloads/{id}"),
     Route("POST", "/v1/cache/explain", "chat"),
+    Route("POST", "/v1/cache/explain/messages", "messages"),
+    Route("POST", "/v1/cache/explain/responses", "responses"),
 )
 """Of templates that match the same path, the first one counts."""
 

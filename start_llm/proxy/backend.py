@@ -1,10 +1,9 @@
-"""Send requests from the proxy's process to the server directly, without LiteLLM."""
+"""Send requests from the proxy's process to a server directly, without LiteLLM."""
 
-import json
-import os
 from collections.abc import Iterable
 from typing import Any
 
+import anyio
 import httpx
 
 from start_llm.access.backend_secret import BackendSecret, Caller
@@ -12,7 +11,6 @@ from start_llm.protocols.sessions import READ_HEADERS
 from start_llm.proxy.error_text import ErrorResponse
 from start_llm.proxy.open_routes import OPEN_ROUTES
 
-SERVER = os.environ["START_LLM_BACKEND"]
 _PATIENCE_S = 60
 _PASSED_ON = frozenset({"content-type", "anthropic-version", *READ_HEADERS})
 
@@ -20,16 +18,18 @@ type Headers = Iterable[tuple[bytes, bytes]]
 
 
 class Backend:
-    """An HTTP client for the server. Any task of one event loop may use it.
+    """An HTTP client for one server. Any task of one event loop may use it.
 
     Args:
+        url: of the server, such as `http://127.0.0.1:8080`.
         secret: shared with the server.
     """
 
-    def __init__(self, secret: BackendSecret) -> None:
+    def __init__(self, url: str, secret: BackendSecret) -> None:
+        self.url = url
         self._secret = secret
         self._client = httpx.AsyncClient(
-            base_url=SERVER,
+            base_url=url,
             timeout=httpx.Timeout(_PATIENCE_S, read=None),
             # No connection is kept alive: the server might close it just when it is used again.
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=0),
@@ -53,14 +53,27 @@ class Backend:
         request.headers.update(self._secret.signed(Caller.named_in(dict(named)), method, path))
         return await self._client.send(request, stream=True)
 
+    async def whole(
+        self, method: str, path: str, headers: Headers = (), body: bytes = b"", *, within_s: float
+    ) -> httpx.Response | None:
+        """Send a request and return the whole response; None if there is none within this time."""
+        try:
+            with anyio.fail_after(within_s):
+                answer = await self.ask(method, httpx.URL(path), headers, body)
+                try:
+                    await answer.aread()
+                finally:
+                    await answer.aclose()
+        except (httpx.TransportError, TimeoutError):
+            return None
+        return answer
+
     async def default_model(self) -> str | None:
         """Return the model that the server lists first, which answers by default; None if it lists none."""
+        answer = await self.whole("GET", "/v1/models", within_s=_PATIENCE_S)
         try:
-            answer = await self.ask("GET", httpx.URL("/v1/models"), (), b"")
-            told = await answer.aread()
-            await answer.aclose()
-            return str(json.loads(told)["data"][0]["id"])
-        except (httpx.TransportError, ValueError, LookupError, TypeError):
+            return None if answer is None else str(answer.json()["data"][0]["id"])
+        except (ValueError, LookupError, TypeError):
             return None
 
     async def refusal(self, scope: Any, body: bytes) -> ErrorResponse | None:

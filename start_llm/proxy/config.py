@@ -14,7 +14,8 @@ from start_llm.config.settings import Settings
 from start_llm.core.chat import Json
 
 _GUARD = "start_llm.proxy.litellm_setup.user_api_key_auth"
-_BACKEND, _BACKEND_KEY, _SECRET = (f"START_LLM_BACKEND{end}" for end in ("", "_KEY", "_SECRET"))
+_ROUTER = "start_llm.proxy.litellm_router.chosen_deployment"
+_BACKENDS, _BACKEND_KEY, _SECRET = (f"START_LLM_BACKEND{end}" for end in ("S", "_KEY", "_SECRET"))
 _REQUEST_TIMEOUT_S = 3600
 _PING_S = 10
 
@@ -50,7 +51,7 @@ class ProxyConfig:
     """What one proxy is to do.
 
     Attributes:
-        backend: the server's own address, such as `http://127.0.0.1:8080`.
+        backend: the server's own address, such as `http://127.0.0.1:8080`. `PROXY_BACKENDS` has others.
         first_model: the server's name of it.
         sees: the model sees images.
         window: its context window (prompt and reply together), in tokens.
@@ -63,6 +64,11 @@ class ProxyConfig:
     sees: bool
     window: int
     secret: BackendSecret
+
+    @property
+    def backends(self) -> tuple[str, ...]:
+        """The addresses of all servers, the server's own first."""
+        return tuple(dict.fromkeys((self.backend, *self.settings.proxy.backends)))
 
     @property
     def port(self) -> int:
@@ -94,10 +100,10 @@ def configuration(config: ProxyConfig) -> str:
     return json.dumps(
         {
             "model_list": [
-                _entry(config, config.model, f"litellm_proxy/{config.model}"),
-                _entry(config, "*", "litellm_proxy/*"),
+                _entry(config, backend, name) for backend in config.backends for name in (config.model, "*")
             ],
             "litellm_settings": {
+                **({"callbacks": [_ROUTER]} if len(config.backends) > 1 else {}),
                 "drop_params": False,
                 "request_timeout": _REQUEST_TIMEOUT_S,
                 "num_retries": 0,
@@ -116,12 +122,17 @@ def configuration(config: ProxyConfig) -> str:
     )
 
 
-def _entry(config: ProxyConfig, name: str, target: str) -> Json:
+def api_base(url: str) -> str:
+    """Return the address of a server's protocols, as LiteLLM needs it."""
+    return f"{url}/v1"
+
+
+def _entry(config: ProxyConfig, backend: str, name: str) -> Json:
     return {
         "model_name": name,
         "litellm_params": {
-            "model": target,
-            "api_base": f"{config.backend}/v1",
+            "model": f"litellm_proxy/{name}",
+            "api_base": api_base(backend),
             "api_key": f"os.environ/{_BACKEND_KEY}",
             # Without a price, LiteLLM logs a traceback for each request.
             "input_cost_per_token": 0,
@@ -157,7 +168,7 @@ def environment(config: ProxyConfig, inherited: Mapping[str, str]) -> dict[str, 
         "START_LLM_PROXY_HOSTS": ",".join(access.hosts),
         "START_LLM_PROXY_ORIGINS": ",".join(access.origins),
         "START_LLM_PROXY_MOST_BYTES": str(config.settings.http.max_body_bytes),
-        _BACKEND: config.backend,
+        _BACKENDS: ",".join(config.backends),
         _BACKEND_KEY: config.secret.api_key,
         _SECRET: config.secret.text,
         "AIOHTTP_KEEPALIVE_TIMEOUT": kept.get("AIOHTTP_KEEPALIVE_TIMEOUT", str(_POOLED_S)),

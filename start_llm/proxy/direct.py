@@ -15,6 +15,7 @@ from starlette.requests import ClientDisconnect, Request
 
 from start_llm.protocols.routes import RouteMatch
 from start_llm.proxy.backend import Backend
+from start_llm.proxy.chosen_server import ChosenBackend
 from start_llm.proxy.error_text import Application, Receive, Send, error_body
 from start_llm.proxy.open_routes import OPEN_ROUTES
 from start_llm.proxy.relay import reply_head
@@ -23,7 +24,7 @@ from start_llm.proxy.relay import reply_head
 class Direct:
     """ASGI middleware that forwards requests that the server answers itself, and passes others to LiteLLM."""
 
-    def __init__(self, litellm: Application, backend: Backend) -> None:
+    def __init__(self, litellm: Application, backend: Backend | ChosenBackend) -> None:
         self._litellm = litellm
         self._backend = backend
 

@@ -27,7 +27,7 @@ from start_llm.proxy.refusals import refuse
 
 _OF_THE_BYTES = (b"content-length", b"content-encoding")
 """Headers about the bytes of a body, which are other ones once it is written anew."""
-_LONG_BYTES = 100_000
+LONG_BYTES = 100_000
 """A longer body is parsed on a thread, while other requests are served."""
 
 type DefaultName = Callable[[], Awaitable[str | None]]
@@ -74,7 +74,7 @@ class OwnBodies:
             return
         headers = [pair for pair in scope["headers"] if pair[0] not in _OF_THE_BYTES]
         headers.append((b"content-length", str(len(body)).encode()))
-        await self._inside(scope | {"headers": headers}, _replayed(body, receive), send)
+        await self._inside(scope | {"headers": headers}, replayed(body, receive), send)
 
     async def _received(self, request: Request) -> bytes:
         """Return the body, decompressed.
@@ -93,7 +93,7 @@ class OwnBodies:
         return await asyncio.to_thread(decoded, bytes(raw), coding, self._max_body_bytes)
 
     async def _own(self, route: Route, raw: bytes) -> bytes:
-        asked = await asyncio.to_thread(parse_body, raw) if len(raw) > _LONG_BYTES else parse_body(raw)
+        asked = await asyncio.to_thread(parse_body, raw) if len(raw) > LONG_BYTES else parse_body(raw)
         asked = with_mended_history(route.body, asked)
         for place in told_paths(asked.mended):
             told = f"something in '{place}' was mended, because its client cannot take it back."
@@ -101,7 +101,7 @@ class OwnBodies:
         kept = self._kept(route, asked)
         if route.proxy == "litellm" and not kept.get("model") and (name := await self._default_name()):
             kept["model"] = name
-        return await asyncio.to_thread(_written, kept) if len(raw) > _LONG_BYTES else _written(kept)
+        return await asyncio.to_thread(_written, kept) if len(raw) > LONG_BYTES else _written(kept)
 
     def _kept(self, route: Route, body: Fields) -> dict[str, Json]:
         """Return the fields that the server knows.
@@ -157,7 +157,7 @@ def _written(fields: Mapping[str, Json]) -> bytes:
         raise InvalidRequest("The body is nested too deeply.") from error
 
 
-def _replayed(body: bytes, receive: Receive) -> Receive:
+def replayed(body: bytes, receive: Receive) -> Receive:
     """Return a `receive` that gives a body which was read already, and then what comes after it."""
     waiting = [{"type": "http.request", "body": body, "more_body": False}]
 

@@ -88,6 +88,10 @@ def _count(parse: Parser, told: Callable[[int], Mapping[str, Json]]) -> QueryEnd
     return QueryEndpoint(parse, lambda service, request: told(service.count(request)))
 
 
+def _explain(parse: Parser) -> QueryEndpoint:
+    return QueryEndpoint(parse, lambda service, request: explanation_body(service.explain(request)))
+
+
 def _front(context: ServerContext, request: PageRequest) -> Page | Document:
     """Return the status page for a browser, and a greeting for other clients."""
     if prefers_html(request.headers.get("accept", "")):
@@ -140,8 +144,8 @@ ENDPOINTS: Mapping[str, Endpoint] = {
     "POST /downloads/{id}/pause": _library(LibraryPages.pause),
     "POST /downloads/{id}/resume": _library(LibraryPages.resume),
     "DELETE /downloads/{id}": _library(LibraryPages.remove),
-    "POST /v1/cache/explain": QueryEndpoint(
-        openai_chat.parse, lambda service, request: explanation_body(service.explain(request))
-    ),
+    "POST /v1/cache/explain": _explain(openai_chat.parse),
+    "POST /v1/cache/explain/messages": _explain(anthropic_messages.parse),
+    "POST /v1/cache/explain/responses": _explain(openai_responses.parse),
 }
 """By the names of their routes."""

@@ -152,6 +152,19 @@ def access_policy(settings: Settings, proxy_key: str) -> AccessPolicy:
     return AccessPolicy(keys, names, AllowedOrigins(access.origins))
 
 
+def check_backends(settings: Settings) -> None:
+    """Refuse servers behind the proxy that would not believe it whose request it passes on.
+
+    Raises:
+        SettingsError: there are some, and no secret that they could share.
+    """
+    if settings.proxy.backends and not settings.proxy.backend_secret:
+        raise SettingsError(
+            "PROXY_BACKENDS needs BACKEND_SECRET, the same on all of these servers. Set it to what "
+            "`openssl rand -hex 24` writes."
+        )
+
+
 def check_ports(settings: Settings) -> None:
     """Refuse one port for both servers.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import urllib.error
 from pathlib import Path
 from typing import Any
 
@@ -210,3 +211,23 @@ def test_nobody_is_told_of_another_conversation_in_the_terminal(folder):
     assert ["again" in line for line in lines] == [False, False, False, True]
     reason = lines[-1].partition("tokens again: ")[2]
     assert reason.startswith(("the request has other tools", "this model can only resume at certain points"))
+
+
+def test_a_prompt_of_any_protocol_is_explained(tiny_model: TinyModel):
+    first, more = conversation(), [{"role": "user", "content": MUCH}]
+    asked: dict[str, dict[str, Any]] = {
+        "/v1/chat/completions": {"messages": first, "max_tokens": 2},
+        "/v1/messages": {"system": first[0]["content"], "messages": first[1:], "max_tokens": 2},
+        "/v1/responses": {"instructions": first[0]["content"], "input": more, "max_output_tokens": 16},
+    }
+    explained = {path: f"{PATH}/{path.rpartition('/')[2]}" for path in asked} | {CHAT: PATH}
+    with serving(tiny_model("qwen3", hidden=128, layers=2)) as server:
+        for path, request in asked.items():
+            key = {"Authorization": f"Bearer {path}"}
+            assert server.post(explained[path], request, key)["cached_tokens"] == 0
+            server.post(path, request, key)
+            told = server.post(explained[path], request, key)
+            assert told["cached_tokens"] == told["prompt_tokens"] - 1 > 100
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            server.post(f"{PATH}/messages", {"messages": 3, "max_tokens": 2})
+        assert refused.value.code == 400

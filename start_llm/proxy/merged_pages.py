@@ -1,0 +1,138 @@
+"""The pages that speak of all servers behind one proxy: their models, counters and metrics."""
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Any
+
+import httpx
+from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client.metrics_core import GaugeMetricFamily, Metric
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.registry import Collector, CollectorRegistry
+
+from start_llm.core.chat import Json
+from start_llm.core.errors import Overloaded
+from start_llm.protocols.routes import Route
+from start_llm.proxy.error_text import Send
+from start_llm.proxy.refusals import refuse, respond
+from start_llm.proxy.routing_names import RoutedConversations
+from start_llm.proxy.server_group import RoutedServer, ServerGroup, entries_of
+
+_WITHIN_S = 10.0
+_LABEL = "backend"
+_SUMMED = ("computed_tokens", "reused_tokens", "unavoidable_tokens")
+
+type Page = Callable[[Any, Send], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True)
+class MergedPages:
+    """Answers what no single server could."""
+
+    group: ServerGroup
+    conversations: RoutedConversations
+
+    def find(self, route: Route) -> Page | None:
+        """Return what answers this route, if its answer is about all servers."""
+        pages: Mapping[str, Page] = {
+            "GET /v1/models": self._models,
+            "GET /stats": self._stats,
+            "GET /metrics": self._metrics,
+        }
+        return pages.get(route.name)
+
+    async def _models(self, scope: Any, send: Send) -> None:
+        """Send one list of the models of all servers, in the form that the client asks for."""
+        told_by = await self._ask_all("/v1/models", scope)
+        answers = [told for _, told in told_by if told is not None and entries_of(told)]
+        if not answers:
+            await refuse(scope, send, Overloaded("No server behind this proxy takes requests now."))
+            return
+        entries: dict[str, Any] = {}
+        for entry in (one for told in answers for one in entries_of(told)):
+            entries.setdefault(entry["id"], entry)
+        ids = [*entries]
+        body = answers[0].json() | {"data": [*entries.values()]}
+        ends = {"first_id": ids[0], "last_id": ids[-1]} if "first_id" in body else {}
+        await _respond_json(send, body | ends)
+
+    async def _stats(self, scope: Any, send: Send) -> None:
+        """Send the counters of each server, and the sums of those that make up the efficiency."""
+        told = [(server, _object(answer)) for server, answer in await self._ask_all("/stats", scope)]
+        servers: list[Json] = [
+            {"url": one.url, "state": one.state, "in_flight": one.in_flight, "stats": stats or None}
+            for one, stats in told
+        ]
+        await _respond_json(
+            send,
+            {
+                "servers": servers,
+                "known_prefixes": len(self.conversations),
+                "prompt_cache": _summed(stats.get("prompt_cache") for _, stats in told),
+            },
+        )
+
+    async def _metrics(self, scope: Any, send: Send) -> None:
+        """Send the metrics of all servers, each with the label of its server."""
+        registry = CollectorRegistry()
+        registry.register(_Merged(await self._ask_all("/metrics", scope)))
+        headers = {"Content-Type": CONTENT_TYPE_LATEST}
+        await respond(send, HTTPStatus.OK, headers, generate_latest(registry))
+
+    async def _ask_all(self, path: str, scope: Any) -> list[tuple[RoutedServer, httpx.Response | None]]:
+        servers = self.group.servers
+        asked = (one.backend.whole("GET", path, scope["headers"], within_s=_WITHIN_S) for one in servers)
+        return [*zip(servers, await asyncio.gather(*asked), strict=True)]
+
+
+@dataclass(eq=False, slots=True)
+class _Merged(Collector):
+    """The metrics of several servers, by server."""
+
+    told: list[tuple[RoutedServer, httpx.Response | None]]
+
+    def collect(self) -> Iterator[Metric]:
+        up = GaugeMetricFamily("start_llm_backend_up", "1: the server takes requests.", labels=[_LABEL])
+        busy = GaugeMetricFamily("start_llm_backend_in_flight", "Requests of this proxy.", labels=[_LABEL])
+        families: dict[str, Metric] = {}
+        for server, answer in self.told:
+            up.add_metric([server.name], float(server.is_able))
+            busy.add_metric([server.name], server.in_flight)
+            for family in _families(answer):
+                merged = families.setdefault(
+                    family.name, Metric(family.name, family.documentation, family.type)
+                )
+                merged.samples += [
+                    one._replace(labels={**one.labels, _LABEL: server.name}) for one in family.samples
+                ]
+        yield from (up, busy, *families.values())
+
+
+def _families(answer: httpx.Response | None) -> Iterable[Metric]:
+    is_told = answer is not None and answer.status_code == HTTPStatus.OK
+    return text_string_to_metric_families(answer.text) if answer and is_told else ()
+
+
+def _object(answer: httpx.Response | None) -> dict[str, Any]:
+    """Return the JSON object of an answer; an empty one if it has none."""
+    if answer is None or answer.status_code != HTTPStatus.OK:
+        return {}
+    try:
+        told = answer.json()
+    except ValueError:
+        return {}
+    return told if isinstance(told, dict) else {}
+
+
+def _summed(caches: Iterable[Any]) -> dict[str, Json]:
+    known = [one for one in caches if isinstance(one, dict)]
+    sums: dict[str, Any] = {name: sum(one.get(name, 0) for one in known) for name in _SUMMED}
+    computed, unavoidable = sums["computed_tokens"], sums["unavoidable_tokens"]
+    return {**sums, "efficiency": round(unavoidable / computed, 4) if computed and unavoidable else None}
+
+
+async def _respond_json(send: Send, body: Mapping[str, Json]) -> None:
+    await respond(send, HTTPStatus.OK, {"Content-Type": "application/json"}, json.dumps(body).encode())

@@ -1,0 +1,220 @@
+"""Send each request to one of several servers: to that which has computed its conversation before.
+
+1. The server that the conversation went to last: by its session id, else by its longest known prefix.
+2. Of a response that a client goes on from or asks for: the server that keeps it.
+3. Of a conversation that is not known and has replies: the server whose cache has most of it, if that is at
+   least half of its prompt. Each is asked to explain it, which computes nothing.
+4. Of a new conversation, and of what nobody has: the server with the least to do.
+
+A server that is stopping, has died or is stuck gets nothing. If it fails before it has said anything, the
+request goes to another one.
+"""
+
+import asyncio
+import json
+from collections.abc import Collection, Generator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Any
+from urllib.parse import quote
+
+import httpx
+from starlette.requests import ClientDisconnect, Request
+
+from start_llm.core.chat import Json
+from start_llm.core.errors import Overloaded
+from start_llm.protocols.routes import RouteMatch
+from start_llm.proxy.chosen_server import choose
+from start_llm.proxy.error_text import Application, Receive, Send
+from start_llm.proxy.merged_pages import MergedPages
+from start_llm.proxy.open_routes import OPEN_ROUTES
+from start_llm.proxy.own_bodies import LONG_BYTES, replayed
+from start_llm.proxy.refusals import refuse
+from start_llm.proxy.routing_names import RoutedConversations, RoutingNames, routing_names
+from start_llm.proxy.server_group import RoutedServer, ServerGroup
+
+_EXPLAINED_WITHIN_S = 30.0
+_LEAST_SHARE = 0.5
+"""A smaller part of a prompt is likely the instructions, which many conversations share."""
+_MAYBE_GONE = (HTTPStatus.INTERNAL_SERVER_ERROR, HTTPStatus.SERVICE_UNAVAILABLE)
+"""Statuses of which the server's own health tells whether another one can answer."""
+_OF_MODELS, _OF_RESPONSES = "/v1/models/", "/v1/responses/{id}"
+_COMPUTED = ("text", "embeddings")
+
+
+@dataclass(frozen=True, slots=True)
+class RoutedRequest:
+    """What a request's server depends on.
+
+    Attributes:
+        headers: as ASGI has them.
+        model: the name that it asks for, if any.
+        response: the id of a response that a server keeps; empty if it needs none.
+        is_computed: its server computes something, which it may keep.
+    """
+
+    match: RouteMatch
+    headers: Sequence[tuple[bytes, bytes]]
+    body: bytes
+    names: RoutingNames
+    model: Json
+    response: str
+    is_computed: bool
+
+
+class Routing:
+    """ASGI middleware that chooses a server for each request, and another one if that is gone.
+
+    Args:
+        inside: sends a request to the chosen server (`choose`).
+    """
+
+    def __init__(self, inside: Application, group: ServerGroup) -> None:
+        self._inside = inside
+        self._group = group
+        self._conversations = RoutedConversations()
+        self._pages = MergedPages(group, self._conversations)
+
+    async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            async with self._group.watched():
+                await self._inside(scope, receive, send)
+            return
+        match = OPEN_ROUTES.find(scope["method"], scope["path"])
+        if page := self._pages.find(match.route):
+            await page(scope, send)
+            return
+        try:
+            body = await Request(scope, receive).body() if scope["method"] == "POST" else b""
+        except ClientDisconnect:
+            return
+        read = (match, scope["headers"], body)
+        asked = await asyncio.to_thread(_read, *read) if len(body) > LONG_BYTES else _read(*read)
+        await self._answer(asked, scope, receive, send)
+
+    async def _answer(self, asked: RoutedRequest, scope: Any, receive: Receive, send: Send) -> None:
+        """Let servers answer, one after the other, until one is there that does."""
+        tried: set[str] = set()
+        while able := self._group.able(asked.model, tried):
+            server = await self._choose(asked, able)
+            held = _HeldError(send)
+            with _busy(server):
+                await self._inside(scope, replayed(asked.body, receive), held.take)
+            tried.add(server.url)
+            if not held.messages or not await self._is_gone(server, asked, tried):
+                await held.release()
+                return
+        await refuse(scope, send, Overloaded("No server that has this model takes requests now."))
+
+    async def _is_gone(self, server: RoutedServer, asked: RoutedRequest, tried: Collection[str]) -> bool:
+        """Return whether a server has failed because it takes no requests any more, and another one does."""
+        await self._group.look_at(server)
+        return not server.is_able and bool(self._group.able(asked.model, tried))
+
+    async def _choose(self, asked: RoutedRequest, able: Sequence[RoutedServer]) -> RoutedServer:
+        server = await self._known(asked, able) or self._any(asked, able)
+        if asked.is_computed:
+            self._conversations.note(asked.names.names, server.url)
+        return server
+
+    async def _known(self, asked: RoutedRequest, able: Sequence[RoutedServer]) -> RoutedServer | None:
+        """Return the server that has this conversation; None if none is found."""
+        by_url = {one.url: one for one in able}
+        if url := self._conversations.find(asked.names.names, by_url.__contains__):
+            return by_url[url]
+        if len(able) == 1:
+            return able[0]
+        if asked.response:
+            return await _keeper(asked, able)
+        if asked.names.goes_on and asked.match.route.explained_by:
+            return await _deepest(asked, able)
+        return None
+
+    def _any(self, asked: RoutedRequest, able: Sequence[RoutedServer]) -> RoutedServer:
+        return self._group.take_least_busy(able) if asked.is_computed else able[0]
+
+
+def _read(match: RouteMatch, headers: Sequence[tuple[bytes, bytes]], body: bytes) -> RoutedRequest:
+    """Read of a request what its server depends on. Its body is an object, as `own_bodies` writes it."""
+    fields: Mapping[str, Json] = json.loads(body) if body else {}
+    said = {name.decode("latin-1"): value.decode("latin-1") for name, value in headers}
+    route = match.route
+    names_model, names_response = (route.path.startswith(one) for one in (_OF_MODELS, _OF_RESPONSES))
+    earlier = match.name if names_response else fields.get("previous_response_id")
+    return RoutedRequest(
+        match=match,
+        headers=headers,
+        body=body,
+        names=routing_names(route.body, fields, said),
+        model=match.name if names_model else fields.get("model"),
+        response=earlier if isinstance(earlier, str) else "",
+        is_computed=route.proxy == "litellm" or route.body in _COMPUTED,
+    )
+
+
+async def _keeper(asked: RoutedRequest, able: Sequence[RoutedServer]) -> RoutedServer | None:
+    """Return the server that keeps the response; None if none does."""
+    path = f"/v1/responses/{quote(asked.response, safe='')}"
+    answers = await _ask_all(able, "HEAD", path, asked.headers, b"")
+    kept = (
+        one for one, told in zip(able, answers, strict=True) if told and told.status_code == HTTPStatus.OK
+    )
+    return next(kept, None)
+
+
+async def _deepest(asked: RoutedRequest, able: Sequence[RoutedServer]) -> RoutedServer | None:
+    """Return the server whose cache has most of the prompt, None if that is less than half of it."""
+    path = asked.match.route.explained_by or ""
+    answers = await _ask_all(able, "POST", path, asked.headers, asked.body)
+    shares = [_cached_share(told) for told in answers]
+    most = max(shares)
+    return able[shares.index(most)] if most >= _LEAST_SHARE else None
+
+
+async def _ask_all(
+    servers: Sequence[RoutedServer],
+    method: str,
+    path: str,
+    headers: Sequence[tuple[bytes, bytes]],
+    body: bytes,
+) -> list[httpx.Response | None]:
+    asked = (one.backend.whole(method, path, headers, body, within_s=_EXPLAINED_WITHIN_S) for one in servers)
+    return await asyncio.gather(*asked)
+
+
+def _cached_share(answer: httpx.Response | None) -> float:
+    """Return the share of a prompt that a server says is cached; 0 if it says nothing of it."""
+    try:
+        told = answer.json() if answer and answer.status_code == HTTPStatus.OK else {}
+        return told["cached_tokens"] / told["prompt_tokens"]
+    except (ValueError, LookupError, TypeError, ZeroDivisionError):
+        return 0.0
+
+
+@contextmanager
+def _busy(server: RoutedServer) -> Generator[None]:
+    server.in_flight += 1
+    try:
+        with choose(server.backend):
+            yield
+    finally:
+        server.in_flight -= 1
+
+
+class _HeldError:
+    """Passes a reply on to the client, but holds an error back that another server may answer better."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self.messages: list[Any] = []
+
+    async def take(self, message: Any) -> None:
+        if self.messages or (message["type"] == "http.response.start" and message["status"] in _MAYBE_GONE):
+            self.messages.append(message)
+        else:
+            await self._send(message)
+
+    async def release(self) -> None:
+        for message in self.messages:
+            await self._send(message)

@@ -1,0 +1,171 @@
+"""The servers behind one proxy: which of them answer, with which models, and how much each has to do."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Sequence
+from contextlib import asynccontextmanager
+from http import HTTPStatus
+from typing import Any
+from urllib.parse import urlsplit
+
+import anyio
+import httpx
+
+from start_llm.proxy.backend import Backend
+
+_LOOK_EVERY_S = 2.0
+_ANSWER_WITHIN_S = 10.0
+_UNREACHABLE = "unreachable"
+
+type Tell = Callable[[str], None]
+
+
+class RoutedServer:
+    """One of the servers, and what is known of it. For one event loop.
+
+    Attributes:
+        state: what its `/health` said last, or `unreachable`; empty before it was asked.
+        models: the names of its models, those of the last time while it does not answer.
+        default_model: the one that answers a request whose model nobody has.
+        in_flight: requests that it answers for this proxy now.
+        newest: the number of the last new conversation that it got.
+    """
+
+    def __init__(self, backend: Backend) -> None:
+        self.backend = backend
+        self.state = ""
+        self.models: tuple[str, ...] = ()
+        self.default_model = ""
+        self.in_flight = 0
+        self.newest = 0
+        self._answers = False
+
+    @property
+    def url(self) -> str:
+        return self.backend.url
+
+    @property
+    def name(self) -> str:
+        """Its host and port."""
+        return urlsplit(self.url).netloc
+
+    @property
+    def is_able(self) -> bool:
+        """True while it takes new requests."""
+        return self._answers and bool(self.models)
+
+    async def look(self) -> None:
+        """Ask the server how it is and which models it has."""
+        health = await self.backend.whole("GET", "/health", within_s=_ANSWER_WITHIN_S)
+        self._answers = health is not None and health.status_code == HTTPStatus.OK
+        self.state = _state(health)
+        if self._answers:
+            listed = await self.backend.whole("GET", "/v1/models", within_s=_ANSWER_WITHIN_S)
+            self._note_models(listed)
+
+    def _note_models(self, answer: httpx.Response | None) -> None:
+        entries = entries_of(answer)
+        if not entries:
+            self._answers, self.state = False, _refused(answer)
+            return
+        self.default_model = entries[0]["id"]
+        self.models = tuple(name for one in entries for name in (one["id"], *one.get("aliases", ())))
+
+
+class ServerGroup:
+    """All servers of a proxy; the first one is that which has started it.
+
+    Args:
+        tell: told when a server stops or begins to take requests.
+    """
+
+    def __init__(self, backends: Iterable[Backend], tell: Tell) -> None:
+        self.servers = tuple(map(RoutedServer, backends))
+        self._tell = tell
+        self._given = 0
+
+    @asynccontextmanager
+    async def watched(self) -> AsyncGenerator[None]:
+        """Look at every server now, and every two seconds while the block runs."""
+        await self._look_at_all()
+        async with anyio.create_task_group() as group:
+            group.start_soon(self._keep_looking)
+            yield
+            group.cancel_scope.cancel()
+
+    async def _keep_looking(self) -> None:
+        while True:
+            await asyncio.sleep(_LOOK_EVERY_S)
+            await self._look_at_all()
+
+    async def _look_at_all(self) -> None:
+        await asyncio.gather(*map(self.look_at, self.servers))
+
+    async def look_at(self, server: RoutedServer) -> None:
+        """Ask one server how it is now, and tell what has changed."""
+        was_able, was = server.is_able, server.state
+        await server.look()
+        if was_able and not server.is_able:
+            self._tell(f"{server.url} is {server.state}. Its conversations go to other servers.")
+        elif server.is_able and not was_able:
+            self._tell(f"{server.url} takes requests.")
+        elif server.state != was:
+            self._tell(f"{server.url} is {server.state}.")
+
+    async def default_model(self) -> str | None:
+        """Return the model that answers a request which names none; None if no server answers."""
+        return next((one.default_model for one in self.servers if one.is_able), None)
+
+    def able(self, model: object, without: Collection[str] = ()) -> list[RoutedServer]:
+        """Return the servers that take a request for this model now.
+
+        A name that no server has means the default model of the first server that answers.
+
+        Args:
+            without: addresses of servers that are left out.
+        """
+        having = [one for one in self.servers if model in one.models]
+        if not having:
+            default = next((one.default_model for one in self.servers if one.is_able), None)
+            having = [one for one in self.servers if one.default_model == default]
+        return [one for one in having if one.is_able and one.url not in without]
+
+    def take_least_busy(self, able: Sequence[RoutedServer]) -> RoutedServer:
+        """Give a new conversation to the server with the fewest requests now.
+
+        Of several, it is the one whose last new conversation is the oldest.
+        """
+        server = min(able, key=lambda one: (one.in_flight, one.newest))
+        self._given += 1
+        server.newest = self._given
+        return server
+
+
+def entries_of(answer: httpx.Response | None) -> list[dict[str, Any]]:
+    """Return the entries of a list of models; none if the answer is none."""
+    if answer is None or answer.status_code != HTTPStatus.OK:
+        return []
+    try:
+        data = answer.json()["data"]
+    except (ValueError, LookupError, TypeError):
+        return []
+    entries = data if isinstance(data, list) else []
+    return [one for one in entries if isinstance(one, dict) and isinstance(one.get("id"), str)]
+
+
+def _state(health: httpx.Response | None) -> str:
+    """Return the word with which a server says how it is."""
+    if health is None:
+        return _UNREACHABLE
+    try:
+        told = health.json()["status"]
+    except (ValueError, LookupError, TypeError):
+        told = None
+    return told if isinstance(told, str) and told.isalpha() else f"answering {health.status_code}"
+
+
+def _refused(answer: httpx.Response | None) -> str:
+    if answer is None:
+        return _UNREACHABLE
+    if answer.status_code in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
+        return "refusing this proxy (does it have the same BACKEND_SECRET?)"
+    return "without a model"
