@@ -17,6 +17,8 @@ OWN_HEADERS = "x-start-llm-"
 CLIENT_HEADER = f"{OWN_HEADERS}client"
 """Names the program that sent the request, since LiteLLM sends a User-Agent of its own."""
 ID_HEADER, SIGNATURE_HEADER = f"{OWN_HEADERS}id", f"{OWN_HEADERS}signature"
+PROOF_HEADER = f"{OWN_HEADERS}proof"
+"""Has `BackendSecret.proof` in the server's answer to a GET of the proxy."""
 WARM_UP_HEADER = f"{OWN_HEADERS}warm-up"
 """Has `BackendSecret.warm_up` in the request with which the server finds out whether the proxy answers."""
 _VERSION = "1"
@@ -95,6 +97,14 @@ class BackendSecret:
         own = self._signature(caller, method, path, headers.get(ID_HEADER, ""))
         given = headers.get(SIGNATURE_HEADER, "").encode(errors="surrogateescape")
         return caller if hmac.compare_digest(given, own.encode()) else None
+
+    def proof(self, signature: str) -> str:
+        """Return what shows the proxy that this server can check its signatures, for one of them."""
+        return hmac.new(self._derived("proof"), signature.encode(), hashlib.sha256).hexdigest()
+
+    def is_proof(self, given: str, signature: str) -> bool:
+        """Return True if this is the proof for a signature."""
+        return hmac.compare_digest(given.encode(), self.proof(signature).encode())
 
     def _signature(self, caller: Caller, method: str, path: str, name: str) -> str:
         # JSON keeps the parts apart: no two lists of texts are written alike.

@@ -8,7 +8,7 @@ import hmac
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from start_llm.access.backend_secret import WARM_UP_HEADER, BackendSecret, Caller
+from start_llm.access.backend_secret import SIGNATURE_HEADER, WARM_UP_HEADER, BackendSecret, Caller
 from start_llm.access.client_name import client_name
 from start_llm.access.tenants import key_of, tenant_of_key
 
@@ -50,6 +50,16 @@ class Tenants:
         return self.secret is not None and _equal(
             tenant_of_key(key_of(headers)), tenant_of_key(self.secret.api_key)
         )
+
+    def proof(self, headers: Mapping[str, str], method: str, path: str) -> str:
+        """Return what shows the proxy that its signature is believed; empty for requests of anybody else.
+
+        Args:
+            headers: with lower-case names.
+        """
+        if self.secret is None or not self.secret.caller(headers, method, path.partition("?")[0]):
+            return ""
+        return self.secret.proof(headers[SIGNATURE_HEADER])
 
     def is_warm_up(self, headers: Mapping[str, str]) -> bool:
         """Return True if this server sent the request itself, to find out whether the proxy answers.

@@ -6,7 +6,7 @@ from typing import Any
 import anyio
 import httpx
 
-from start_llm.access.backend_secret import BackendSecret, Caller
+from start_llm.access.backend_secret import PROOF_HEADER, SIGNATURE_HEADER, BackendSecret, Caller
 from start_llm.protocols.sessions import READ_HEADERS
 from start_llm.proxy.error_text import ErrorResponse
 from start_llm.proxy.open_routes import OPEN_ROUTES
@@ -67,6 +67,11 @@ class Backend:
         except (httpx.TransportError, TimeoutError):
             return None
         return answer
+
+    def is_own(self, answer: httpx.Response) -> bool:
+        """Return whether a server that shares the secret has given this answer to a GET."""
+        signature = answer.request.headers[SIGNATURE_HEADER]
+        return self._secret.is_proof(answer.headers.get(PROOF_HEADER, ""), signature)
 
     async def default_model(self) -> str | None:
         """Return the model that the server lists first, which answers by default; None if it lists none."""

@@ -1,8 +1,8 @@
 """Let LiteLLM's router take the server that was chosen for a request. LiteLLM loads this by name.
 
-Its own ways of choosing are not enough here. `session_affinity` knows ids in headers alone, and goes back to
-a server that was restarted and has nothing any more; `prompt_caching` needs 1,024 tokens and a mark of the
-client; its health checks generate replies, and its cool-downs begin with a request that has failed.
+Its own ways of choosing are not enough here. Session affinity knows ids in headers alone, and goes back to a
+server that was restarted and has nothing any more; the check for prompt caching needs 1,024 tokens and a mark
+of the client; its health checks generate replies, and its cool-downs begin with a request that has failed.
 """
 
 from typing import Any, override

@@ -13,7 +13,7 @@ import httpx
 from start_llm.proxy.backend import Backend
 
 _LOOK_EVERY_S = 2.0
-_ANSWER_WITHIN_S = 10.0
+_ANSWER_WITHIN_S = 5.0
 _UNREACHABLE = "unreachable"
 
 type Tell = Callable[[str], None]
@@ -64,8 +64,9 @@ class RoutedServer:
 
     def _note_models(self, answer: httpx.Response | None) -> None:
         entries = entries_of(answer)
-        if not entries:
-            self._answers, self.state = False, _refused(answer)
+        is_own = answer is not None and self.backend.is_own(answer)
+        if not entries or not is_own:
+            self._answers, self.state = False, _problem(answer, is_own=is_own)
             return
         self.default_model = entries[0]["id"]
         self.models = tuple(name for one in entries for name in (one["id"], *one.get("aliases", ())))
@@ -163,9 +164,8 @@ def _state(health: httpx.Response | None) -> str:
     return told if isinstance(told, str) and told.isalpha() else f"answering {health.status_code}"
 
 
-def _refused(answer: httpx.Response | None) -> str:
+def _problem(answer: httpx.Response | None, *, is_own: bool) -> str:
+    """Return why no requests go to a server: it would take all clients of the proxy for one tenant, say."""
     if answer is None:
         return _UNREACHABLE
-    if answer.status_code in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
-        return "refusing this proxy (does it have the same BACKEND_SECRET?)"
-    return "without a model"
+    return "without a model" if is_own else "a server that does not have this proxy's BACKEND_SECRET"

@@ -120,6 +120,7 @@ class Handler(HttpConnection):
                     self._generate(match.route, parse)
 
     def _page_request(self, match: RouteMatch) -> PageRequest:
+        self._proof = self.server.context.tenants.proof(self._lower_headers(), self.command, self.path)
         return PageRequest(
             tenant=self._tenant(),
             fields=self._fields(match.route),

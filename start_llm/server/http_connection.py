@@ -12,6 +12,7 @@ from http.server import BaseHTTPRequestHandler
 from typing import Protocol, cast
 
 from start_llm.access.access_policy import body_length, demand_json, is_chunked
+from start_llm.access.backend_secret import PROOF_HEADER
 from start_llm.access.content_coding import content_coding, decoded
 from start_llm.access.cross_origin import AllowedOrigins
 from start_llm.core.allocator import give_back_free_memory
@@ -179,7 +180,7 @@ class HttpConnection(BaseHTTPRequestHandler):
 
     def handle_one_request(self) -> None:
         self._stream_begun, self._had_large_body, self._answering = None, False, ""
-        self._unenforced = ""
+        self._unenforced = self._proof = ""
         self._dialect, self._request_id, self.path = OPENAI, new_id("req_"), ""
         try:
             self._reader.allow(self.server.limits.idle_s)
@@ -308,6 +309,8 @@ class HttpConnection(BaseHTTPRequestHandler):
             self.send_header(ANSWERING_MODEL, in_a_header(self._answering))
         if self._unenforced:
             self.send_header(UNENFORCED, self._unenforced)
+        if self._proof:
+            self.send_header(PROOF_HEADER, self._proof)
         asked = self._lower_headers() if self.command else {}
         for name, value in {**headers, **self._origins.headers(asked)}.items():
             self.send_header(name, value)

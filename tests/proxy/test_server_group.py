@@ -1,0 +1,76 @@
+"""What the proxy learns of servers, from real ones."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Generator
+
+import pytest
+
+from start_llm.access.backend_secret import BackendSecret
+from start_llm.proxy.backend import Backend
+from start_llm.proxy.server_group import ServerGroup
+from tests.conftest import TinyModel
+from tests.serving import Server, serving
+
+SECRET = BackendSecret("s" * 24)
+NOBODY = "http://127.0.0.1:9"
+
+
+@pytest.fixture(scope="module")
+def server(tiny_model: TinyModel) -> Generator[Server]:
+    with serving(tiny_model("qwen3"), backend_secret=SECRET.text, access_keys=("of the server",)) as running:
+        yield running
+
+
+def looked_at(*backends: Backend) -> ServerGroup:
+    group = ServerGroup(backends, told.append)
+
+    async def look() -> None:
+        async with group.watched():
+            pass
+
+    told.clear()
+    asyncio.run(look())
+    return group
+
+
+told: list[str] = []
+"""What the user was told of the last group."""
+
+
+def test_a_server_that_shares_the_secret_takes_requests_whatever_its_key(server: Server):
+    group = looked_at(Backend(server.url, SECRET), Backend(NOBODY, SECRET))
+    assert [(one.state, one.is_able) for one in group.servers] == [("ok", True), ("unreachable", False)]
+    assert group.servers[0].models[0] == group.servers[0].default_model == server.get("/health")["model"]
+    assert {*told} == {f"{server.url} takes requests.", f"{NOBODY} is unreachable."}
+
+
+@pytest.mark.parametrize("keys", [(), ("of the server",)], ids=["open", "with a key"])
+def test_a_server_with_another_secret_gets_no_requests(tiny_model: TinyModel, keys: tuple[str, ...]):
+    """An open one would answer, and take all clients of the proxy for one tenant."""
+    with serving(tiny_model("qwen3"), backend_secret="o" * 24, access_keys=keys) as other:
+        (server,) = looked_at(Backend(other.url, SECRET)).servers
+        assert not server.is_able
+        assert "BACKEND_SECRET" in server.state
+
+
+def test_a_server_that_is_stopping_gets_no_requests(tiny_model: TinyModel):
+    with serving(tiny_model("qwen3"), backend_secret=SECRET.text) as stopping:
+        stopping.app._drain.begin(1)
+        (server,) = looked_at(Backend(stopping.url, SECRET)).servers
+        assert (server.state, server.is_able) == ("draining", False)
+
+
+def test_a_proof_is_for_one_request_of_who_has_the_secret(server: Server):
+    async def asked(secret: BackendSecret) -> bool:
+        backend = Backend(server.url, secret)
+        answer = await backend.whole("GET", "/v1/models", within_s=10)
+        assert answer is not None
+        other = await backend.whole("GET", "/v1/models", within_s=10)
+        assert other is not None
+        other.request = answer.request
+        return backend.is_own(answer) and not backend.is_own(other)
+
+    assert asyncio.run(asked(SECRET))
+    assert not asyncio.run(asked(BackendSecret("o" * 24)))
