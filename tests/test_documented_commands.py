@@ -91,8 +91,7 @@ ELSEWHERE: Mapping[str, str] = {
 """What other tests run, or cannot."""
 PARSED: Mapping[str, str] = {
     r"(?:[A-Z_]+=\S+ )*python3(\.12)? install_and_run\.py(?! --setup-only).*": "a server, or tests",
-    r"(?:[A-Z_]+=\S+ )*(scripts/)?start_llm (serve|doctor|audit|fit|pull|search|rm).*": "a model, the network "
-    "or minutes",
+    r"(?:[A-Z_]+=\S+ )*(scripts/)?start_llm (serve|doctor|audit|fit|pull|search|rm).*": "a model, or minutes",
     r"(scripts/)?start_llm (service|upgrade|cache clear|completion).*": "would change the machine",
     r"\.venv/bin/python (-m scripts\.|scripts/).*": "minutes; tests/scripts",
     r"\.venv/bin/python -m benchmarks\b.*": "minutes; tests/benchmarks/test_programs.py",

@@ -83,9 +83,15 @@ class MergedPages:
         await respond(send, HTTPStatus.OK, headers, generate_latest(registry))
 
     async def _ask_all(self, path: str, scope: Any) -> list[tuple[RoutedServer, httpx.Response | None]]:
+        """Return what each server answers; None for those that take no requests."""
+
+        async def answer_of(server: RoutedServer) -> httpx.Response | None:
+            if not server.is_able:
+                return None
+            return await server.backend.whole("GET", path, scope["headers"], within_s=_WITHIN_S)
+
         servers = self.group.servers
-        asked = (one.backend.whole("GET", path, scope["headers"], within_s=_WITHIN_S) for one in servers)
-        return [*zip(servers, await asyncio.gather(*asked), strict=True)]
+        return [*zip(servers, await asyncio.gather(*map(answer_of, servers)), strict=True)]
 
 
 @dataclass(eq=False, slots=True)

@@ -1,7 +1,7 @@
 """Send each request to one of several servers: to that which has computed its conversation before.
 
-1. The server that the conversation went to last: by its session id, else by its longest known prefix.
-2. Of a response that a client goes on from or asks for: the server that keeps it.
+1. Of a response that a client goes on from or asks for: the server that keeps it.
+2. The server that the conversation went to last: by its session id, else by its longest known prefix.
 3. Of a conversation that is not known and has replies: the server whose cache has most of it, if that is at
    least half of its prompt. Each is asked to explain it, which computes nothing.
 4. Of a new conversation, and of what nobody has: the server with the least to do.
@@ -120,13 +120,13 @@ class Routing:
 
     async def _known(self, asked: RoutedRequest, able: Sequence[RoutedServer]) -> RoutedServer | None:
         """Return the server that has this conversation; None if none is found."""
+        if len(able) == 1:
+            return able[0]
+        if asked.response and (keeper := await _keeper(asked, able)):
+            return keeper
         by_url = {one.url: one for one in able}
         if url := self._conversations.find(asked.names.names, by_url.__contains__):
             return by_url[url]
-        if len(able) == 1:
-            return able[0]
-        if asked.response:
-            return await _keeper(asked, able)
         if asked.names.goes_on and asked.match.route.explained_by:
             return await _deepest(asked, able)
         return None

@@ -49,7 +49,8 @@ def routing_names(
         body: as the client has sent it.
         headers: with names in lower case, and with the tenant's, which the proxy has put there.
     """
-    root = json.dumps([headers.get(TENANT_HEADER, ""), body.get("model")]).encode()
+    before = body.get("previous_response_id")
+    root = json.dumps([headers.get(TENANT_HEADER, ""), body.get("model"), before]).encode()
     session = conversation_id(Fields(body), headers)
     messages = _messages(kind, body)
     prefixes = [*_prefixes(root, messages)]

@@ -6,6 +6,7 @@ import json
 import os
 import random
 import secrets
+import signal
 import subprocess
 import sys
 import urllib.request
@@ -24,6 +25,8 @@ from tests.serving import wait_for_health
 
 LEAST_EFFICIENCY = 0.97
 COUNT = 3
+_PATIENCE_S = 180
+"""A busy machine takes long to load three models and LiteLLM at once."""
 
 
 class ServerFleet:
@@ -52,8 +55,8 @@ class ServerFleet:
                 fleet.launch(number)
             for number in range(COUNT):
                 fleet.await_server(number)
-            until(lambda: answers(fleet.proxy_port), within_s=120)
-            until(fleet.is_whole, within_s=60)
+            until(lambda: answers(fleet.proxy_port), within_s=_PATIENCE_S)
+            until(fleet.is_whole, within_s=_PATIENCE_S)
             yield fleet
         finally:
             for number in list(fleet._processes):
@@ -96,13 +99,13 @@ class ServerFleet:
         }
 
     def await_server(self, number: int) -> None:
-        wait_for_health(self._processes[number], self.ports[number])
+        wait_for_health(self._processes[number], self.ports[number], _PATIENCE_S)
 
     def start(self, number: int) -> None:
         """Start a server, and wait until the proxy sends requests to it."""
         self.launch(number)
         self.await_server(number)
-        until(self.is_whole, within_s=30)
+        until(self.is_whole, within_s=_PATIENCE_S)
 
     def kill(self, number: int) -> int:
         """Kill a server. Returns its port."""
@@ -135,6 +138,21 @@ class ServerFleet:
         with urllib.request.urlopen(asked, timeout=30) as reply:
             text = reply.read().decode()
             return json.loads(text) if reply.headers["Content-Type"] == "application/json" else text
+
+    def post(self, path: str, body: Any) -> Any:
+        """Return the proxy's answer to a POST."""
+        data, headers = json.dumps(body).encode(), {"Content-Type": "application/json"}
+        asked = urllib.request.Request(f"http://127.0.0.1:{self.proxy_port}{path}", data, headers)
+        with urllib.request.urlopen(asked, timeout=60) as reply:
+            return json.load(reply)
+
+    def restart_proxy(self) -> None:
+        """Kill the proxy, which its server starts again, and wait until it knows all servers."""
+        record = self._state / "0" / "logs" / f"proxy-{self.proxy_port}.json"
+        os.kill(json.loads(record.read_text())["pid"], signal.SIGKILL)
+        until(lambda: not answers(self.proxy_port), within_s=_PATIENCE_S)
+        until(lambda: answers(self.proxy_port), within_s=_PATIENCE_S)
+        until(self.is_whole, within_s=_PATIENCE_S)
 
     def printed(self) -> str:
         """Return what all servers have printed and logged."""

@@ -255,6 +255,17 @@ def test_a_stored_response_is_found_where_it_is(method: str, path: str, body: An
     played(story, b={"responses": {"resp_1"}})
 
 
+def test_equal_words_behind_two_responses_go_to_two_servers():
+    async def story(door: Door) -> None:
+        for response, server in (("resp_1", B), ("resp_2", C), ("resp_1", B)):
+            body = {"model": "m", "input": "Go on", "previous_response_id": response}
+            assert await door.ask("/v1/responses", body) == (200, server)
+        gone = {"model": "m", "input": "Go on", "previous_response_id": "resp_0"}
+        assert await door.ask("/v1/responses", gone) == (200, A), "who tells that there is none"
+
+    played(story, b={"responses": {"resp_1"}}, c={"responses": {"resp_2"}})
+
+
 GONE = {"dead": None, "stopping": (503, "draining"), "stuck": (503, "stuck")}
 
 

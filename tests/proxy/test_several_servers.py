@@ -7,7 +7,6 @@ import urllib.error
 import urllib.request
 from collections.abc import Generator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -54,6 +53,23 @@ def test_each_conversation_is_computed_once_also_if_a_server_is_killed(
     assert not conversations.play(1).paid
 
 
+def test_a_proxy_that_is_started_again_asks_the_servers_who_has_a_conversation(
+    fleet: ServerFleet, rendering: Rendering
+):
+    conversations = Conversations("restarted", fleet.door, rendering, 4, is_named=False)
+    conversations.play(1)
+    fleet.restart_proxy()
+    assert not conversations.play(1).paid
+
+
+def test_a_response_is_gone_on_from_where_it_is(fleet: ServerFleet):
+    for number in range(4):
+        first = fleet.post("/v1/responses", {"input": f"Question {number}", "max_output_tokens": 16})
+        more = {"input": "Go on", "previous_response_id": first["id"], "max_output_tokens": 16}
+        assert fleet.post("/v1/responses", more)["previous_response_id"] == first["id"]
+        assert fleet.page(f"/v1/responses/{first['id']}")["id"] == first["id"]
+
+
 def test_any_server_each_time_computes_conversations_again(fleet: ServerFleet, rendering: Rendering):
     conversations = Conversations("by chance", fleet.by_chance, rendering, 6, is_named=True)
     assert conversations.play(TURNS).efficiency < 0.8
@@ -96,19 +112,13 @@ def test_servers_behind_a_key_serve_the_proxys_clients_and_no_secret_is_written(
         assert name not in written
 
 
-def test_streams_pass_byte_for_byte_from_whichever_server(fleet: ServerFleet):
-    body: dict[str, Any] = {
-        "messages": [{"role": "user", "content": "Hello"}],
-        "max_tokens": 4,
-        "stream": True,
-    }
-    for number in range(3):
-        body["messages"][0]["content"] = f"Hello {number}"
-        sent = urllib.request.Request(
-            f"http://127.0.0.1:{fleet.proxy_port}/v1/chat/completions",
-            json.dumps(body).encode(),
-            {"Content-Type": "application/json"},
-        )
-        with urllib.request.urlopen(sent, timeout=60) as reply:
-            assert reply.headers["x-start-llm-model"]
-            assert reply.read().endswith(b"data: [DONE]\n\n")
+def test_a_reply_has_the_servers_own_headers_and_end(fleet: ServerFleet):
+    body = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 4, "stream": True}
+    sent = urllib.request.Request(
+        f"http://127.0.0.1:{fleet.proxy_port}/v1/chat/completions",
+        json.dumps(body).encode(),
+        {"Content-Type": "application/json"},
+    )
+    with urllib.request.urlopen(sent, timeout=60) as reply:
+        assert reply.headers["x-start-llm-model"]
+        assert reply.read().endswith(b"data: [DONE]\n\n")
