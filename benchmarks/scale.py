@@ -63,7 +63,7 @@ def servers(folder: Path, *, conversations: int = 20, turns: int = 6) -> Iterabl
         conversations: how many
         turns: of each
     """
-    model = tiny_models.build("qwen3", folder / "model")
+    model = tiny_models.build("qwen3", folder / "model", hidden=64, layers=2)
     rendering = Rendering(model)
     table("", "requests", "unavoidable", "computed", "efficiency", "paid")
     with ServerFleet.started(model, folder / "state") as running:

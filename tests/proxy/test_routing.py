@@ -168,6 +168,19 @@ def test_new_conversations_are_shared_out_and_each_one_stays_where_it_is():
     played(story)
 
 
+def test_a_long_conversation_is_known_again_too():
+    async def story(door: Door) -> None:
+        long = "word " * 30_000
+        assert [await door.server_of(text) for text in ("one", f"{long}2", f"{long}3", f"{long}2")] == [
+            A,
+            B,
+            C,
+            B,
+        ]
+
+    played(story)
+
+
 def test_a_session_stays_though_its_messages_change():
     async def story(door: Door) -> None:
         assert [await door.server_of("one"), await door.server_of("two", x_session_id="s-2")] == [A, B]
