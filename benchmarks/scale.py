@@ -52,7 +52,7 @@ def simulation(
                 row(count, size, name, f"{told.hit_rate:.1%}", f"{told.efficiency:.3f}", *waits)
 
 
-def servers(folder: Path, *, conversations: int = 20, turns: int = 6) -> Iterable[str]:
+def servers(folder: Path, *, conversations: int = 20, turns: int = 5) -> Iterable[str]:
     """Conversations of coding agents over three servers behind one proxy, all of them in turn.
 
     Once with session ids and once without; then one server is killed, all conversations go on, it is started

@@ -13,7 +13,8 @@ import httpx
 from start_llm.proxy.backend import Backend
 
 _LOOK_EVERY_S = 2.0
-_ANSWER_WITHIN_S = 5.0
+_ANSWER_WITHIN_S = 15.0
+"""So long that a machine with much to do does not lose its conversations for it."""
 _UNREACHABLE = "unreachable"
 
 type Tell = Callable[[str], None]
