@@ -6,7 +6,9 @@ import json
 import re
 import subprocess
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Annotated, Any, NamedTuple
@@ -20,6 +22,7 @@ from start_llm.core.engine_request import Guide
 from start_llm.core.sampling import Sampling
 from start_llm.engine.draft_gain import DraftGain
 from start_llm.engine.draft_index import FORCED, Draft, DraftIndex
+from start_llm.engine.earlier_texts import EarlierTexts
 from start_llm.engine.pass_times import PASSES, PassTimes, measure_passes
 from start_llm.engine.work import measure_work
 from start_llm.formats.writing.lark import Grammar
@@ -33,6 +36,7 @@ _LEAD = 1e4
 """By how much the logit of the recorded token leads."""
 _LOOKED_UP = 2000
 """Tokens of which each is looked up."""
+_TENANT = b"tenant"
 _FEWEST = 60
 """Tokens of a reply that is timed."""
 
@@ -57,11 +61,19 @@ def git(*arguments: str) -> str:
 
 def sessions(commits: int) -> Iterator[Session]:
     """Edits of this repository's own history, as an agent makes them behind the file that it has read."""
-    for commit in git("log", "--no-merges", "--format=%h", "-n", str(commits)).split():
-        for line in git("show", "--format=", "--numstat", commit).splitlines():
-            path = line.split("\t")[2]
-            if path.endswith((".py", ".md")) and "=>" not in path:
-                yield from _changes(commit, path)
+    for commit in _latest(commits):
+        yield from _sessions_of(commit)
+
+
+def _latest(commits: int) -> list[str]:
+    return git("log", "--no-merges", "--format=%h", "-n", str(commits)).split()
+
+
+def _sessions_of(commit: str) -> Iterator[Session]:
+    for line in git("show", "--format=", "--numstat", commit).splitlines():
+        path = line.split("\t")[2]
+        if path.endswith((".py", ".md")) and "=>" not in path:
+            yield from _changes(commit, path)
 
 
 def _changes(commit: str, path: str) -> Iterator[Session]:
@@ -128,18 +140,27 @@ def encoded(session: Session, model: LoadedModel) -> Encoded:
     return Encoded(prompt or reply[:4], reply, texts)
 
 
-def replay(session: Encoded, gain: DraftGain, account: Account, guide: Guide | None = None) -> None:
+def replay(
+    session: Encoded,
+    gain: DraftGain,
+    account: Account,
+    guide: Guide | None = None,
+    earlier: EarlierTexts | None = None,
+) -> None:
     """Draft a recorded reply, of which it is known what is right.
 
     Args:
         guide: what it is held to.
+        earlier: what its tenant said before.
     """
+    earlier = earlier or EarlierTexts()
     index, done = DraftIndex(session.prompt, session.texts), 0
     account.replies += 1
     account.tokens += len(session.reply)
     while done < len(session.reply):
         rest = session.reply[done:]
-        drafted, right = _drafted(index, rest, gain, guide)
+        found = partial(earlier.find_longest, _TENANT, index)
+        drafted, right = _drafted(found, rest, gain, guide)
         account.passes += 1
         account.drafted += drafted
         account.accepted += right
@@ -150,11 +171,13 @@ def replay(session: Encoded, gain: DraftGain, account: Account, guide: Guide | N
         done += right + 1
 
 
-def _drafted(index: DraftIndex, rest: Sequence[int], gain: DraftGain, guide: Guide | None) -> tuple[int, int]:
+def _drafted(
+    find: Callable[[int], Draft | None], rest: Sequence[int], gain: DraftGain, guide: Guide | None
+) -> tuple[int, int]:
     """Return how many tokens are drafted of the rest of a reply, and how many of them are right."""
     lengths, forced = gain.lengths(), guide.forced() if guide else ()
-    found = Draft(tuple(forced), FORCED) if forced else index.find(max(lengths, default=1))
-    if found is None or not found.tokens:
+    found = Draft(tuple(forced), FORCED) if forced else find(max(lengths, default=1))
+    if found is None:
         return 0, 0
     drafted = found.tokens[: lengths[found.match]] if lengths else ()
     drafted = drafted[: guide.count_allowed(drafted)] if guide else drafted
@@ -189,6 +212,11 @@ def forwards(
         recorded = encoded(session, model)
         if len(recorded.reply) > 20:
             replay(recorded, gain, account)
+    _tell(accounts, gains)
+    yield from ()
+
+
+def _tell(accounts: Mapping[str, Account], gains: Mapping[str, DraftGain]) -> None:
     table("", "replies", "tokens", "passes a token", "cost a token", "accepted", "rejected cost")
     for kind, one in accounts.items():
         rejected = gains[kind].metrics.rejected_s / one.cost
@@ -201,7 +229,46 @@ def forwards(
             f"{one.accepted / max(one.drafted, 1):.2f}",
             f"{rejected:.3f}",
         )
+
+
+def earlier(
+    folder: Path, *, commits: int = 40, most: int = 8, costs: Sequence[float] = (1.0, 1.1, 1.2, 1.5, 2.0)
+) -> Iterator[str]:
+    """Forward passes without and with what earlier conversations said; each commit counts as one.
+
+    Args:
+        commits: of this repository, the oldest first.
+        most: replies of each kind in a conversation, of which each also has those before it.
+        costs: what passes of 1, 2, 4, 8 and 16 tokens cost, in passes of one.
+    """
+    del folder
+    model = load(real_model.model_folder("float32", real_model.default_folder()))
+    conversations = [_conversations(commit, model, most) for commit in reversed(_latest(commits))]
+    for is_alone, title in ((True, "each by itself"), (False, "with earlier ones")):
+        accounts, gains = defaultdict[str, Account](Account), dict[str, DraftGain]()
+        texts = defaultdict[str, EarlierTexts](EarlierTexts)
+        for kind, replies in (pair for kinds in conversations for pair in kinds.items()):
+            gain = gains.setdefault(kind, DraftGain(PassTimes(dict(zip(PASSES, costs, strict=True)))))
+            said: list[int] = []
+            for prompt, reply, plain in replies:
+                source = None if is_alone else texts[kind]
+                replay(Encoded([*said, *prompt], reply, plain), gain, accounts[kind], earlier=source)
+                said += [*prompt, *reply]
+            texts[kind].add(_TENANT, said)
+        row(title)
+        _tell(accounts, gains)
     yield from ()
+
+
+def _conversations(commit: str, model: LoadedModel, most: int) -> dict[str, list[Encoded]]:
+    """Return the sessions of a commit by their kind."""
+    kinds = defaultdict[str, list[Encoded]](list)
+    for session in _sessions_of(commit):
+        if len(kinds[session.kind]) < most:
+            recorded = encoded(session, model)
+            if len(recorded.reply) > 20:
+                kinds[session.kind].append(recorded)
+    return kinds
 
 
 _EDIT = (
@@ -405,4 +472,10 @@ def lookups(folder: Path, *, tokens: int = 100_000, commits: int = 200) -> Itera
     yield from ()
 
 
-PARTS: Mapping[str, Part] = {"forwards": forwards, "calls": calls, "lookups": lookups, "wall": wall}
+PARTS: Mapping[str, Part] = {
+    "forwards": forwards,
+    "earlier": earlier,
+    "calls": calls,
+    "lookups": lookups,
+    "wall": wall,
+}

@@ -131,9 +131,9 @@ class EngineSettings(TimeLimits):
     batch: int = variable("BATCH", integer(1, 256), 4,
         "Replies that are generated at once; further requests wait.")
     speculation: Literal["auto", "off"] = variable("SPECULATION", choice(("auto", "off")), "auto",
-        "A reply that runs alone is drafted: tokens that followed the same ones before, in its prompt or in "
-        "itself, are verified together, in one forward pass. The reply stays the same. auto: where that is "
-        "faster, which is measured; off: never.")
+        "A reply that runs alone is drafted: tokens that followed the same ones before, in its prompt, in "
+        "itself or in earlier conversations of the same API key, are verified together, in one forward pass. "
+        "The reply stays the same. auto: where that is faster, which is measured; off: never.")
     idle_work: Literal["auto", "on", "off"] = variable("IDLE_WORK", choice(("auto", "on", "off")), "auto",
         "While nobody waits, what the next request of a conversation will begin with is read into free "
         "memory, and given up for whatever arrives. auto: unless the machine runs on battery; on: there too; "

@@ -12,7 +12,7 @@ _WASTE = 4.0
 """How many times more than it is the time of rejected tokens counts, so that it stays small everywhere."""
 _FADING = 0.96
 """What an older observation weighs beside the next one."""
-_ASSUMED = (0.3, 0.5, 0.7, 0.85, 0.95, 0.9)
+_ASSUMED = (0.3, 0.5, 0.7, 0.85, 0.95, 0.9, 0.3, 0.5, 0.7, 0.85, 0.95)
 """How often a drafted token is right, by class of match, before anything was seen: as on edits of files."""
 _WEIGHT = 4.0
 """Observations for which that counts."""

@@ -14,6 +14,7 @@ from start_llm.core.thread_owners import ENGINE, owned_by
 from start_llm.engine.admission import planned_tokens
 from start_llm.engine.batch import BatchGroup, ReleasedCaches
 from start_llm.engine.decoder import Decoder
+from start_llm.engine.earlier_texts import EarlierTexts
 from start_llm.engine.failures import Failures
 from start_llm.engine.generation import Generation
 from start_llm.engine.image_reader import ImageReader
@@ -72,6 +73,7 @@ class StepExecutor:
         )
         self._starting: Generation | None = None  # taken from the schedule, not being prefilled yet
         self._starting_cache: SequenceCache | None = None  # what was restored for it
+        self._earlier = EarlierTexts()
         self.cache = resources.cache
         self.failures = Failures(metrics, self.abandon_everything)
         self.prefills: list[Prefill] = []
@@ -134,6 +136,7 @@ class StepExecutor:
             self.cache.batched_bytes = self.decoder.batched_bytes
             tokens = sequence.tokens[:count]
             self.cache.close(sequence.seq_cache, caches, tokens, is_given_up=is_given_up)
+            sequence.leave_text()
         else:
             self._stop_prefill(sequence, is_given_up=is_given_up)
 
@@ -167,7 +170,9 @@ class StepExecutor:
         self.cache.close(sequence.seq_cache, held.caches, sequence.tokens[: held.tokens])
         has_ended = sampled is not None and self._append_token(sampled)
         sequence.generation.send()
-        if not has_ended:
+        if has_ended:
+            sequence.leave_text()
+        else:
             self._requeue(sequence, due)
             self._metrics.preemptions += 1
 
@@ -224,7 +229,10 @@ class StepExecutor:
             cached=len(opened.seq_cache.tokens),
         )
         generation.emit(replace(opened.restored, disk_tokens=part.disk_tokens, disk_s=part.disk_s))
-        sequence = EngineSequence(generation, reply, opened.seq_cache, due=part.due, now=self._clock())
+        earlier = self._earlier if part.uses_earlier else None
+        sequence = EngineSequence(
+            generation, reply, opened.seq_cache, due=part.due, now=self._clock(), earlier=earlier
+        )
         return sequence, opened.checkpoint_positions
 
     def _opened(self, request: EngineRequest, most: int) -> OpenedSequence:
@@ -333,6 +341,7 @@ class StepExecutor:
         for sequence, (caches, count) in zip(sequences, released, strict=False):
             with self.blaming(sequence):
                 self.cache.close(sequence.seq_cache, caches, sequence.tokens[:count])
+                sequence.leave_text()
 
     def _append_token(self, sampled: Sampled) -> bool:
         self._metrics.generated_tokens += 1

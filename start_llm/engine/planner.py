@@ -269,7 +269,11 @@ class StepPlanner:
         speed = self._time.speed
         due = first.sequence.due if first.sequence else deadline_after_restore(first, restored, speed)
         tokens, seconds = first.from_disk
-        return StartRequest(first.generation.number, restored, due, min(tokens, restored), seconds)
+        gain = self._resources.gain
+        uses_earlier = gain is not None and gain.can_pay()
+        return StartRequest(
+            first.generation.number, restored, due, min(tokens, restored), seconds, uses_earlier
+        )
 
     # ----------------------------------------------------------------------------------------------- decoding
 

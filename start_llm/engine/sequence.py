@@ -10,6 +10,7 @@ from start_llm.core.adapters import AdapterStack
 from start_llm.core.errors import ConstraintViolated
 from start_llm.core.events import Finished, TokenLogprobs
 from start_llm.engine.draft_index import FORCED, Draft, DraftIndex
+from start_llm.engine.earlier_texts import EarlierTexts
 from start_llm.engine.generation import Generation
 from start_llm.engine.guided import GuidedLogits
 from start_llm.engine.prompt_images import PromptImages
@@ -22,6 +23,10 @@ class EngineSequence:
 
     While it waits to start or is preempted, its caches hold the KV of `tokens[:-1]`: the last token has not
     been fed.
+
+    Args:
+        earlier: what its tenant said before, for drafts; what is new in it is added at its end. None: it is
+            neither looked up nor added.
 
     Attributes:
         generation: receives the events.
@@ -46,6 +51,7 @@ class EngineSequence:
         *,
         due: float = 0,
         now: float = 0,
+        earlier: EarlierTexts | None = None,
     ) -> None:
         request = generation.request
         self.generation = generation
@@ -64,6 +70,8 @@ class EngineSequence:
         self.running_since = now
         self._reply = reply
         self._drafts: DraftIndex | None = None
+        self._earlier = earlier
+        self._known = max(len(seq_cache.tokens), request.repeated_tokens)  # tokens of earlier requests
         self._run_time_s = 0.0
 
     @property
@@ -109,10 +117,7 @@ class EngineSequence:
 
         Also None where tokens are forced.
         """
-        if self.forced_tokens:
-            return None
-        found = self._index().find(most)
-        return found if found and found.tokens else None
+        return None if self.forced_tokens else self._found(self._index(), most)
 
     def draft_behind(self, new: Sequence[int], lengths: Sequence[int]) -> Draft | None:
         """Return what to draft behind new tokens, which have not been accepted yet. None if there is nothing.
@@ -127,7 +132,7 @@ class EngineSequence:
         index = self._index()
         index.extend(new)
         forced = self._guided.foresee(self._unguided(self._guided.known, new)) if self._guided else ()
-        found = Draft(tuple(forced), FORCED) if forced else index.find(max(lengths))
+        found = Draft(tuple(forced), FORCED) if forced else self._found(index, max(lengths))
         if found is None:
             return None
         most = int(min(lengths[found.match], max(self._reply.tokens_ahead - len(new) - 1, 0)))
@@ -135,6 +140,17 @@ class EngineSequence:
         if self._guided:
             tokens = tokens[: self._guided.count_allowed(tokens)]
         return Draft(tokens, found.match) if tokens else None
+
+    def _found(self, index: DraftIndex, most: int) -> Draft | None:
+        """Return what followed the longest match with the last tokens, here or in earlier conversations."""
+        if self._earlier is None:
+            return index.find(most)
+        return self._earlier.find_longest(self.generation.request.salt, index, most)
+
+    def leave_text(self) -> None:
+        """Give the later sequences of its tenant what is new in this one, which has ended."""
+        if self._earlier is not None:
+            self._earlier.add(self.generation.request.salt, self.network_ids[self._known :])
 
     def _unguided(self, known: int, new: Sequence[int]) -> Sequence[int]:
         """Return the tokens behind the first `known` ones, with new ones that have not been accepted yet."""

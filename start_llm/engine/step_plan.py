@@ -47,6 +47,8 @@ class StartRequest:
         restored: tokens of its prompt, and of its reply so far, that the cache gives.
         due: see `engine.schedule`; of a request that goes on it is the one that it had.
         disk_tokens, disk_s: what the disk has given of it, and the seconds that it waited for that.
+        uses_earlier: its drafts may come from earlier conversations of its tenant, and what is new in it is
+            added to them.
     """
 
     number: int
@@ -54,6 +56,7 @@ class StartRequest:
     due: float
     disk_tokens: int = 0
     disk_s: float = 0.0
+    uses_earlier: bool = False
 
 
 @dataclass(frozen=True, slots=True)

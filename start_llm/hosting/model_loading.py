@@ -19,6 +19,7 @@ from start_llm.engine.admission import Admission, shortage
 from start_llm.engine.cost import measure_sequence
 from start_llm.engine.draft_gain import DraftGain
 from start_llm.engine.draft_index import INDEX_TOKEN_BYTES
+from start_llm.engine.earlier_texts import EARLIER_BYTES
 from start_llm.engine.embedding import LONGEST_TEXT, Embedder
 from start_llm.engine.engine import Engine
 from start_llm.engine.pace import Pace
@@ -119,8 +120,9 @@ class EngineLoader:
         embedder = self._embedder(model, adapters)
         vector_bytes = cost.bytes_of(LONGEST_TEXT) if embedder else 0
         computing = max(work_reserve(settings, profile.cost), images.tower_bytes, vector_bytes)
-        kept_free = max(computing, self._least_computing) + images.kept_bytes
         gain = self._gain(model, layers, profile.pace)
+        drafts = EARLIER_BYTES if gain else 0
+        kept_free = max(computing, self._least_computing) + images.kept_bytes + drafts
         running = replace(cost, token_bytes=cost.token_bytes + INDEX_TOKEN_BYTES) if gain else cost
         admitted = admission(settings, weights_bytes(model), running, kept_free)
         verdict = self._batching(model, layers, profile.pace)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from start_llm.engine.draft_gain import DraftGain, expected_tokens
-from start_llm.engine.draft_index import FORCED, MATCHES
+from start_llm.engine.draft_index import EARLIER, FORCED, MATCHES
 from start_llm.engine.pass_times import PASSES, PassTimes
 
 CHEAP = {1: 0.010, 2: 0.0101, 4: 0.0105, 8: 0.012, 16: 0.016}
 """Seconds: sixteen tokens cost as much as 1.6 passes."""
 LINEAR = {tokens: 0.01 * tokens for tokens in PASSES}
-CLASSES = range(len(MATCHES) + 1)
+CLASSES = range(EARLIER + len(MATCHES))
 
 
 def test_longer_matches_are_drafted_further():

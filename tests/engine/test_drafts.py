@@ -28,7 +28,7 @@ FAMILIES = ["qwen3", "gemma3_text", "qwen3_5", "glm4_moe_lite", "gpt_oss"]
 PROMPT = tuple(range(3, 130))
 OTHER = tuple(range(200, 150, -1))
 REPLY = 60
-LENGTHS = (3, 7, 7, 15, 15, 15)
+LENGTHS = (3, 7, 7, 15, 15, 15, 3, 7, 7, 15, 15)
 SEEDED = Sampling(temperature=0.8, top_k=5, seed=11)
 PENALISED = replace(SEEDED, repetition_penalty=1.3, presence_penalty=0.4, frequency_penalty=0.2)
 

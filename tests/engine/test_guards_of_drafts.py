@@ -12,7 +12,7 @@ from start_llm.core.events import Finished
 from start_llm.core.limits import TimeLimits
 from start_llm.core.sampling import Sampling
 from start_llm.engine.draft_gain import DraftGain
-from start_llm.engine.draft_index import FORCED
+from start_llm.engine.draft_index import FORCED, MATCHES
 from start_llm.engine.pass_times import PASSES, PassTimes
 from tests.cache.conversations import Cached
 from tests.engine.harness import Watched, engine_request, uncached_resources
@@ -27,7 +27,7 @@ class Bold(DraftGain):
     """Drafts behind every match."""
 
     def lengths(self) -> tuple[int, ...]:
-        return (7,) * FORCED + (15,)
+        return (7,) * FORCED + (15,) + (7,) * len(MATCHES)
 
 
 def bold(**changes: Any) -> tuple[Cached, Bold]:

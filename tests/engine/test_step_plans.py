@@ -204,6 +204,26 @@ def test_whoever_executes_the_same_plans_drafts_the_same(resources):
     assert (told.drafted_tokens, told.accepted_tokens) == (same.drafted_tokens, same.accepted_tokens)
 
 
+def test_whoever_executes_the_same_plans_drafts_the_same_from_earlier_conversations(resources):
+    cheap: dict[int, float] = dict.fromkeys(PASSES, 1.0)
+    leading, following = DraftGain(PassTimes(cheap)), DraftGain(PassTimes({1: 1.0}))
+    leader = Leader(replace(resources, max_sequences=1, gain=leading), 0)
+    prompts = [tuple(range(5, 40 + seed)) for seed in range(2)]
+    known = [greedy_reference(resources.network, prompt, 40).ids for prompt in prompts]
+    requests = [
+        engine_request((*prompt, *ids), 1, salt=b"me") for prompt, ids in zip(prompts, known, strict=True)
+    ]
+    requests += [engine_request(prompt, 40, salt=b"me") for prompt in prompts]
+    for request in requests:
+        leader.finish(leader.submit(request))
+    follower = Follower(replace(resources, gain=following), requests)
+    follower.follow(leader.sent)
+    assert [tuple(reply.tokens) for reply in follower.replies[2:]] == known
+    told, same = leading.metrics, following.metrics
+    assert told.accepted_tokens > 20
+    assert (told.drafted_tokens, told.accepted_tokens) == (same.drafted_tokens, same.accepted_tokens)
+
+
 def test_every_kind_of_plan_is_among_those_that_were_followed():
     """Replies that were preempted, given up, restored and batched, and a cache that was too small."""
     leaders = [led(has_state=has_state, seed=seed)[0] for has_state, seed in CASES[::2]]
