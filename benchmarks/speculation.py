@@ -16,6 +16,7 @@ from typing import Annotated, Any, NamedTuple
 import mlx.core as mx
 
 from benchmarks.harness import ROOT, Part, row, table
+from benchmarks.speculation_law import law
 from scripts import real_model
 from start_llm.cache.layers import leaves
 from start_llm.core.engine_request import Guide
@@ -478,4 +479,5 @@ PARTS: Mapping[str, Part] = {
     "calls": calls,
     "lookups": lookups,
     "wall": wall,
+    "law": law,
 }

@@ -21,6 +21,7 @@ from start_llm.engine.resources import EngineResources
 from start_llm.models.loader import load
 from tests.cache.conversations import Cached
 from tests.conftest import TinyModel
+from tests.engine.drafted import Drafting
 from tests.engine.harness import GREEDY, Stepper, engine_request, uncached_resources
 
 FAMILIES = ["qwen3", "gemma3_text", "qwen3_5", "glm4_moe_lite", "gpt_oss"]
@@ -28,19 +29,8 @@ FAMILIES = ["qwen3", "gemma3_text", "qwen3_5", "glm4_moe_lite", "gpt_oss"]
 PROMPT = tuple(range(3, 130))
 OTHER = tuple(range(200, 150, -1))
 REPLY = 60
-LENGTHS = (3, 7, 7, 15, 15, 15, 3, 7, 7, 15, 15)
 SEEDED = Sampling(temperature=0.8, top_k=5, seed=11)
 PENALISED = replace(SEEDED, repetition_penalty=1.3, presence_penalty=0.4, frequency_penalty=0.2)
-
-
-class Drafting(DraftGain):
-    """Drafts always, as much as it may."""
-
-    def lengths(self) -> tuple[int, ...]:
-        return LENGTHS
-
-    def can_pay(self) -> bool:
-        return True
 
 
 class Prophet(DraftIndex):
