@@ -41,7 +41,7 @@ def law(folder: Path, *, requests: int = 20_000, minutes: float = 60, first: int
 
     Args:
         requests: of all families together.
-        minutes: after which it ends, though requests are left.
+        minutes: after which it ends, though requests are left; each family plays with one engine at least.
         first: number of the first engine of each family.
     """
     end = time.monotonic() + 60 * minutes
@@ -69,7 +69,7 @@ def _family(folder: Path, family: str, sees: bool, requests: int, left_s: float,
     )
     sent = pictures(model, _PICTURES) if sees else ()
     began, outcome, seed = time.monotonic(), Outcome(), first
-    while outcome.requests < requests and time.monotonic() - began < left_s:
+    while outcome.requests < requests and (seed == first or time.monotonic() - began < left_s):
         try:
             Play(resources, seed, outcome, sent).run(min(_REQUESTS, requests - outcome.requests))
         except Exception:  # noqa: BLE001 - whatever breaks is told, with the number of its engine

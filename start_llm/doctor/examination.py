@@ -11,6 +11,7 @@ from start_llm.doctor.machine import examine_machine
 from start_llm.doctor.measures import (
     CacheTrial,
     decode_findings,
+    draft_finding,
     prompt_length,
 )
 from start_llm.doctor.network import Network, Rounding, Sense, forget_peak_memory, peak_memory
@@ -125,6 +126,7 @@ class _Examination:
             self._add(self._peak())
             for finding in decode_findings(self._server, network):
                 self._add(finding)
+            self._add(draft_finding(self._server.runtime.metrics.engine.drafts))
         return truth, cache
 
     def _after_the_restart(self, truth: Truth, cache: CacheTrial | None) -> None:

@@ -12,6 +12,7 @@ from start_llm.doctor.findings import Finding
 from start_llm.doctor.network import AGAINST_THE_END, Network
 from start_llm.doctor.server import ExaminedServer, TimedAnswer
 from start_llm.doctor.text import prose
+from start_llm.telemetry.metrics import DraftMetrics
 
 _QUESTION_WORDS = 12
 _REPLY_TOKENS = 12
@@ -231,6 +232,24 @@ def decode_findings(server: ExaminedServer, network: Network) -> Iterator[Findin
         told,
         {"replies": _AT_ONCE, "tokens_per_s": round(together, 1), "batches": not reason},
     )
+
+
+def draft_finding(drafts: DraftMetrics) -> Finding:
+    """Say whether drafts pay on this machine, and what they have done for the replies of this examination."""
+    figures = {
+        "pays": drafts.pays,
+        "drafted_tokens": drafts.drafted_tokens,
+        "accepted_tokens": drafts.accepted_tokens,
+        "saved_s": round(drafts.saved_s, 3),
+    }
+    if not drafts.pays:
+        text = "none: a pass of several tokens takes as long as so many passes, or SPECULATION is off"
+        return Finding("drafts", "fine", text, figures)
+    text = (
+        f"they can pay here: {drafts.accepted_tokens:,} of {drafts.drafted_tokens:,} drafted tokens were "
+        f"right, as many forward passes less; {drafts.saved_s:.1f} s saved"
+    )
+    return Finding("drafts", "fine", text, figures)
 
 
 def _speed(answer: TimedAnswer) -> float:

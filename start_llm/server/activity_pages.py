@@ -82,6 +82,7 @@ class ActivityPages:
             "running_of_others": len(running) - len(mine),
             "saved": {"hour": _saving(hour), "day": _saving(day)},
             "memory": _memory(self.machine.budget_bytes, memory_parts(listed)),
+            "speculation": _speculation(listed),
             "ssd": _ssd(self.machine.disk),
             "models": [_model(one) for one in listed],
         }
@@ -220,6 +221,17 @@ def memory_parts(listed: Sequence[ListedModel]) -> Mapping[str, int]:
 def _memory(budget_bytes: int, parts: Mapping[str, int]) -> Json:
     free_bytes = max(budget_bytes - sum(parts.values()), 0)
     return {"budget_bytes": budget_bytes, "parts": {**parts}, "free_bytes": free_bytes}
+
+
+def _speculation(listed: Sequence[ListedModel]) -> Json:
+    """Return what drafts have done in all loaded models."""
+    drafts = [one.status.metrics.engine.drafts for one in listed if one.status]
+    return {
+        "pays": any(one.pays for one in drafts),
+        "drafted_tokens": sum(one.drafted_tokens for one in drafts),
+        "accepted_tokens": sum(one.accepted_tokens for one in drafts),
+        "saved_seconds": round(sum(one.saved_s for one in drafts), 1),
+    }
 
 
 def _ssd(disk: DiskMetrics) -> Json:

@@ -20,7 +20,9 @@ from start_llm.cache.disk.restore_pace import RestorePace
 from start_llm.cache.layers import Layers
 from start_llm.doctor.examination import Extent, examine
 from start_llm.doctor.findings import Finding, Findings
+from start_llm.doctor.measures import draft_finding
 from start_llm.doctor.server import ExaminedServer
+from start_llm.telemetry.metrics import DraftMetrics
 from tests.cache.test_guards_of_disk import files, said_before
 from tests.conftest import TinyModel
 from tests.flat_settings import settings_of
@@ -85,6 +87,15 @@ def test_a_healthy_server_has_no_fault_and_leaves_nothing_behind(family: str, ti
     assert [
         path for path in kept if path not in before and path.name not in ("weights.json", "seal.key")
     ] == []
+
+
+def test_it_says_whether_drafts_pay_and_what_they_saved():
+    without, with_drafts = DraftMetrics(), DraftMetrics(pays=True)
+    with_drafts.note(15, 12, saved_s=1.26, rejected_s=0.1)
+    assert draft_finding(without).text.startswith("none")
+    assert "12 of 15 drafted tokens were right" in draft_finding(with_drafts).text
+    assert "1.3 s saved" in draft_finding(with_drafts).text
+    assert not draft_finding(without).figures["pays"]
 
 
 @pytest.mark.thorough

@@ -123,6 +123,20 @@ def test_log_probabilities_and_counts_are_the_same(plain: Server, drafted: Serve
     assert one["logprobs"]["token_logprobs"] == pytest.approx(other["logprobs"]["token_logprobs"], abs=1e-3)
 
 
+def test_the_status_page_shows_what_drafts_saved(plain: Server, drafted: Server):
+    told = drafted.get("/activity")["speculation"]
+    stats = drafted.get("/stats")["speculation"]
+    assert told["accepted_tokens"] == stats["accepted_tokens"] > 0
+    assert told["drafted_tokens"] == stats["drafted_tokens"]
+    assert told["pays"]
+    assert plain.get("/activity")["speculation"] == {
+        "pays": False,
+        "drafted_tokens": 0,
+        "accepted_tokens": 0,
+        "saved_seconds": 0,
+    }
+
+
 def test_structured_output_is_the_same(plain: Server, drafted: Server):
     form = {"type": "json_schema", "json_schema": {"name": "of", "schema": SCHEMA, "strict": True}}
     asked = CHATTED | {"response_format": form}

@@ -24,6 +24,7 @@ PANELS = {
     "headline": "is loaded",
     "saved-hour": "did not have to be read again",
     "saved-day": "in the last day",
+    "saved-drafts": "draft",
     "running-summary": "requests are running",
     "running": "Reads its prompt:",
     "memory-summary": "are in use",

@@ -243,6 +243,7 @@ def test_the_state_of_the_server(scripted: Server, scripted_model: Path):
     assert memory["budget_bytes"] == sum(memory["parts"].values()) + memory["free_bytes"]
     assert memory["parts"]["weights"] > 0
     assert told["ssd"]["state"] == "off"
+    assert set(told["speculation"]) == {"pays", "drafted_tokens", "accepted_tokens", "saved_seconds"}
     assert set(told["saved"]) == {"hour", "day"}
 
 

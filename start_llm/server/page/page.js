@@ -79,6 +79,12 @@ function showSaved({ hour, day }) {
 
 // --------------------------------------------------------------------------------------------------- panels
 
+function showDrafts({ pays, drafted_tokens: drafted, accepted_tokens: right, saved_seconds: saved }) {
+  const none = pays ? "No reply has been drafted so far." : "Replies are not drafted: that is not faster here, or it is off.";
+  const some = `${number.format(right)} of ${tokens(drafted)} that were drafted since the start were right: ${count(right, "pass", "passes")} of the model less, ${duration(Math.max(saved, 0))} saved.`;
+  say(byId("saved-drafts"), drafted ? some : none);
+}
+
 function showHeadline(now) {
   const loaded = now.models.filter(one => one.state === "loaded").map(one => one.id);
   const loading = now.models.filter(one => one.state === "loading").map(one => one.id);
@@ -385,6 +391,7 @@ async function poll() {
     demandKey(null);
     pause = now.running.length || now.running_of_others ? BUSY_MS : IDLE_MS;
     showSaved(now.saved);
+    showDrafts(now.speculation);
     for (const panel of [showHeadline, showRunning, showMemory, showDisk, showModels]) panel(now);
     if (now.is_whole || now.recent.length || now.refused.length) addRecords(now);
     await showDownloads();
