@@ -48,7 +48,8 @@ class Draft(NamedTuple):
 
 @owned_by(ENGINE)
 class DraftIndex:
-    """The tokens of one sequence, and where each pair of neighbours occurred before.
+    """The tokens of one sequence, or of texts that others look something up in, and where each pair of
+    neighbours occurred before.
 
     Places whose pairs have the same hash form a chain, the latest first: 4 bytes for a token, 4 for the place
     before it in its chain, and at most 8 for the heads of the chains.

@@ -10,8 +10,9 @@ from unittest.mock import patch
 
 import pytest
 
+from scripts import tiny_models
+from start_llm.engine.earlier_texts import EARLIER_BYTES
 from start_llm.engine.pass_times import PASSES, PassTimes
-from tests.conftest import TinyModel
 from tests.server.client import CHAT, TEXT, ask, events_in
 from tests.serving import Server, serving, tried_once
 
@@ -43,8 +44,8 @@ def drafting(folder: Path, how: str) -> Generator[Server]:
 
 
 @pytest.fixture(scope="module")
-def folder(tiny_model: TinyModel) -> Path:
-    return tiny_model("qwen3", hidden=128, layers=2)
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_models.build("qwen3", tmp_path_factory.mktemp("qwen3"), hidden=128, layers=2)
 
 
 @pytest.fixture(scope="module")
@@ -135,6 +136,11 @@ def test_the_status_page_shows_what_drafts_saved(plain: Server, drafted: Server)
         "accepted_tokens": 0,
         "saved_seconds": 0,
     }
+
+
+def test_memory_is_planned_for_what_earlier_conversations_said(plain: Server, drafted: Server):
+    without, with_drafts = (server.get("/stats")["admission"]["usable_bytes"] for server in (plain, drafted))
+    assert without - with_drafts == EARLIER_BYTES
 
 
 def test_structured_output_is_the_same(plain: Server, drafted: Server):
