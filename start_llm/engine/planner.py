@@ -270,7 +270,8 @@ class StepPlanner:
         due = first.sequence.due if first.sequence else deadline_after_restore(first, restored, speed)
         tokens, seconds = first.from_disk
         gain = self._resources.gain
-        uses_earlier = gain is not None and gain.can_pay()
+        is_idle_work = first.generation.request.is_idle_work  # which reads again what was added already
+        uses_earlier = gain is not None and gain.can_pay() and not is_idle_work
         return StartRequest(
             first.generation.number, restored, due, min(tokens, restored), seconds, uses_earlier
         )

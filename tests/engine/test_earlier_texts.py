@@ -202,6 +202,13 @@ def test_nothing_is_kept_where_drafts_do_not_pay(monkeypatch):
         Cached(replace(resources, gain=gain)).say(READ, 30)
 
 
+def test_what_is_read_while_nobody_waits_is_not_added(monkeypatch):
+    """A request has said it, and its own turn adds it."""
+    monkeypatch.setattr(EarlierTexts, "add", lambda *_: pytest.fail("something was added"))
+    engine, _ = bold()
+    engine.say(READ, 1, is_idle_work=True)
+
+
 def test_a_source_that_is_always_wrong_is_not_drafted_from():
     """Matches of the sequence itself are followed apart, and are drafted all the while."""
     gain = DraftGain(PassTimes(CHEAP))
