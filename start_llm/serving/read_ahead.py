@@ -19,7 +19,7 @@ from typing import Protocol
 
 from start_llm.core.chat import ChatRequest, Message
 from start_llm.core.engine_request import EngineRequest
-from start_llm.core.errors import RequestError
+from start_llm.core.errors import EngineDied, RequestError
 from start_llm.core.events import Event, Failed, Finished, Prefilling, Restored
 from start_llm.core.prompt import ModelTokens
 from start_llm.core.sampling import Sampling
@@ -181,7 +181,7 @@ class ReadAhead:
     def _run(self) -> None:
         while reply := self._next():
             if self._is_worth_trying():
-                with suppress(RequestError):  # the next request is refused: it has no beginning
+                with suppress(RequestError, EngineDied):  # a next request would be refused too
                     self._read(reply)
 
     def _next(self) -> _Reply | None:
@@ -212,7 +212,8 @@ class ReadAhead:
         """Have the beginning of the next request read, if enough of it is new.
 
         Raises:
-            RequestError: it cannot be prepared.
+            RequestError: it cannot be prepared, or the engine's queue is full.
+            EngineDied: the engine does not answer.
         """
         request = self._planned(reply)
         if request is None:

@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from start_llm.core.errors import EngineDied, Overloaded
+from start_llm.engine.engine import Engine
 from start_llm.serving import read_ahead
 from tests.conftest import TinyModel
 from tests.serving import Server, serving
@@ -122,6 +124,27 @@ def test_nobody_reads_ahead_for_another_session_or_key(tiny_model: TinyModel):
         other = ask(server, [*said, carrier(1)], session_id="two", user="someone else")
         assert idle(server)["used_tokens"] == 0
     assert computed(other) > 0
+
+
+@pytest.mark.parametrize("error", [EngineDied("The engine cannot tell."), Overloaded("Too many wait.")])
+def test_an_engine_that_does_not_answer_once_is_asked_again(
+    tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch, error: Exception
+):
+    peek, asked = Engine.peek, list[int]()
+
+    def dies_once(self: Engine, request: Any) -> Any:
+        asked.append(len(request.prompt))
+        if len(asked) == 1:
+            raise error
+        return peek(self, request)
+
+    monkeypatch.setattr(Engine, "peek", dies_once)
+    said = beginning()
+    with served(tiny_model(hidden=64, layers=2)) as server:
+        turn(server, said, 0)
+        until(lambda: asked)
+        turn(server, said, 1)
+        until(lambda: idle(server)["works"] == 1)
 
 
 def test_it_stops_with_the_server_in_the_midst_of_its_work(tiny_model: TinyModel):
