@@ -20,7 +20,7 @@ Hearing = Callable[..., Heard]
 
 @pytest.fixture(scope="session")
 def family(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FamilyServer]:
-    """`family("glm")` answers with any of the scripts of that form."""
+    """`family("glm")` answers with any of the scripts of that form, token by token: drafts would come at once."""
     with ExitStack() as servers:
 
         @cache
@@ -28,7 +28,7 @@ def family(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FamilyServer]:
             form = FORMS[name]
             scripts = {**reasoning_texts(form), **answers(form)}
             folder = write_model(tmp_path_factory.mktemp(name), form.trait, scripts=scripts)
-            return servers.enter_context(serving(folder))
+            return servers.enter_context(serving(folder, speculation="off"))
 
         yield serve
 
