@@ -64,6 +64,7 @@ class EngineStartup:
         cost: of a sequence, in memory.
         computing_bytes: memory that stays free for computing.
         image_bytes: memory for images that are kept as the vision tower has seen them.
+        draft_bytes: memory for earlier conversations that drafts come from.
     """
 
     model: LoadedModel
@@ -74,6 +75,7 @@ class EngineStartup:
     embedder: Embedder | None
     computing_bytes: int
     image_bytes: int
+    draft_bytes: int
     engine_metrics: EngineMetrics
     cache_metrics: CacheMetrics
 
@@ -135,6 +137,7 @@ class EngineLoader:
             embedder=embedder,
             computing_bytes=computing,
             image_bytes=images.kept_bytes,
+            draft_bytes=drafts,
             engine_metrics=self._engine_metrics,
             cache_metrics=self._cache_metrics,
         )

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from start_llm.config.settings import Settings
 from start_llm.core.errors import ModelError
+from start_llm.engine.earlier_texts import EARLIER_BYTES
 from start_llm.library.folders import shape_in
 from start_llm.wiring.memory_plan import memory_budget, own_machine, usable_share
 
@@ -16,7 +17,7 @@ class MemoryNeeds:
     """The memory without which a prompt of a model's whole context window would have no room.
 
     Attributes:
-        kept_bytes: weights, adapters and images.
+        kept_bytes: weights, adapters, images, and texts that drafts come from.
         window_bytes: KV of such a prompt.
         computing_bytes: for one step. Models compute in turns, so the largest need is that of all together.
     """
@@ -45,8 +46,9 @@ def estimated_needs(name: str, folder: Path, settings: Settings) -> MemoryNeeds:
         return MemoryNeeds(kept_bytes=sys.maxsize, window_bytes=0, computing_bytes=0)
     longest, budget = min(shape.window, settings.engine.max_kv_size), memory_budget(settings)
     is_fused = own_machine(settings).fuses_attention
+    draft_bytes = 0 if settings.engine.speculation == "off" else EARLIER_BYTES
     return MemoryNeeds(
-        kept_bytes=shape.weights.total + shape.image_bytes(budget),
+        kept_bytes=shape.weights.total + shape.image_bytes(budget) + draft_bytes,
         window_bytes=shape.cost.bytes_of(longest),
         computing_bytes=shape.computing_bytes(budget, is_fused=is_fused),
     )

@@ -73,7 +73,10 @@ class ModelRuntime(ServedModel):
     def needs(self) -> MemoryNeeds:
         ready = self.startup
         return MemoryNeeds(
-            kept_bytes=ready.card.weights_bytes + ready.adapters.nbytes + ready.image_bytes,
+            kept_bytes=ready.card.weights_bytes
+            + ready.adapters.nbytes
+            + ready.image_bytes
+            + ready.draft_bytes,
             window_bytes=ready.cost.bytes_of(ready.card.context_window),
             computing_bytes=ready.computing_bytes,
         )

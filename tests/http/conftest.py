@@ -20,7 +20,7 @@ Hearing = Callable[..., Heard]
 
 @pytest.fixture(scope="session")
 def family(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FamilyServer]:
-    """`family("glm")` answers with any of the scripts of that form, token by token: drafts would come at once."""
+    """`family("glm")` answers with any of the scripts of that form, token by token: drafts come at once."""
     with ExitStack() as servers:
 
         @cache
