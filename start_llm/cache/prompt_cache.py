@@ -309,8 +309,9 @@ class PromptCache:
             seq_cache.tokens = list(tokens)
             self._extend(seq_cache)
             seq_cache.shared_prefix_length = min(seq_cache.shared_prefix_length, len(seq_cache.tokens))
-            seq_cache.is_given_up = is_given_up
-            if is_given_up:
+            # What idle work was restored from is others', who have not given it up.
+            seq_cache.is_given_up = is_given_up and not seq_cache.is_idle_work
+            if seq_cache.is_given_up:
                 _note_given_up(seq_cache)
             self._keep(seq_cache)
         self.shrink()

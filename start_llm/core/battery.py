@@ -42,10 +42,10 @@ def is_on_battery(supplies: Path = _SUPPLIES) -> bool:
 
 def _says_battery() -> bool:
     try:
-        told = subprocess.run(_PMSET, capture_output=True, text=True, timeout=_PATIENCE_S, check=False)
+        status = subprocess.run(_PMSET, capture_output=True, text=True, timeout=_PATIENCE_S, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return False
-    return "'Battery Power'" in told.stdout
+    return "'Battery Power'" in status.stdout
 
 
 def _is_discharging(supplies: Path) -> bool:

@@ -101,7 +101,6 @@ class ReadAhead:
 
     Args:
         may_work: returns whether the engine has nothing to do, and the machine may work nevertheless.
-        settles_s: seconds after a reply before its conversation is looked at.
     """
 
     def __init__(
@@ -111,15 +110,12 @@ class ReadAhead:
         transcripts: Transcripts,
         metrics: IdleMetrics,
         may_work: Callable[[], bool],
-        *,
-        settles_s: float | None = None,
     ) -> None:
         self._engine = engine
         self._requests = requests
         self._transcripts = transcripts
         self._metrics = metrics
         self._may_work = may_work
-        self._settles_s = _SETTLES_S if settles_s is None else settles_s
         self._replies: queue.SimpleQueue[_Reply | None] = queue.SimpleQueue()
         self._waiting: deque[_Reply] = deque(maxlen=_MOST_WAITING)
         self._lock = threading.Lock()
@@ -186,7 +182,7 @@ class ReadAhead:
 
     def _next(self) -> _Reply | None:
         """Return the newest reply once the engine has nothing to do; None at the end."""
-        wait_s = self._settles_s
+        wait_s = _SETTLES_S
         if not self._waiting:
             self._receive()
         while not self._is_closing.wait(wait_s):

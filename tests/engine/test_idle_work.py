@@ -50,6 +50,20 @@ def test_whoever_comes_waits_for_one_chunk_and_what_was_read_is_kept(has_state: 
     check(stepper)
 
 
+@pytest.mark.parametrize("has_state", [False, True])
+def test_what_it_was_restored_from_is_not_given_up_with_it(has_state: bool):
+    """Pages that nobody has used are evicted first, and not written to the disk."""
+    stepper = counting(has_state=has_state, clock=Clock())
+    ends = (100, 290)
+    stepper.say(PROMPT, 20, ends)
+    before = uses(stepper)
+    work = stepper.submit(idle((*PROMPT, *LONG), boundaries=ends))
+    stepper.step_until(lambda: work.progress)
+    stepper.finish(stepper.submit(engine_request(LONG[::-1], 5)))
+    assert work.ending is None
+    assert [one for one in uses(stepper) if one in before] == before
+
+
 def test_it_never_becomes_a_request_like_any_other():
     clock = Clock()
     stepper = counting(clock=clock)
