@@ -300,8 +300,6 @@ class App:
                 settings=settings,
                 backend=self.url,
                 first_model=card.id,
-                sees=card.sees,
-                window=card.context_window,
                 secret=self._secret,
             ),
             say=self._terminal.say,

@@ -1655,8 +1655,6 @@ def proxy_config(settings: Settings) -> ProxyConfig:
         settings=settings,
         backend="http://127.0.0.1:9",
         first_model="tiny",
-        sees=False,
-        window=4096,
         secret=BackendSecret("backend"),
     )
 

@@ -18,7 +18,6 @@ _WHERE_THEY_ARE = " docs/api.md lists the endpoints; most begin with /v1."
 _LONGEST_MEANT, _LIKENESS, _LONGEST_TOLD = 100, 0.75, 200
 
 type BodyKind = Literal["chat", "text", "messages", "responses", "embeddings", "other"]
-type Answerer = Literal["litellm", "server"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +30,7 @@ class Route:
         body: which fields its JSON body has; None: it has no body, and its fields are in the query.
         aliases: other paths of it, for clients whose base URL lacks `/v1`.
         asks_key: False: it needs no key. Health checks may have none, and it reveals nothing else.
-        proxy: who answers it on the proxy's port; None: it is closed there.
-        checked_by: another path of the server, which parses the same body and computes nothing.
+        on_proxy: it is open on the proxy's port too.
         explained_by: another path of the server, which tells how much of the same body's prompt is cached.
     """
 
@@ -41,8 +39,7 @@ class Route:
     body: BodyKind | None = None
     aliases: tuple[str, ...] = ()
     asks_key: bool = True
-    proxy: Answerer | None = None
-    checked_by: str | None = None
+    on_proxy: bool = False
     explained_by: str | None = None
 
     @property
@@ -64,48 +61,45 @@ ROUTES = (
         "/v1/chat/completions",
         "chat",
         ("/chat/completions",),
-        proxy="litellm",
-        checked_by="/v1/cache/explain",
+        on_proxy=True,
         explained_by="/v1/cache/explain",
     ),
-    Route("POST", "/v1/completions", "text", ("/completions",), proxy="server"),
+    Route("POST", "/v1/completions", "text", ("/completions",), on_proxy=True),
     Route(
         "POST",
         "/v1/messages",
         "messages",
-        proxy="litellm",
-        checked_by="/v1/messages/count_tokens",
+        on_proxy=True,
         explained_by="/v1/cache/explain/messages",
     ),
-    Route("POST", "/v1/messages/count_tokens", "messages", proxy="server"),
+    Route("POST", "/v1/messages/count_tokens", "messages", on_proxy=True),
     Route(
         "POST",
         "/v1/responses",
         "responses",
         ("/responses",),
-        proxy="litellm",
-        checked_by="/v1/responses/input_tokens",
+        on_proxy=True,
         explained_by="/v1/cache/explain/responses",
     ),
-    Route("POST", "/v1/responses/input_tokens", "responses", ("/responses/input_tokens",), proxy="server"),
-    Route("GET", "/v1/responses/{id}", aliases=("/responses/{id}",), proxy="server"),
-    Route("DELETE", "/v1/responses/{id}", aliases=("/responses/{id}",), proxy="server"),
-    Route("GET", "/v1/responses/{id}/input_items", aliases=("/responses/{id}/input_items",), proxy="server"),
-    Route("GET", "/v1/models", aliases=("/models",), proxy="server"),
+    Route("POST", "/v1/responses/input_tokens", "responses", ("/responses/input_tokens",), on_proxy=True),
+    Route("GET", "/v1/responses/{id}", aliases=("/responses/{id}",), on_proxy=True),
+    Route("DELETE", "/v1/responses/{id}", aliases=("/responses/{id}",), on_proxy=True),
+    Route("GET", "/v1/responses/{id}/input_items", aliases=("/responses/{id}/input_items",), on_proxy=True),
+    Route("GET", "/v1/models", aliases=("/models",), on_proxy=True),
     Route("POST", "/v1/models/{id:path}/load"),
     Route("POST", "/v1/models/{id:path}/unload"),
-    Route("GET", "/v1/models/{id:path}", proxy="server"),
+    Route("GET", "/v1/models/{id:path}", on_proxy=True),
     Route("GET", "/v1/adapters"),
     Route("POST", "/v1/adapters", "other"),
     Route("DELETE", "/v1/adapters/{id}"),
-    Route("POST", "/v1/embeddings", "embeddings", ("/embeddings",), proxy="server"),
+    Route("POST", "/v1/embeddings", "embeddings", ("/embeddings",), on_proxy=True),
     Route("POST", "/tokenize", "chat"),
     Route("POST", "/detokenize", "other"),
-    Route("GET", "/health", asks_key=False, proxy="server"),
-    Route("GET", "/stats", proxy="server"),
-    Route("GET", "/metrics", proxy="server"),
-    Route("GET", "/", asks_key=False, proxy="server"),
-    Route("GET", "/api/hello", asks_key=False, proxy="server"),
+    Route("GET", "/health", asks_key=False, on_proxy=True),
+    Route("GET", "/stats", on_proxy=True),
+    Route("GET", "/metrics", on_proxy=True),
+    Route("GET", "/", asks_key=False, on_proxy=True),
+    Route("GET", "/api/hello", asks_key=False, on_proxy=True),
     Route("GET", "/activity"),
     Route("GET", "/activity/{id}"),
     Route("GET", "/library"),

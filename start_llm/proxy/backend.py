@@ -1,98 +1,121 @@
-"""Send requests from the proxy's process to a server directly, without LiteLLM."""
+"""Send requests from the proxy's process to a server, and read what it answers."""
 
-from collections.abc import Iterable
+import json
+from collections.abc import AsyncGenerator, Iterable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from http import HTTPStatus
 from typing import Any
 
+import aiohttp
 import anyio
-import httpx
+from yarl import URL
 
-from start_llm.access.backend_secret import PROOF_HEADER, SIGNATURE_HEADER, BackendSecret, Caller
+from start_llm.access.backend_secret import (
+    PROOF_HEADER,
+    SIGNATURE_HEADER,
+    WARM_UP_HEADER,
+    BackendSecret,
+    Caller,
+)
+from start_llm.protocols.receipts import RECEIPT_HEADER
 from start_llm.protocols.sessions import READ_HEADERS
-from start_llm.proxy.error_text import ErrorResponse
-from start_llm.proxy.open_routes import OPEN_ROUTES
 
 _PATIENCE_S = 60
-_PASSED_ON = frozenset({"content-type", "anthropic-version", *READ_HEADERS})
+PASSED_ON = frozenset(("content-type", "anthropic-version", RECEIPT_HEADER, WARM_UP_HEADER, *READ_HEADERS))
+"""Headers of clients that the server looks at."""
 
 type Headers = Iterable[tuple[bytes, bytes]]
 
+UNREACHABLE = (aiohttp.ClientError, TimeoutError)
+"""What is raised if a server does not answer, or ends in the middle of its answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class WholeAnswer:
+    """What a server has answered, read to its end.
+
+    Attributes:
+        is_own: a server that shares the secret has given it. Only answers to GET can show that.
+    """
+
+    status: int
+    body: bytes = b""
+    is_own: bool = False
+
+    @property
+    def is_ok(self) -> bool:
+        return self.status == HTTPStatus.OK
+
+    def json(self) -> Any:
+        """Return the body's value.
+
+        Raises:
+            ValueError: it is not JSON.
+        """
+        return json.loads(self.body)
+
 
 class Backend:
-    """An HTTP client for one server. Any task of one event loop may use it.
+    """An HTTP client for one server. Any task of one event loop may use it while it is `connected`.
 
     Args:
         url: of the server, such as `http://127.0.0.1:8080`.
         secret: shared with the server.
     """
 
+    _session: aiohttp.ClientSession
+
     def __init__(self, url: str, secret: BackendSecret) -> None:
         self.url = url
         self._secret = secret
-        self._client = httpx.AsyncClient(
-            base_url=url,
-            timeout=httpx.Timeout(_PATIENCE_S, read=None),
-            # No connection is kept alive: the server might close it just when it is used again.
-            limits=httpx.Limits(max_connections=None, max_keepalive_connections=0),
-            trust_env=False,
-        )
 
-    async def ask(self, method: str, url: httpx.URL, headers: Headers, body: bytes) -> httpx.Response:
+    @asynccontextmanager
+    async def connected(self) -> AsyncGenerator[None]:
+        """Let requests be sent while the block runs.
+
+        No connection is kept alive: the server might close it just when it is used again, and whether a
+        request has reached it could not be told.
+        """
+        async with aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0, force_close=True),
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=_PATIENCE_S),
+            cookie_jar=aiohttp.DummyCookieJar(),
+            skip_auto_headers=("User-Agent", "Accept"),
+            auto_decompress=False,
+        ) as self._session:
+            yield
+
+    async def ask(self, method: str, path: str, headers: Headers, body: bytes) -> aiohttp.ClientResponse:
         """Send a request and return the response. The caller reads the body and closes the response.
 
         Args:
-            headers: of the request in the proxy. Its caller is signed again, for this path.
+            path: as a URL has it, with the query.
+            headers: of the request in the proxy, which name its caller. The caller is signed here.
 
         Raises:
-            httpx.TransportError: the server does not answer.
+            aiohttp.ClientError, TimeoutError: the server does not answer.
         """
-        named = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in headers]
-        sent = {name: value for name, value in named if name in _PASSED_ON}
+        named = {name.decode("latin-1"): value.decode("latin-1") for name, value in headers}
+        sent = {name: value for name, value in named.items() if name in PASSED_ON}
         sent |= {"Authorization": f"Bearer {self._secret.api_key}", "Accept-Encoding": "identity"}
-        request = self._client.build_request(method, url, content=body, headers=sent)
-        path = request.url.raw_path.partition(b"?")[0].decode("ascii")
-        request.headers.update(self._secret.signed(Caller.named_in(dict(named)), method, path))
-        return await self._client.send(request, stream=True)
+        sent |= self._secret.signed(Caller.named_in(named), method, path.partition("?")[0])
+        url = URL(f"{self.url}{path}", encoded=True)
+        return await self._session.request(
+            method, url, data=body or None, headers=sent, allow_redirects=False
+        )
 
     async def whole(
         self, method: str, path: str, headers: Headers = (), body: bytes = b"", *, within_s: float
-    ) -> httpx.Response | None:
+    ) -> WholeAnswer | None:
         """Send a request and return the whole response; None if there is none within this time."""
         try:
             with anyio.fail_after(within_s):
-                answer = await self.ask(method, httpx.URL(path), headers, body)
-                try:
-                    await answer.aread()
-                finally:
-                    await answer.aclose()
-        except (httpx.TransportError, TimeoutError):
+                async with await self.ask(method, path, headers, body) as answer:
+                    return WholeAnswer(answer.status, await answer.read(), self._is_own(answer))
+        except UNREACHABLE:
             return None
-        return answer
 
-    def is_own(self, answer: httpx.Response) -> bool:
-        """Return whether a server that shares the secret has given this answer to a GET."""
-        signature = answer.request.headers[SIGNATURE_HEADER]
+    def _is_own(self, answer: aiohttp.ClientResponse) -> bool:
+        signature = answer.request_info.headers[SIGNATURE_HEADER]
         return self._secret.is_proof(answer.headers.get(PROOF_HEADER, ""), signature)
-
-    async def default_model(self) -> str | None:
-        """Return the model that the server lists first, which answers by default; None if it lists none."""
-        answer = await self.whole("GET", "/v1/models", within_s=_PATIENCE_S)
-        try:
-            return None if answer is None else str(answer.json()["data"][0]["id"])
-        except (ValueError, LookupError, TypeError):
-            return None
-
-    async def refusal(self, scope: Any, body: bytes) -> ErrorResponse | None:
-        """Return the server's error for a request that LiteLLM refused.
-
-        Return None if its status is not 4xx, if it does not answer, or if no path can check the request.
-        """
-        question = OPEN_ROUTES.find(scope["method"], scope["path"]).route.checked_by
-        if question is None:
-            return None
-        try:
-            answer = await self.ask("POST", httpx.URL(question), scope["headers"], body)
-            told = await answer.aread()
-        except httpx.TransportError:
-            return None
-        await answer.aclose()
-        return ErrorResponse(answer.status_code, told) if 400 <= answer.status_code < 500 else None

@@ -3,21 +3,16 @@
 from collections.abc import Generator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any
 
-import httpx
-
-from start_llm.proxy.backend import Backend, Headers
 from start_llm.proxy.config import api_base
-from start_llm.proxy.error_text import ErrorResponse
 
-_CHOSEN: ContextVar[Backend] = ContextVar("chosen server")
+_CHOSEN: ContextVar[str] = ContextVar("address of the chosen server")
 
 
 @contextmanager
-def choose(backend: Backend) -> Generator[None]:
-    """Let the requests of the block go to this server."""
-    token = _CHOSEN.set(backend)
+def choose(url: str) -> Generator[None]:
+    """Let the requests of the block go to the server at this address."""
+    token = _CHOSEN.set(url)
     try:
         yield
     finally:
@@ -26,14 +21,4 @@ def choose(backend: Backend) -> Generator[None]:
 
 def chosen_api_base() -> str:
     """Return the chosen server's address as LiteLLM's configuration has it."""
-    return api_base(_CHOSEN.get().url)
-
-
-class ChosenBackend:
-    """Sends requests to the chosen server, as `Backend` does to the only one."""
-
-    async def ask(self, method: str, url: httpx.URL, headers: Headers, body: bytes) -> httpx.Response:
-        return await _CHOSEN.get().ask(method, url, headers, body)
-
-    async def refusal(self, scope: Any, body: bytes) -> ErrorResponse | None:
-        return await _CHOSEN.get().refusal(scope, body)
+    return api_base(_CHOSEN.get())

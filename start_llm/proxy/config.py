@@ -13,11 +13,8 @@ from start_llm.access.backend_secret import BackendSecret
 from start_llm.config.settings import Settings
 from start_llm.core.chat import Json
 
-_GUARD = "start_llm.proxy.litellm_setup.user_api_key_auth"
 _ROUTER = "start_llm.proxy.litellm_router.chosen_deployment"
-_BACKENDS, _BACKEND_KEY, _SECRET = (f"START_LLM_BACKEND{end}" for end in ("S", "_KEY", "_SECRET"))
-_REQUEST_TIMEOUT_S = 3600
-_PING_S = 10
+_BACKENDS, _SECRET = (f"START_LLM_BACKEND{end}" for end in ("S", "_SECRET"))
 
 # LiteLLM reads these when it is imported. Without them it downloads price lists, news and templates, reads
 # any .env above site-packages, serves an admin UI and allows every web page (CORS `*`).
@@ -35,10 +32,6 @@ _LOCAL_ONLY: Mapping[str, str] = {
     "NO_REDOC": "True",
     "NO_OPENAPI": "True",
 }
-# LiteLLM takes 100 equal stream chunks in a row for a loop, and cuts the reply (lesson 39).
-_WITHOUT_GUESSES: Mapping[str, str] = {"REPEATED_STREAMING_CHUNK_LIMIT": str(2**31)}
-# Shorter than the server's idle limit (`server.listener`), so the server never closes a pooled connection.
-_POOLED_S = 60
 _FOREIGN_PREFIXES = ("LITELLM_", "REDIS_", "LANGFUSE_", "OTEL_")
 _FOREIGN_NAMES = frozenset(
     "DATABASE_URL DIRECT_URL HOST PORT DEBUG DETAILED_DEBUG NUM_WORKERS CONFIG_FILE_PATH "
@@ -53,16 +46,12 @@ class ProxyConfig:
     Attributes:
         backend: the server's own address, such as `http://127.0.0.1:8080`. `PROXY_BACKENDS` has others.
         first_model: the server's name of it.
-        sees: the model sees images.
-        window: its context window (prompt and reply together), in tokens.
         secret: shared with the server.
     """
 
     settings: Settings
     backend: str
     first_model: str
-    sees: bool
-    window: int
     secret: BackendSecret
 
     @property
@@ -92,31 +81,14 @@ class ProxyConfig:
 
 
 def configuration(config: ProxyConfig) -> str:
-    """Return the text of LiteLLM's configuration file.
-
-    The provider `litellm_proxy/` keeps every field of a request. With a wildcard it passes on the model name
-    that the client sent.
-    """
+    """Return the text of LiteLLM's configuration file: for its router, which server has which model."""
     return json.dumps(
         {
             "model_list": [
-                _entry(config, backend, name) for backend in config.backends for name in (config.model, "*")
+                _entry(backend, name) for backend in config.backends for name in (config.model, "*")
             ],
-            "litellm_settings": {
-                **({"callbacks": [_ROUTER]} if len(config.backends) > 1 else {}),
-                "drop_params": False,
-                "request_timeout": _REQUEST_TIMEOUT_S,
-                "num_retries": 0,
-                "sse_keepalive_ping_interval_seconds": _PING_S,
-            },
+            "litellm_settings": {"callbacks": [_ROUTER]} if len(config.backends) > 1 else {},
             "router_settings": {"num_retries": 0, "disable_cooldowns": True},
-            "general_settings": {
-                "custom_auth": _GUARD,
-                "forward_client_headers_to_llm_api": True,
-                "cancel_on_disconnect": True,
-                "disable_responses_id_security": True,
-                "always_include_stream_usage": False,
-            },
         },
         indent=2,
     )
@@ -127,24 +99,12 @@ def api_base(url: str) -> str:
     return f"{url}/v1"
 
 
-def _entry(config: ProxyConfig, backend: str, name: str) -> Json:
+def _entry(backend: str, name: str) -> Json:
     return {
         "model_name": name,
         "litellm_params": {
             "model": f"litellm_proxy/{name}",
             "api_base": api_base(backend),
-            "api_key": f"os.environ/{_BACKEND_KEY}",
-            # Without a price, LiteLLM logs a traceback for each request.
-            "input_cost_per_token": 0,
-            "output_cost_per_token": 0,
-        },
-        "model_info": {
-            # These two protocols pass without translation.
-            "supported_endpoints": ["/v1/messages", "/v1/responses"],
-            "cache_control_ttl": True,
-            "max_input_tokens": config.window,
-            "max_output_tokens": config.window,
-            "supports_vision": config.sees,
         },
     }
 
@@ -160,18 +120,15 @@ def environment(config: ProxyConfig, inherited: Mapping[str, str]) -> dict[str, 
     return {
         **kept,
         **_LOCAL_ONLY,
-        **_WITHOUT_GUESSES,
         "LITELLM_CORS_ORIGINS": f"http://127.0.0.1:{config.port}",
-        # LiteLLM does not start without a master key. Nobody uses this one (`proxy.litellm_setup`).
+        # LiteLLM does not start without a master key. Nobody uses this one: no open route asks for it.
         "LITELLM_MASTER_KEY": f"sk-{secrets.token_urlsafe(32)}",
         "START_LLM_PROXY_KEYS": ",".join(config.keys),
         "START_LLM_PROXY_HOSTS": ",".join(access.hosts),
         "START_LLM_PROXY_ORIGINS": ",".join(access.origins),
         "START_LLM_PROXY_MOST_BYTES": str(config.settings.http.max_body_bytes),
         _BACKENDS: ",".join(config.backends),
-        _BACKEND_KEY: config.secret.api_key,
         _SECRET: config.secret.text,
-        "AIOHTTP_KEEPALIVE_TIMEOUT": kept.get("AIOHTTP_KEEPALIVE_TIMEOUT", str(_POOLED_S)),
         "NO_PROXY": "127.0.0.1,localhost,::1",
         "PYTHONUNBUFFERED": "1",
     }

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
 
-import httpx
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 from prometheus_client.parser import text_string_to_metric_families
@@ -16,7 +15,8 @@ from prometheus_client.registry import Collector, CollectorRegistry
 from start_llm.core.chat import Json
 from start_llm.core.errors import Overloaded
 from start_llm.protocols.routes import Route
-from start_llm.proxy.error_text import Send
+from start_llm.proxy.asgi import Send
+from start_llm.proxy.backend import WholeAnswer
 from start_llm.proxy.refusals import refuse, respond
 from start_llm.proxy.routing_names import RoutedConversations
 from start_llm.proxy.server_group import RoutedServer, ServerGroup, entries_of
@@ -82,10 +82,10 @@ class MergedPages:
         headers = {"Content-Type": CONTENT_TYPE_LATEST}
         await respond(send, HTTPStatus.OK, headers, generate_latest(registry))
 
-    async def _ask_all(self, path: str, scope: Any) -> list[tuple[RoutedServer, httpx.Response | None]]:
+    async def _ask_all(self, path: str, scope: Any) -> list[tuple[RoutedServer, WholeAnswer | None]]:
         """Return what each server answers; None for those that take no requests."""
 
-        async def answer_of(server: RoutedServer) -> httpx.Response | None:
+        async def answer_of(server: RoutedServer) -> WholeAnswer | None:
             if not server.is_able:
                 return None
             return await server.backend.whole("GET", path, scope["headers"], within_s=_WITHIN_S)
@@ -98,7 +98,7 @@ class MergedPages:
 class _Merged(Collector):
     """The metrics of several servers, by server."""
 
-    told: list[tuple[RoutedServer, httpx.Response | None]]
+    told: list[tuple[RoutedServer, WholeAnswer | None]]
 
     def collect(self) -> Iterator[Metric]:
         up = GaugeMetricFamily("start_llm_backend_up", "1: the server takes requests.", labels=[_LABEL])
@@ -117,14 +117,13 @@ class _Merged(Collector):
         yield from (up, busy, *families.values())
 
 
-def _families(answer: httpx.Response | None) -> Iterable[Metric]:
-    is_told = answer is not None and answer.status_code == HTTPStatus.OK
-    return text_string_to_metric_families(answer.text) if answer and is_told else ()
+def _families(answer: WholeAnswer | None) -> Iterable[Metric]:
+    return text_string_to_metric_families(answer.body.decode()) if answer and answer.is_ok else ()
 
 
-def _object(answer: httpx.Response | None) -> dict[str, Any]:
+def _object(answer: WholeAnswer | None) -> dict[str, Any]:
     """Return the JSON object of an answer; an empty one if it has none."""
-    if answer is None or answer.status_code != HTTPStatus.OK:
+    if answer is None or not answer.is_ok:
         return {}
     try:
         told = answer.json()

@@ -2,36 +2,30 @@
 
 LiteLLM has about a thousand routes. A tenth of them need no authentication (logins, `/health/drain`, MCP,
 whole pages). Some of the others reveal the configuration, or send completions of their own (`/health`). So
-only `OPEN_ROUTES` can be reached, and every other path returns 404. LiteLLM also acts on headers, and
-passes on most that begin with `x-`. So it gets only those that the server reads.
+only `OPEN_ROUTES` can be reached, and every other path returns 404. Of the headers only those pass that the
+server reads.
 """
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from start_llm.access.access_policy import AccessPolicy, body_length, demand_json, is_chunked
-from start_llm.access.backend_secret import WARM_UP_HEADER, BackendSecret, Caller
+from start_llm.access.backend_secret import CLIENT_HEADER, WARM_UP_HEADER, BackendSecret
 from start_llm.access.client_name import client_name
 from start_llm.access.request_target import origin_form
-from start_llm.access.tenants import key_of, tenant_of_key
-from start_llm.core.errors import InvalidRequest, LengthRequired, RequestError
-from start_llm.protocols.receipts import RECEIPT_HEADER
-from start_llm.protocols.sessions import READ_HEADERS
-from start_llm.proxy.control_fields import is_litellms_own
-from start_llm.proxy.error_text import Application, Receive, Send
+from start_llm.access.tenants import TENANT_HEADER, key_of, tenant_of_key
+from start_llm.core.errors import LengthRequired, RequestError
+from start_llm.proxy.asgi import Application, Receive, Send
+from start_llm.proxy.backend import PASSED_ON
 from start_llm.proxy.open_routes import OPEN_ROUTES
 from start_llm.proxy.refusals import encoded, refuse, respond
 
-_PASSED = frozenset(
-    ("host", "accept", "content-type", "content-length", "content-encoding", RECEIPT_HEADER, *READ_HEADERS)
-)
+_PASSED = PASSED_ON - {WARM_UP_HEADER} | {"host", "accept", "content-length", "content-encoding"}
 """Headers that are passed on. Besides these, the proxy adds its own."""
-_ABOUT_THE_FORM = frozenset({"anthropic-version"})
-"""Headers by which the server chooses the form of a list."""
 
 
 class ProxyAccessPolicy:
-    """ASGI middleware that refuses a request, or passes it on with its caller's tenant and program, signed.
+    """ASGI middleware that refuses a request, or passes it on with its caller's tenant and program.
 
     Args:
         secret: shared with the server.
@@ -68,40 +62,31 @@ class ProxyAccessPolicy:
                 self._access_policy.admit(headers, scope["server"][0], asks_key=False)
                 await respond(send, 204, self._access_policy.origins.preflight(said), b"")
                 return
-            served_path = self._admit(scope, headers)
+            self._admit(scope, headers)
         except RequestError as error:
             await refuse(scope, send, error)
             return
-        inner = scope | {"headers": self._passed_on(headers, scope["method"], served_path)}
-        if scope["method"] == "POST":
-            inner["query_string"] = b""  # LiteLLM looks at it, and the server does not
-        await self._inside(inner, receive, send)
+        await self._inside(scope | {"headers": self._passed_on(headers)}, receive, send)
 
-    def _admit(self, scope: Any, headers: Sequence[tuple[str, str]]) -> str:
-        """Check a request. Return the path under which LiteLLM asks the server for what it asks for."""
+    def _admit(self, scope: Any, headers: Sequence[tuple[str, str]]) -> None:
         asks_key = OPEN_ROUTES.asks_key(scope["path"])
         self._access_policy.admit(headers, scope["server"][0], asks_key=asks_key)
-        route = OPEN_ROUTES.find(scope["method"], scope["path"]).route
+        OPEN_ROUTES.find(scope["method"], scope["path"])
         said = dict(headers)
         if scope["method"] == "POST":
             demand_json(said.get("content-type"))
         elif is_chunked(said):
             raise LengthRequired("The body of another method than POST needs Content-Length.")
-        _refuse_control_headers(said)
         body_length(said, self._max_body_bytes)  # here, as all of the body is read into memory first
-        return route.path
 
-    def _passed_on(
-        self, headers: Sequence[tuple[str, str]], method: str, path: str
-    ) -> list[tuple[bytes, bytes]]:
-        """Return the headers that LiteLLM gets: those that the server reads, and the caller, signed."""
+    def _passed_on(self, headers: Sequence[tuple[str, str]]) -> list[tuple[bytes, bytes]]:
+        """Return the headers that the server reads, and who the caller is."""
         said = dict(headers)
-        caller = Caller(tenant_of_key(key_of(said)), client_name(said))
-        passed = _PASSED if method == "POST" else _PASSED | _ABOUT_THE_FORM
-        kept = {name: value for name, value in headers if name in passed}
+        kept = {name: value for name, value in headers if name in _PASSED}
         if said.get(WARM_UP_HEADER) == self._secret.warm_up:
             kept[WARM_UP_HEADER] = self._secret.warm_up
-        return encoded((kept | self._secret.signed(caller, method, path)).items())
+        caller = {TENANT_HEADER: tenant_of_key(key_of(said)), CLIENT_HEADER: client_name(said)}
+        return encoded((kept | caller).items())
 
 
 def _in_origin_form(scope: Any) -> Any:
@@ -112,14 +97,6 @@ def _in_origin_form(scope: Any) -> Any:
     headers = [*scope["headers"], (b"host", host.encode("latin-1", "replace"))]
     raw_path, _ = origin_form(scope["raw_path"].decode("latin-1"))
     return scope | {"path": path, "raw_path": raw_path.encode("latin-1"), "headers": headers}
-
-
-def _refuse_control_headers(said: Mapping[str, str]) -> None:
-    for name in said:
-        if is_litellms_own(name):
-            raise InvalidRequest(
-                f"The header {name[:100]} steers LiteLLM, and cannot be sent to this proxy.", param=name
-            )
 
 
 def _telling(send: Send, headers: Mapping[str, str]) -> Send:

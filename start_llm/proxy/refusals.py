@@ -1,13 +1,12 @@
 """Refuse requests in the proxy, and tell the server, by lines of the proxy's output, of it and of notices."""
 
 import json
-import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from start_llm.core.errors import RequestError
-from start_llm.proxy.error_text import Send, error_body
+from start_llm.proxy.asgi import Send, error_body
 
 _MARK = "start_llm refused "
 _NOTICE = "start_llm notice "
@@ -16,7 +15,7 @@ _LONGEST = 300
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProxyRefusal:
-    """A request that neither LiteLLM nor the server has seen."""
+    """A request that the server has not seen."""
 
     method: str
     path: str
@@ -76,22 +75,3 @@ async def respond(send: Send, status: int, headers: Mapping[str, str], body: byt
 def encoded(headers: Iterable[tuple[str, str]]) -> list[tuple[bytes, bytes]]:
     """Return headers as ASGI has them."""
     return [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in headers]
-
-
-_LOGGERS = ("LiteLLM", "LiteLLM Proxy", "LiteLLM Router")
-
-
-def shorten_refusals() -> None:
-    """Let LiteLLM log a line, not two tracebacks, for each request that a client was told is wrong."""
-    for name in _LOGGERS:
-        logging.getLogger(name).addFilter(_shortened)
-
-
-def _shortened(record: logging.LogRecord) -> bool:
-    error = record.exc_info[1] if record.exc_info else None
-    status = getattr(error, "status_code", None)
-    if isinstance(status, int) and 400 <= status < 500:
-        message = " ".join(str(error).split())
-        record.msg, record.args = "A request was refused with %d: %s", (status, message[:_LONGEST])
-        record.exc_info = record.exc_text = None
-    return True

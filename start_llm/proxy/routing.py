@@ -11,25 +11,22 @@ request goes to another one.
 """
 
 import asyncio
-import json
-from collections.abc import Collection, Generator, Mapping, Sequence
+from collections.abc import Collection, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
 from urllib.parse import quote
 
-import httpx
-from starlette.requests import ClientDisconnect, Request
-
 from start_llm.core.chat import Json
 from start_llm.core.errors import Overloaded
 from start_llm.protocols.routes import RouteMatch
+from start_llm.proxy.asgi import Application, Receive, Send
+from start_llm.proxy.backend import WholeAnswer
+from start_llm.proxy.bodies import LONG_BYTES, Body, body_of
 from start_llm.proxy.chosen_server import choose
-from start_llm.proxy.error_text import Application, Receive, Send
 from start_llm.proxy.merged_pages import MergedPages
 from start_llm.proxy.open_routes import OPEN_ROUTES
-from start_llm.proxy.own_bodies import LONG_BYTES, replayed
 from start_llm.proxy.refusals import refuse
 from start_llm.proxy.routing_names import RoutedConversations, RoutingNames, routing_names
 from start_llm.proxy.server_group import RoutedServer, ServerGroup
@@ -85,12 +82,8 @@ class Routing:
         if page := self._pages.find(match.route):
             await page(scope, send)
             return
-        try:
-            body = await Request(scope, receive).body() if scope["method"] == "POST" else b""
-        except ClientDisconnect:
-            return
-        read = (match, scope["headers"], body)
-        asked = await asyncio.to_thread(_read, *read) if len(body) > LONG_BYTES else _read(*read)
+        read = (match, scope["headers"], body_of(scope))
+        asked = await asyncio.to_thread(_read, *read) if len(read[-1].raw) > LONG_BYTES else _read(*read)
         await self._answer(asked, scope, receive, send)
 
     async def _answer(self, asked: RoutedRequest, scope: Any, receive: Receive, send: Send) -> None:
@@ -100,7 +93,7 @@ class Routing:
             server = await self._choose(asked, able)
             held = _HeldError(send)
             with _busy(server):
-                await self._inside(scope, replayed(asked.body, receive), held.take)
+                await self._inside(scope, receive, held.take)
             tried.add(server.url)
             if not held.messages or not await self._is_gone(server, asked, tried):
                 await held.release()
@@ -135,9 +128,9 @@ class Routing:
         return self._group.take_least_busy(able) if asked.is_computed else able[0]
 
 
-def _read(match: RouteMatch, headers: Sequence[tuple[bytes, bytes]], body: bytes) -> RoutedRequest:
-    """Read of a request what its server depends on. Its body is an object, as `own_bodies` writes it."""
-    fields: Mapping[str, Json] = json.loads(body) if body else {}
+def _read(match: RouteMatch, headers: Sequence[tuple[bytes, bytes]], body: Body) -> RoutedRequest:
+    """Read of a request what its server depends on."""
+    fields = body.fields.data
     said = {name.decode("latin-1"): value.decode("latin-1") for name, value in headers}
     route = match.route
     names_model, names_response = (route.path.startswith(one) for one in (_OF_MODELS, _OF_RESPONSES))
@@ -145,11 +138,11 @@ def _read(match: RouteMatch, headers: Sequence[tuple[bytes, bytes]], body: bytes
     return RoutedRequest(
         match=match,
         headers=headers,
-        body=body,
+        body=body.raw,
         names=routing_names(route.body, fields, said),
         model=match.name if names_model else fields.get("model"),
         response=earlier if isinstance(earlier, str) else "",
-        is_computed=route.proxy == "litellm" or route.body in _COMPUTED,
+        is_computed=route.explained_by is not None or route.body in _COMPUTED,
     )
 
 
@@ -157,10 +150,7 @@ async def _keeper(asked: RoutedRequest, able: Sequence[RoutedServer]) -> RoutedS
     """Return the server that keeps the response; None if none does."""
     path = f"/v1/responses/{quote(asked.response, safe='')}"
     answers = await _ask_all(able, "HEAD", path, asked.headers, b"")
-    kept = (
-        one for one, told in zip(able, answers, strict=True) if told and told.status_code == HTTPStatus.OK
-    )
-    return next(kept, None)
+    return next((one for one, told in zip(able, answers, strict=True) if told and told.is_ok), None)
 
 
 async def _deepest(asked: RoutedRequest, able: Sequence[RoutedServer]) -> RoutedServer | None:
@@ -178,15 +168,15 @@ async def _ask_all(
     path: str,
     headers: Sequence[tuple[bytes, bytes]],
     body: bytes,
-) -> list[httpx.Response | None]:
+) -> list[WholeAnswer | None]:
     asked = (one.backend.whole(method, path, headers, body, within_s=_EXPLAINED_WITHIN_S) for one in servers)
     return await asyncio.gather(*asked)
 
 
-def _cached_share(answer: httpx.Response | None) -> float:
+def _cached_share(answer: WholeAnswer | None) -> float:
     """Return the share of a prompt that a server says is cached; 0 if it says nothing of it."""
     try:
-        told = answer.json() if answer and answer.status_code == HTTPStatus.OK else {}
+        told = answer.json() if answer and answer.is_ok else {}
         return told["cached_tokens"] / told["prompt_tokens"]
     except (ValueError, LookupError, TypeError, ZeroDivisionError):
         return 0.0
@@ -196,7 +186,7 @@ def _cached_share(answer: httpx.Response | None) -> float:
 def _busy(server: RoutedServer) -> Generator[None]:
     server.in_flight += 1
     try:
-        with choose(server.backend):
+        with choose(server.url):
             yield
     finally:
         server.in_flight -= 1

@@ -3,14 +3,12 @@
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Sequence
 from contextlib import asynccontextmanager
-from http import HTTPStatus
 from typing import Any
 from urllib.parse import urlsplit
 
 import anyio
-import httpx
 
-from start_llm.proxy.backend import Backend
+from start_llm.proxy.backend import Backend, WholeAnswer
 
 _LOOK_EVERY_S = 2.0
 _ANSWER_WITHIN_S = 15.0
@@ -57,15 +55,15 @@ class RoutedServer:
     async def look(self) -> None:
         """Ask the server how it is and which models it has."""
         health = await self.backend.whole("GET", "/health", within_s=_ANSWER_WITHIN_S)
-        self._answers = health is not None and health.status_code == HTTPStatus.OK
+        self._answers = health is not None and health.is_ok
         self.state = _state(health)
         if self._answers:
             listed = await self.backend.whole("GET", "/v1/models", within_s=_ANSWER_WITHIN_S)
             self._note_models(listed)
 
-    def _note_models(self, answer: httpx.Response | None) -> None:
+    def _note_models(self, answer: WholeAnswer | None) -> None:
         entries = entries_of(answer)
-        is_own = answer is not None and self.backend.is_own(answer)
+        is_own = answer is not None and answer.is_own
         if not entries or not is_own:
             self._answers, self.state = False, _problem(answer, is_own=is_own)
             return
@@ -113,10 +111,6 @@ class ServerGroup:
         elif server.state != was:
             self._tell(f"{server.url} is {server.state}.")
 
-    async def default_model(self) -> str | None:
-        """Return the model that answers a request which names none; None if no server answers."""
-        return next((one.default_model for one in self.servers if one.is_able), None)
-
     def able(self, model: object, without: Collection[str] = ()) -> list[RoutedServer]:
         """Return the servers that take a request for this model now.
 
@@ -142,9 +136,9 @@ class ServerGroup:
         return server
 
 
-def entries_of(answer: httpx.Response | None) -> list[dict[str, Any]]:
+def entries_of(answer: WholeAnswer | None) -> list[dict[str, Any]]:
     """Return the entries of a list of models; none if the answer is none."""
-    if answer is None or answer.status_code != HTTPStatus.OK:
+    if answer is None or not answer.is_ok:
         return []
     try:
         data = answer.json()["data"]
@@ -154,7 +148,7 @@ def entries_of(answer: httpx.Response | None) -> list[dict[str, Any]]:
     return [one for one in entries if isinstance(one, dict) and isinstance(one.get("id"), str)]
 
 
-def _state(health: httpx.Response | None) -> str:
+def _state(health: WholeAnswer | None) -> str:
     """Return the word with which a server says how it is."""
     if health is None:
         return _UNREACHABLE
@@ -162,10 +156,10 @@ def _state(health: httpx.Response | None) -> str:
         told = health.json()["status"]
     except (ValueError, LookupError, TypeError):
         told = None
-    return told if isinstance(told, str) and told.isalpha() else f"answering {health.status_code}"
+    return told if isinstance(told, str) and told.isalpha() else f"answering {health.status}"
 
 
-def _problem(answer: httpx.Response | None, *, is_own: bool) -> str:
+def _problem(answer: WholeAnswer | None, *, is_own: bool) -> str:
     """Return why no requests go to a server: it would take all clients of the proxy for one tenant, say."""
     if answer is None:
         return _UNREACHABLE

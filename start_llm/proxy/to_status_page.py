@@ -5,7 +5,7 @@ from urllib.parse import urlsplit
 
 from start_llm.access.accept import prefers_html
 from start_llm.access.access_policy import is_loopback
-from start_llm.proxy.error_text import Application, Receive, Send
+from start_llm.proxy.asgi import Application, Receive, Send
 
 
 class ToStatusPage:

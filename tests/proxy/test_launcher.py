@@ -34,8 +34,6 @@ CONFIG = ProxyConfig(
     settings=settings_of(proxy_port=4999, proxy_model_id="m"),
     backend="http://127.0.0.1:1",
     first_model="m",
-    window=4096,
-    sees=False,
     secret=BackendSecret("backend"),
 )
 

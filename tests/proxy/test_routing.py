@@ -9,11 +9,11 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-import httpx
 import pytest
 
 from start_llm.access.tenants import TENANT_HEADER
-from start_llm.proxy.backend import Backend
+from start_llm.proxy.backend import Backend, WholeAnswer
+from start_llm.proxy.bodies import Bodies, body_of
 from start_llm.proxy.chosen_server import chosen_api_base
 from start_llm.proxy.routing import Routing
 from start_llm.proxy.server_group import ServerGroup
@@ -29,6 +29,10 @@ OF_KINDS: dict[str, dict[str, Any]] = {
 EXPLAINED = {CHAT: "/v1/cache/explain"} | {
     path: f"/v1/cache/explain/{path.rpartition('/')[2]}" for path in ("/v1/messages", "/v1/responses")
 }
+
+
+def answer(status: int, said: Any, *, is_own: bool = False) -> WholeAnswer:
+    return WholeAnswer(status, json.dumps(said).encode(), is_own)
 
 
 @dataclass
@@ -56,30 +60,31 @@ class FakeServer:
 
     async def whole(
         self, method: str, path: str, headers: Any = (), body: bytes = b"", *, within_s: float
-    ) -> httpx.Response | None:
+    ) -> WholeAnswer | None:
         del method, headers, body, within_s
         if self.health is None:
             return None
         if path == "/health":
-            return httpx.Response(self.health[0], json={"status": self.health[1]})
+            return answer(self.health[0], {"status": self.health[1]})
         self.asked.append(path)
         return self._answer(path)
 
-    def is_own(self, answer: httpx.Response) -> bool:
-        return self.has_the_secret and answer.status_code == 200
-
-    def _answer(self, path: str) -> httpx.Response:
+    def _answer(self, path: str) -> WholeAnswer:
         if path == "/v1/models":
             listed = [{"id": name, "aliases": [f"{name}-alias"]} for name in self.models]
-            return httpx.Response(self.models_status, json={"object": "list", "data": listed})
+            return answer(
+                self.models_status,
+                {"object": "list", "data": listed},
+                is_own=self.has_the_secret and self.models_status == 200,
+            )
         if path == "/stats":
             counts = {"computed_tokens": 8, "reused_tokens": 2, "unavoidable_tokens": 6}
-            return httpx.Response(200, json={"prompt_cache": counts})
+            return answer(200, {"prompt_cache": counts})
         if path == "/metrics":
-            return httpx.Response(200, text=self.metrics)
+            return WholeAnswer(200, self.metrics.encode())
         if path.startswith("/v1/responses/"):
-            return httpx.Response(200 if path.rpartition("/")[2] in self.responses else 404)
-        return httpx.Response(200, json={"cached_tokens": self.cached, "prompt_tokens": 100})
+            return WholeAnswer(200 if path.rpartition("/")[2] in self.responses else 404)
+        return answer(200, {"cached_tokens": self.cached, "prompt_tokens": 100})
 
 
 @dataclass
@@ -99,8 +104,7 @@ class Door:
 
     async def _reply(self, scope: Any, receive: Any, send: Any) -> None:
         server = self.servers[chosen_api_base().removesuffix("/v1")]
-        body = (await receive())["body"] if scope["method"] == "POST" else b""
-        server.replied.append(json.loads(body) if body else scope["path"])
+        server.replied.append(body_of(scope).fields.data or scope["path"])
         if self.gate:
             await self.gate.wait()
         status = 500 if server.health is None else server.fails_with
@@ -127,7 +131,7 @@ class Door:
             "path": path,
             "headers": [(name.encode(), value.encode()) for name, value in said.items()],
         }
-        await self.routing(scope, receive, send)
+        await Bodies(self.routing, 10**6)(scope, receive, send)
         return sent[0]["status"], b"".join(one.get("body", b"") for one in sent).decode()
 
     async def server_of(self, *words: str, **more: Any) -> str:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Generator
+from contextlib import AsyncExitStack
 
 import pytest
 
 from start_llm.access.backend_secret import BackendSecret
-from start_llm.proxy.backend import Backend
+from start_llm.proxy.backend import Backend, WholeAnswer
 from start_llm.proxy.server_group import ServerGroup
 from tests.conftest import TinyModel
 from tests.serving import Server, serving
@@ -27,8 +28,10 @@ def looked_at(*backends: Backend) -> ServerGroup:
     group = ServerGroup(backends, told.append)
 
     async def look() -> None:
-        async with group.watched():
-            pass
+        async with AsyncExitStack() as stack:
+            for backend in backends:
+                await stack.enter_async_context(backend.connected())
+            await stack.enter_async_context(group.watched())
 
     told.clear()
     asyncio.run(look())
@@ -62,15 +65,15 @@ def test_a_server_that_is_stopping_gets_no_requests(tiny_model: TinyModel):
         assert (server.state, server.is_able) == ("draining", False)
 
 
-def test_a_proof_is_for_one_request_of_who_has_the_secret(server: Server):
-    async def asked(secret: BackendSecret) -> bool:
-        backend = Backend(server.url, secret)
-        answer = await backend.whole("GET", "/v1/models", within_s=10)
-        assert answer is not None
-        other = await backend.whole("GET", "/v1/models", within_s=10)
-        assert other is not None
-        other.request = answer.request
-        return backend.is_own(answer) and not backend.is_own(other)
+@pytest.mark.parametrize(("secret", "path", "is_own"), [("s", "/v1/models", True), ("o", "/health", False)])
+def test_an_answer_shows_whether_its_server_has_the_secret(
+    server: Server, secret: str, path: str, is_own: bool
+):
+    async def answer() -> WholeAnswer | None:
+        backend = Backend(server.url, BackendSecret(secret * 24))
+        async with backend.connected():
+            return await backend.whole("GET", path, within_s=10)
 
-    assert asyncio.run(asked(SECRET))
-    assert not asyncio.run(asked(BackendSecret("o" * 24)))
+    answered = asyncio.run(answer())
+    assert answered is not None
+    assert (answered.status, answered.is_own) == (200, is_own)

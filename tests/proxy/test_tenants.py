@@ -55,7 +55,6 @@ def test_the_proxy_tells_whose_request_it_is_and_never_the_key(proxied: Proxied)
 
 
 def test_the_proxy_tells_which_program_asks(proxied: Proxied):
-    """LiteLLM sends a User-Agent of its own."""
     proxied.tunnel.clear()
     body = {"model": "m", "messages": HISTORY, "max_tokens": 2}
     assert proxied.ask(CHAT, body, headers={"User-Agent": "pi/1.2", CLIENT_HEADER: "else"}).status == 200
@@ -94,7 +93,7 @@ def test_the_server_finds_each_request_signed(proxied: Proxied, path: str, strea
     short = path.removeprefix("/v1") if "chat" in path or path == "/v1/responses" else path
     asked = PATHS[path] | {"model": "m"} | ({} if path.endswith("tokens") else {"stream": stream})
     assert proxied.ask(short, asked, headers={"User-Agent": "pi/1.2"}).status == 200
-    (heard,) = proxied.tunnel.heard(path)
+    (heard,) = proxied.tunnel.heard(short)
     method, target, _ = heard.line.split()
     assert Tenants(SECRET).caller(heard.headers, method, target) == Caller(tenant_of_key(KEY), "pi")
     moved = heard.headers | {TENANT_HEADER: tenant_of_key("other")}

@@ -24,7 +24,6 @@ from tests.proxy.conftest import (
     MODEL,
     PROXIED,
     SECRET,
-    WINDOW,
     free_port,
     until,
     watch_sockets,
@@ -64,8 +63,6 @@ class Endpoints:
             settings=settings_of(proxy_port=self.port, proxy_keys=(KEY,), proxy_model_id=MODEL),
             backend=self.tunnel.url,
             first_model=MODEL,
-            window=WINDOW,
-            sees=True,
             secret=SECRET,
         )
         self.proxy = Proxy(config, say=self.said.append, patience_s=120, logs=logs)
