@@ -15,7 +15,7 @@ from start_llm.core.ids import random_name
 OWN_HEADERS = "x-start-llm-"
 """Headers that begin so are the proxy's. Copies that a client sends are dropped."""
 CLIENT_HEADER = f"{OWN_HEADERS}client"
-"""Names the program that sent the request, since LiteLLM sends a User-Agent of its own."""
+"""Names the program that sent the request."""
 ID_HEADER, SIGNATURE_HEADER = f"{OWN_HEADERS}id", f"{OWN_HEADERS}signature"
 PROOF_HEADER = f"{OWN_HEADERS}proof"
 """Has `BackendSecret.proof` in the server's answer to a GET of the proxy."""
@@ -50,7 +50,7 @@ class BackendSecret:
     """Signs callers, and checks signatures. Equal texts make equal secrets.
 
     Keys for different purposes are derived from the text, so that the one which is sent along with each
-    request, and which LiteLLM knows, cannot sign.
+    request cannot sign.
     """
 
     def __init__(self, text: str) -> None:
@@ -87,7 +87,7 @@ class BackendSecret:
     def caller(self, headers: Mapping[str, str], method: str, path: str) -> Caller | None:
         """Return the caller of a request; None if the headers are not signed, or for another request.
 
-        The same headers are believed again: LiteLLM may send a request a second time.
+        The same headers are believed again.
 
         Args:
             headers: with names in lower case.

@@ -201,8 +201,7 @@ class Sessions:
         session = Session(
             number=self._count,
             form=self._random.choice([*FORMS.values()]),
-            # In two protocols LiteLLM does not hand on the option that bare sessions set.
-            is_proxied=self.ports[1] is not None and not self._are_bare and self._maybe(0.3),
+            is_proxied=self.ports[1] is not None and self._maybe(0.3),
             temperature=self._random.choice((0.0, 0.0, 1.0)),
             day=self._random.randrange(6),
             second=self._random.randrange(60),
@@ -229,9 +228,7 @@ class Sessions:
             case 0:
                 session.named, session.is_named = {"session_id": f"named {self._count}"}, True
             case 1:
-                # LiteLLM hands on headers that begin with x- alone.
-                session.headers = {"session-id": f"called {self._count}"}
-                session.is_named = not session.is_proxied
+                session.headers, session.is_named = {"session-id": f"called {self._count}"}, True
             case 2:
                 session.named = {"prompt_cache_key": "everybody"}
             case 3:

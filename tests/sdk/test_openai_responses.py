@@ -198,15 +198,10 @@ def test_the_input_is_counted_as_it_is_computed(client):
 
 
 def test_a_limit_makes_it_incomplete(client):
-    """LiteLLM makes 16 of any lower limit, and this reply has 9 tokens."""
     whole, streamed = (
         client.call("responses.create", **ASKED, max_output_tokens=4),
         client.read("responses.create", **ASKED, max_output_tokens=4),
     )
-    if client.endpoint.is_proxied:
-        is_whole(whole)
-        is_whole(streamed[-1].response)
-        return
     assert isinstance(streamed[-1], types.ResponseIncompleteEvent)
     for response in (whole, streamed[-1].response):
         assert (response.status, response.incomplete_details.reason) == ("incomplete", "max_output_tokens")
@@ -227,7 +222,6 @@ def test_a_limit_makes_a_long_reply_incomplete(endless_client):
 
 @pytest.mark.sample(4)
 def test_what_a_response_answered_is_listed_in_pages(client):
-    """LiteLLM would look for it under another key than the client's."""
     said = [{"role": "user", "content": f"Number {number}"} for number in range(5)]
     told = [{"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Now?"}]}]
     first = client.call("responses.create", **{**ASKED, "input": said})
@@ -277,6 +271,5 @@ def test_a_bad_request_is_an_exception_that_names_the_field(fields, param, clien
 
 
 def test_an_input_of_another_type_is_refused(client):
-    """LiteLLM goes through the input before it asks the server, and falls over it."""
     with pytest.raises(openai.BadRequestError, match="input"):
         client.call("responses.create", **{**ASKED, "input": 5})

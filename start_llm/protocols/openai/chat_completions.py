@@ -174,7 +174,7 @@ class ChatReply(CompletionReply):
         return [self._chunk({"role": "assistant", "content": ""})]
 
     def keep_alive(self) -> SSEFrame:
-        # An empty delta would be dropped by LiteLLM (lesson 36), and perhaps by others.
+        # An empty delta is dropped by proxies, LiteLLM among them (lesson 36).
         role = self._role()
         return role[0] if role else self._chunk({"annotations": []})
 
