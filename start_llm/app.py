@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from start_llm import __version__
+from start_llm.access.key_limits import KeyLimits
 from start_llm.audit.subject import AuditedModel
 from start_llm.config.paths import from_root, servers_folder
 from start_llm.config.settings import Settings
@@ -120,6 +121,7 @@ class App:
         self._secret = backend_secret(settings)
         self._access_policy = access_policy(settings, self._secret.api_key)
         self._drain = RequestDrain()
+        self._key_limits = KeyLimits(settings.access.requests_at_once, settings.access.tokens_per_minute)
         check_ports(settings)
         check_backends(settings)
         self._logs = from_root(settings.log.root)
@@ -254,6 +256,7 @@ class App:
             responses=response_store(self._settings, responses.table if responses else no_table),
             drain=self._drain,
             activity=self._activity,
+            key_limits=self._key_limits,
         )
 
     def _begin_computing(self, host: ModelHost, shelf: Shelf) -> None:
@@ -282,6 +285,7 @@ class App:
             notices=Notices(self._terminal.say),
             access_policy=self._access_policy,
             drain=self._drain,
+            key_limits=self._key_limits,
             activity=self._activity,
             show_refusal=self._terminal.refused,
             machine=machine,

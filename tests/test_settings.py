@@ -179,6 +179,8 @@ VALUES: dict[str, Values] = {
         ],
         ["a:80", "http://a", "a/b", "*", "a,", "ä"],
     ),
+    "KEY_REQUESTS_AT_ONCE": Values([("0", 0), ("1", 1), ("64", 64)], [*WHOLE, "-1"]),
+    "KEY_TOKENS_PER_MINUTE": Values([("0", 0), ("1", 1), ("100000", 100_000)], [*WHOLE, "-1"]),
     "ALLOWED_ORIGINS": Values(
         [
             ("http://localhost:3000", ("http://localhost:3000",)),
@@ -654,6 +656,25 @@ def status_of(server: Server, path: str, **headers: str) -> int:
             return reply.status
     except urllib.error.HTTPError as error:
         return error.code
+
+
+def checks_requests_at_once(models: Models) -> None:
+    with running(models.plain, KEY_REQUESTS_AT_ONCE="1") as server:
+        with endless(server) as stream:
+            assert stream.readline()
+            status, headers, error = refusal(server, {"prompt": "x"})
+            assert (status, error["type"], headers["Retry-After"]) == (429, "rate_limit_error", "1")
+        until(lambda: at_work(server) == (0, 0))
+        assert server.post("/v1/completions", {"prompt": "x", "max_tokens": 1})
+
+
+def checks_tokens_per_minute(models: Models) -> None:
+    with running(models.plain, KEY_TOKENS_PER_MINUTE="10") as server:
+        asked = {"prompt": "a longer prompt", "max_tokens": 12}
+        assert server.post("/v1/completions", asked)["usage"]["completion_tokens"] == 12
+        status, headers, error = refusal(server, asked)
+        assert (status, error["code"]) == (429, "rate_limit_exceeded")
+        assert 6 <= int(headers["Retry-After"]) <= 180
 
 
 def checks_drain(models: Models) -> None:
@@ -1725,6 +1746,8 @@ CHECKS: dict[str, Callable[[Models], None]] = {
     "MLX_API_KEY": checks_keys,
     "ALLOWED_HOSTS": checks_hosts,
     "ALLOWED_ORIGINS": checks_origins,
+    "KEY_REQUESTS_AT_ONCE": checks_requests_at_once,
+    "KEY_TOKENS_PER_MINUTE": checks_tokens_per_minute,
     "DRAIN_SECONDS": checks_drain,
     "BATCH": checks_batch,
     "SPECULATION": checks_drafts,

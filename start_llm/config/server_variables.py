@@ -105,6 +105,12 @@ class AccessSettings:
     origins: tuple[str, ...] = variable("ALLOWED_ORIGINS", ORIGINS, (),
         "Origins of web pages, editors and apps that may use the server from a browser, with commas between: "
         "http://localhost:3000, app://obsidian.md, vscode-webview://*. All others are refused.")
+    requests_at_once: int = variable("KEY_REQUESTS_AT_ONCE", integer(0, 2**31 - 1), 0,
+        "Requests of one API key that are answered at once; one more returns 429. 0 = any. Requests without "
+        "a key are those of one key.")
+    tokens_per_minute: int = variable("KEY_TOKENS_PER_MINUTE", integer(0, 2**31 - 1), 0,
+        "Tokens a minute that may be computed for one API key: of prompts without what is cached, and of "
+        "replies. Then 429 with the time to wait. 0 = any.")
     isolates_tenants: bool = variable("CACHE_SESSION_PARTITIONING", BOOLEAN, True,
         "Share nothing between requests that came with different API keys.")
 

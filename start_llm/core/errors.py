@@ -266,6 +266,18 @@ class Overloaded(RequestError):
         self.headers = {"Retry-After": str(retry_after_s)}
 
 
+class RateLimited(RequestError):
+    """The API key has had as much as it may; the client should retry after `retry_after_s` seconds."""
+
+    status = 429
+    kind = "rate_limit_error"
+    code = "rate_limit_exceeded"
+
+    def __init__(self, message: str, *, retry_after_s: int = 1) -> None:
+        super().__init__(message)
+        self.headers = {"Retry-After": str(retry_after_s)}
+
+
 class EngineDied(StartLLMError):
     """The engine thread has ended, so no more replies can be generated."""
 

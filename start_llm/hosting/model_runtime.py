@@ -199,6 +199,7 @@ def _reports(shared: SharedParts, name: str, trace: Trace | None) -> Reports:
         shared.prometheus.observer(name),
         shows_images=shared.settings.log.shows_images,
         activity=shared.activity,
+        note_tokens=shared.key_limits.note_tokens,
     )
 
 

@@ -3,6 +3,7 @@
 from collections import defaultdict
 from dataclasses import dataclass, field
 
+from start_llm.access.key_limits import KeyLimits
 from start_llm.config.settings import Settings
 from start_llm.engine.engine_thread import EngineThread
 from start_llm.hosting.disk_storage import DiskStorage
@@ -40,5 +41,6 @@ class SharedParts:
     responses: ResponseStore
     drain: RequestDrain
     activity: Activity
+    key_limits: KeyLimits
     adapters: defaultdict[str, AdapterFolders] = field(default_factory=lambda: defaultdict(dict))
     answered: AnsweredRequests = field(default_factory=AnsweredRequests)

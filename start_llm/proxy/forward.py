@@ -14,6 +14,7 @@ from urllib.parse import quote
 import aiohttp
 import anyio
 
+from start_llm.access.key_limits import LIMIT_HEADERS
 from start_llm.core.answering_model import ANSWERING_MODEL
 from start_llm.core.errors import InternalError, Overloaded
 from start_llm.core.unenforced import UNENFORCED
@@ -35,6 +36,7 @@ _PASSED_BACK = (
     "x-request-id",
     ANSWERING_MODEL,
     UNENFORCED,
+    *LIMIT_HEADERS,
 )
 _MESSAGES, _RESPONSES = "/v1/messages", "/v1/responses"
 _EVENT_END = b"\n\n"

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from start_llm.access.key_limits import TokensLeft
 from start_llm.access.request_target import with_one_version
 from start_llm.core.chat import Json
 from start_llm.core.errors import RequestError
@@ -19,11 +20,13 @@ class Dialect:
         id_header: name of the header with the request's id.
         refusal: returns the body of an error, for a request with this id.
         stream_refusal: returns the event of an error, if the stream began while the model was loaded.
+        limit_headers: returns the headers that tell what is left of a key's tokens.
     """
 
     id_header: str
     refusal: Callable[[RequestError, str], Mapping[str, Json]]
     stream_refusal: Callable[[RequestError, str], SSEFrame]
+    limit_headers: Callable[[TokensLeft], Mapping[str, str]] = TokensLeft.openai_headers
 
 
 OPENAI = Dialect(
@@ -35,6 +38,7 @@ _ANTHROPIC = Dialect(
     "request-id",
     refusal=anthropic_refusal,
     stream_refusal=lambda error, name: SSEFrame(anthropic_refusal(error, name), event="error"),
+    limit_headers=TokensLeft.anthropic_headers,
 )
 _OF_RESPONSES = Dialect(
     OPENAI.id_header,

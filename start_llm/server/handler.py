@@ -109,6 +109,7 @@ class Handler(HttpConnection):
                 case PageEndpoint(answer):
                     self._send_page(answer(self.server.context, self._page_request(match)))
                 case ModelEndpoint(answer):
+                    self._limit_key(stack)
                     fields = self._fields(match.route)
                     model = stack.enter_context(self._lease(fields.value("model"), streams=False))
                     self._send_json(200, answer(fields, model))
@@ -117,7 +118,20 @@ class Handler(HttpConnection):
                     model, _, request = stack.enter_context(call)
                     self._send_json(200, answer(model.service, request))
                 case GenerateEndpoint(parse):
+                    self._limit_key(stack)
                     self._generate(match.route, parse)
+
+    def _limit_key(self, stack: ExitStack) -> None:
+        """Count the request among those of its key, while the stack is open.
+
+        Raises:
+            RateLimited: the key has as many as it may have.
+        """
+        context = self.server.context
+        if context.tenants.is_warm_up(self._lower_headers()):
+            return
+        if left := stack.enter_context(context.key_limits.request(self._tenant())):
+            self._limit_headers = self._dialect.limit_headers(left)
 
     def _page_request(self, match: RouteMatch) -> PageRequest:
         self._proof = self.server.context.tenants.proof(self._lower_headers(), self.command, self.path)

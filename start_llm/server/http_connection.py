@@ -181,6 +181,7 @@ class HttpConnection(BaseHTTPRequestHandler):
     def handle_one_request(self) -> None:
         self._stream_begun, self._had_large_body, self._answering = None, False, ""
         self._unenforced = self._proof = ""
+        self._limit_headers: Mapping[str, str] = {}
         self._dialect, self._request_id, self.path = OPENAI, new_id("req_"), ""
         try:
             self._reader.allow(self.server.limits.idle_s)
@@ -312,7 +313,7 @@ class HttpConnection(BaseHTTPRequestHandler):
         if self._proof:
             self.send_header(PROOF_HEADER, self._proof)
         asked = self._lower_headers() if self.command else {}
-        for name, value in {**headers, **self._origins.headers(asked)}.items():
+        for name, value in {**self._limit_headers, **headers, **self._origins.headers(asked)}.items():
             self.send_header(name, value)
         self.end_headers()
 

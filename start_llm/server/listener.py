@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from start_llm.access.access_policy import AccessPolicy
+from start_llm.access.key_limits import KeyLimits
 from start_llm.access.loopback import IPV4_LOOPBACK, IPV6_LOOPBACK, loopback_addresses
 from start_llm.core.client_presence import LOOK_S, check_client
 from start_llm.core.errors import ClientGone, PortError
@@ -66,6 +67,7 @@ class ServerContext:
     notices: Notices = field(default_factory=Notices)
     access_policy: AccessPolicy = field(default_factory=AccessPolicy)
     drain: RequestDrain = field(default_factory=RequestDrain)
+    key_limits: KeyLimits = field(default_factory=KeyLimits)
     adapter_root: Path | None = None
     prometheus: ServerMetrics = field(default_factory=ServerMetrics)
     activity: Activity = field(default_factory=Activity)

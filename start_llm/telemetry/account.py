@@ -14,6 +14,11 @@ from start_llm.telemetry.terminal import Terminal
 from start_llm.telemetry.trace import Texts, Trace
 
 
+def _nowhere(tenant: bytes, count: int) -> None:
+    """Count nothing."""
+    del tenant, count
+
+
 @dataclass(frozen=True, slots=True)
 class Reports:
     """The receivers of reports.
@@ -22,6 +27,7 @@ class Reports:
         trace: None if no trace is written.
         observer: for the histograms of `/metrics`.
         shows_images: the terminal shows where images stand in prompts (VLM_CACHE_DEBUG).
+        note_tokens: counts the tokens that were computed for a tenant.
     """
 
     metrics: RequestMetrics
@@ -30,6 +36,7 @@ class Reports:
     observer: RequestObserver = field(default_factory=lambda: ServerMetrics().observer(""))
     shows_images: bool = False
     activity: Activity = field(default_factory=Activity)
+    note_tokens: Callable[[bytes, int], None] = _nowhere
 
 
 type Explain = Callable[[Restored], Explanation]
@@ -58,6 +65,7 @@ class RequestAccount:
         self._explain = explain
         self._images = images
         self._beginning = beginning
+        self._is_counted = False
 
     def begin(self) -> None:
         self._reports.metrics.begin()
@@ -78,6 +86,7 @@ class RequestAccount:
                 terminal.progress(record)
             case Finished():
                 record.note_finished(event)
+                self._count_tokens()  # before the client sends its next request
             case Failed():
                 record.ending = "failed"
                 terminal.say_of(record.facts, event.message)
@@ -88,6 +97,12 @@ class RequestAccount:
         """Tell the user that the model goes round in circles, and count it."""
         self._reports.metrics.note_repetition()
         self._reports.terminal.say_of(self._record.facts, what)
+
+    def _count_tokens(self) -> None:
+        """Count what was computed for the request's key, once."""
+        if not self._is_counted:
+            self._is_counted, record = True, self._record
+            self._reports.note_tokens(record.facts.tenant, record.computed + record.written)
 
     def _observe_tokens(self, count: int, at: float) -> None:
         observer, record = self._reports.observer, self._record
@@ -121,6 +136,7 @@ class RequestAccount:
     def _report_end(self, texts: Texts) -> None:
         reports, record = self._reports, self._record
         record.note_left()
+        self._count_tokens()
         explanation = record.explanation = self._explain(record.restored) if record.restored else None
         reports.activity.end(record)
         reports.terminal.finished(record)

@@ -1,0 +1,49 @@
+"""What a key gets that has had as much as it may, in the words of each API."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import Any
+
+import pytest
+
+from start_llm.access.key_limits import LIMIT_HEADERS
+from tests.conftest import TinyModel
+from tests.server.client import ask
+from tests.serving import Server, serving
+
+HI = [{"role": "user", "content": "Hello"}]
+ASKED: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": {"messages": HI, "max_tokens": 4},
+    "/v1/messages": {"messages": HI, "max_tokens": 4},
+    "/v1/responses": {"input": "Hello", "max_output_tokens": 16},
+}
+
+
+@pytest.fixture(scope="module")
+def limited(tiny_model: TinyModel) -> Generator[Server]:
+    with serving(tiny_model("qwen3"), tokens_per_minute=4) as server:
+        yield server
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("path", ASKED)
+def test_a_key_is_told_what_is_left_and_then_when_to_come_again(limited: Server, path: str, stream: bool):
+    key = {"Authorization": f"Bearer {path} {stream}"}
+    first, second = (
+        ask(limited.port, "POST", path, {**ASKED[path], "stream": stream}, key) for _ in range(2)
+    )
+    told = {name: first.headers[name] for name in LIMIT_HEADERS if name in first.headers}
+    assert (first.status, [*told.values()][:2]) == (200, ["4", "4"])
+    assert all(name.startswith("anthropic-") for name in told) == (path == "/v1/messages")
+    assert (second.status, second.json["error"]["type"]) == (429, "rate_limit_error")
+    assert 15 <= int(second.headers["retry-after"]) <= 3600
+    another = ask(limited.port, "POST", path, ASKED[path], {"Authorization": f"Bearer {path} {stream} 2"})
+    assert another.status == 200, "others have their own"
+
+
+def test_what_computes_nothing_is_not_limited(limited: Server):
+    key = {"Authorization": "Bearer counts"}
+    for _ in range(3):
+        asked = ASKED["/v1/messages"]
+        assert ask(limited.port, "POST", "/v1/messages/count_tokens", asked, key).status == 200
