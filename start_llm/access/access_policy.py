@@ -56,20 +56,20 @@ class AccessPolicy:
             Forbidden: the Host is not one of the server's, or the request comes from a web page.
             Unauthorized: the key is missing or wrong.
         """
-        said = _said_once(headers)
-        self._check_host(said, address)
-        self._check_origin(said)
-        self._check_site(said)
+        by_name = _single_values(headers)
+        self._check_host(by_name, address)
+        self._check_origin(by_name)
+        self._check_site(by_name)
         if asks_key:
-            self._check_key(said)
+            self._check_key(by_name)
 
-    def _check_host(self, said: Mapping[str, str], address: str) -> None:
+    def _check_host(self, by_name: Mapping[str, str], address: str) -> None:
         """Check the Host header.
 
         A web page can make its own host name resolve to this machine (DNS rebinding), but then Host has that
         name.
         """
-        host = said.get("host")
+        host = by_name.get("host")
         # Only clients that are not browsers leave Host out.
         if host is None:
             return
@@ -80,41 +80,41 @@ class AccessPolicy:
                 "ALLOWED_HOSTS lists."
             )
 
-    def _check_origin(self, said: Mapping[str, str]) -> None:
+    def _check_origin(self, by_name: Mapping[str, str]) -> None:
         """Refuse requests from pages of other origins.
 
         The server's only page is its status page; its origin is what Host names.
         """
-        origin = said.get("origin")
-        if origin is None or _netloc(origin) == said.get("host", "").lower() or self.origins.allow(origin):
+        origin = by_name.get("origin")
+        if origin is None or _netloc(origin) == by_name.get("host", "").lower() or self.origins.allow(origin):
             return
         raise Forbidden(
             "Requests from web pages are not served. If this page is yours, list its origin "
             f"{origin[:100]!r} in ALLOWED_ORIGINS."
         )
 
-    def _check_site(self, said: Mapping[str, str]) -> None:
+    def _check_site(self, by_name: Mapping[str, str]) -> None:
         """Refuse requests for which a browser says that a page of another site has caused them.
 
         Pages of one host are one site, whatever their ports. On loopback these are the user's own; elsewhere
         they may be anybody's.
         """
-        site = said.get("sec-fetch-site")
-        if site is None or site in _OWN_SITES or self.origins.allow(said.get("origin", "")):
+        site = by_name.get("sec-fetch-site")
+        if site is None or site in _OWN_SITES or self.origins.allow(by_name.get("origin", "")):
             return
-        if site == "same-site" and is_loopback(_name_in(said.get("host", ""))):
+        if site == "same-site" and is_loopback(_name_in(by_name.get("host", ""))):
             return
         raise Forbidden(
             "A page of another site has caused this request (Sec-Fetch-Site), and such requests are not "
             "served. If you have followed a link, enter the address yourself."
         )
 
-    def _check_key(self, said: Mapping[str, str]) -> None:
-        given = tenant_of_key(key_of(said))
+    def _check_key(self, by_name: Mapping[str, str]) -> None:
+        digest = tenant_of_key(key_of(by_name))
         # Compare digests, and all of them, so that the time tells nothing about a key.
-        matches = [hmac.compare_digest(given, tenant_of_key(key)) for key in self.keys]
+        matches = [hmac.compare_digest(digest, tenant_of_key(key)) for key in self.keys]
         if self.keys and not any(matches):
-            problem = "This is not a key of this server" if given else "This server asks for an API key"
+            problem = "This is not a key of this server" if digest else "This server asks for an API key"
             raise Unauthorized(f"{problem}: send it as Authorization: Bearer KEY, or as x-api-key.")
 
 
@@ -128,8 +128,8 @@ def demand_json(content_type: str | None) -> None:
     """
     kind = (content_type or "").partition(";")[0].strip().lower()
     if kind != "application/json":
-        said = f"not {kind[:80]}" if kind else "and the request has none"
-        raise UnsupportedMediaType(f"The Content-Type of a body must be application/json, {said}.")
+        instead = f"not {kind[:80]}" if kind else "and the request has none"
+        raise UnsupportedMediaType(f"The Content-Type of a body must be application/json, {instead}.")
 
 
 def is_chunked(headers: Mapping[str, str]) -> bool:
@@ -173,13 +173,13 @@ def is_loopback(name: str) -> bool:
     return name == "localhost" if address is None else address.is_loopback
 
 
-def _said_once(headers: Iterable[tuple[str, str]]) -> Mapping[str, str]:
-    said: dict[str, str] = {}
+def _single_values(headers: Iterable[tuple[str, str]]) -> Mapping[str, str]:
+    by_name: dict[str, str] = {}
     for name, value in headers:
         lower = name.lower()
-        if lower in _ONCE and said.setdefault(lower, value.strip()) != value.strip():
+        if lower in _ONCE and by_name.setdefault(lower, value.strip()) != value.strip():
             raise InvalidRequest(f"{lower} is given twice, and not the same.")
-    return said
+    return by_name
 
 
 def _name_in(host: str) -> str:

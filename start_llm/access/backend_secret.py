@@ -95,21 +95,21 @@ class BackendSecret:
         """
         caller = Caller.named_in(headers)
         own = self._signature(caller, method, path, headers.get(ID_HEADER, ""))
-        given = headers.get(SIGNATURE_HEADER, "").encode(errors="surrogateescape")
-        return caller if hmac.compare_digest(given, own.encode()) else None
+        signature = headers.get(SIGNATURE_HEADER, "").encode(errors="surrogateescape")
+        return caller if hmac.compare_digest(signature, own.encode()) else None
 
     def proof(self, signature: str) -> str:
         """Return what shows the proxy that this server can check its signatures, for one of them."""
         return hmac.new(self._derived("proof"), signature.encode(), hashlib.sha256).hexdigest()
 
-    def is_proof(self, given: str, signature: str) -> bool:
+    def is_proof(self, proof: str, signature: str) -> bool:
         """Return True if this is the proof for a signature."""
-        return hmac.compare_digest(given.encode(), self.proof(signature).encode())
+        return hmac.compare_digest(proof.encode(), self.proof(signature).encode())
 
     def _signature(self, caller: Caller, method: str, path: str, name: str) -> str:
         # JSON keeps the parts apart: no two lists of texts are written alike.
-        told = json.dumps([_VERSION, caller.tenant, caller.program, method, path, name]).encode()
-        return hmac.new(self._derived("signature"), told, hashlib.sha256).hexdigest()
+        signed = json.dumps([_VERSION, caller.tenant, caller.program, method, path, name]).encode()
+        return hmac.new(self._derived("signature"), signed, hashlib.sha256).hexdigest()
 
     def _derived(self, purpose: str) -> bytes:
         return hmac.digest(self.text.encode(errors="surrogateescape"), purpose.encode(), "sha256")

@@ -24,8 +24,8 @@ class AllowedOrigins:
     def allow(self, origin: str) -> bool:
         origin = origin.lower()
         return any(
-            origin.startswith(one[:-1]) if one.endswith(_ANY) else origin == one
-            for one in map(str.lower, self.listed)
+            origin.startswith(listed[:-1]) if listed.endswith(_ANY) else origin == listed
+            for listed in map(str.lower, self.listed)
         )
 
     def headers(self, headers: Mapping[str, str]) -> dict[str, str]:
@@ -46,15 +46,15 @@ class AllowedOrigins:
     def preflight(self, headers: Mapping[str, str]) -> dict[str, str]:
         """Return the headers of the reply to a preflight request, besides those of `headers`."""
         wanted = headers.get(_REQUESTED_HEADERS, "")
-        told = {
+        headers = {
             "Access-Control-Allow-Methods": "GET, HEAD, POST, DELETE",
             "Access-Control-Max-Age": str(_KEPT_S),
         }
         if _HEADER_NAMES.fullmatch(wanted):
-            told["Access-Control-Allow-Headers"] = wanted
+            headers["Access-Control-Allow-Headers"] = wanted
         if headers.get("access-control-request-private-network") == "true":
-            told["Access-Control-Allow-Private-Network"] = "true"
-        return told
+            headers["Access-Control-Allow-Private-Network"] = "true"
+        return headers
 
 
 NO_ORIGINS = AllowedOrigins()

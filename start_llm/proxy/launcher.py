@@ -268,7 +268,7 @@ class Proxy:
 
     def _wait_for_answer(self, child: subprocess.Popen[bytes], output: ProcessOutput) -> None:
         """Wait until a request passes through both servers, the child ends, or `stop` is called."""
-        port, began, told = self._config.port, time.monotonic(), False
+        port, began, is_reported = self._config.port, time.monotonic(), False
         self._say(f"Waiting for the proxy on port {port} (LiteLLM needs 5 to 30 s to start) ...")
         while child.poll() is None and not self._stopping.wait(0.25):
             waited = time.monotonic() - began
@@ -276,8 +276,8 @@ class Proxy:
                 self._ready.set()
                 self._say(f"The proxy answers on http://127.0.0.1:{port} after {waited:.0f} s.")
                 return
-            if waited > self._patience_s and not told:
-                told = True
+            if waited > self._patience_s and not is_reported:
+                is_reported = True
                 self._say(f"The proxy does not answer after {waited:.0f} s: {output.last_words()}")
 
 

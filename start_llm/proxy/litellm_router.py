@@ -27,7 +27,7 @@ class ChosenDeployment(CustomLogger):
         self, model: str, healthy_deployments: list[Any], messages: Any, *_: Any, **__: Any
     ) -> list[Any]:
         address = chosen_api_base()
-        return [one for one in healthy_deployments if one["litellm_params"]["api_base"] == address]
+        return [entry for entry in healthy_deployments if entry["litellm_params"]["api_base"] == address]
 
 
 chosen_deployment = ChosenDeployment()

@@ -46,13 +46,13 @@ class MergedPages:
 
     async def _models(self, scope: Any, send: Send) -> None:
         """Send one list of the models of all servers, in the form that the client asks for."""
-        told_by = await self._ask_all("/v1/models", scope)
-        answers = [told for _, told in told_by if told is not None and entries_of(told)]
+        answered = await self._ask_all("/v1/models", scope)
+        answers = [answer for _, answer in answered if answer is not None and entries_of(answer)]
         if not answers:
             await refuse(scope, send, Overloaded("No server behind this proxy takes requests now."))
             return
         entries: dict[str, Any] = {}
-        for entry in (one for told in answers for one in entries_of(told)):
+        for entry in (entry for answer in answers for entry in entries_of(answer)):
             entries.setdefault(entry["id"], entry)
         ids = [*entries]
         body = answers[0].json() | {"data": [*entries.values()]}
@@ -61,17 +61,17 @@ class MergedPages:
 
     async def _stats(self, scope: Any, send: Send) -> None:
         """Send the counters of each server, and the sums of those that make up the efficiency."""
-        told = [(server, _object(answer)) for server, answer in await self._ask_all("/stats", scope)]
+        answered = [(server, _object(answer)) for server, answer in await self._ask_all("/stats", scope)]
         servers: list[Json] = [
-            {"url": one.url, "state": one.state, "in_flight": one.in_flight, "stats": stats or None}
-            for one, stats in told
+            {"url": server.url, "state": server.state, "in_flight": server.in_flight, "stats": stats or None}
+            for server, stats in answered
         ]
         await _respond_json(
             send,
             {
                 "servers": servers,
                 "known_prefixes": len(self.conversations),
-                "prompt_cache": _summed(stats.get("prompt_cache") for _, stats in told),
+                "prompt_cache": _summed(stats.get("prompt_cache") for _, stats in answered),
             },
         )
 
@@ -98,13 +98,13 @@ class MergedPages:
 class _Merged(Collector):
     """The metrics of several servers, by server."""
 
-    told: list[tuple[RoutedServer, WholeAnswer | None]]
+    answers: list[tuple[RoutedServer, WholeAnswer | None]]
 
     def collect(self) -> Iterator[Metric]:
         up = GaugeMetricFamily("start_llm_backend_up", "1: the server takes requests.", labels=[_LABEL])
         busy = GaugeMetricFamily("start_llm_backend_in_flight", "Requests of this proxy.", labels=[_LABEL])
         families: dict[str, Metric] = {}
-        for server, answer in self.told:
+        for server, answer in self.answers:
             up.add_metric([server.name], float(server.is_able))
             busy.add_metric([server.name], server.in_flight)
             for family in _families(answer):
@@ -112,7 +112,8 @@ class _Merged(Collector):
                     family.name, Metric(family.name, family.documentation, family.type)
                 )
                 merged.samples += [
-                    one._replace(labels={**one.labels, _LABEL: server.name}) for one in family.samples
+                    sample._replace(labels={**sample.labels, _LABEL: server.name})
+                    for sample in family.samples
                 ]
         yield from (up, busy, *families.values())
 
@@ -126,15 +127,15 @@ def _object(answer: WholeAnswer | None) -> dict[str, Any]:
     if answer is None or not answer.is_ok:
         return {}
     try:
-        told = answer.json()
+        value = answer.json()
     except ValueError:
         return {}
-    return told if isinstance(told, dict) else {}
+    return value if isinstance(value, dict) else {}
 
 
 def _summed(caches: Iterable[Any]) -> dict[str, Json]:
-    known = [one for one in caches if isinstance(one, dict)]
-    sums: dict[str, Any] = {name: sum(one.get(name, 0) for one in known) for name in _SUMMED}
+    counted = [cache for cache in caches if isinstance(cache, dict)]
+    sums: dict[str, Any] = {name: sum(cache.get(name, 0) for cache in counted) for name in _SUMMED}
     computed, unavoidable = sums["computed_tokens"], sums["unavoidable_tokens"]
     return {**sums, "efficiency": round(unavoidable / computed, 4) if computed and unavoidable else None}
 

@@ -117,8 +117,8 @@ def _owner_from_proc(port: int) -> int | None:
     inodes = set(_listening_inodes(port))
     for link in Path("/proc").glob("[0-9]*/fd/*"):
         with suppress(OSError):
-            found = re.fullmatch(r"socket:\[(\d+)\]", str(link.readlink()))
-            if found and found[1] in inodes:
+            match = re.fullmatch(r"socket:\[(\d+)\]", str(link.readlink()))
+            if match and match[1] in inodes:
                 return int(link.parts[2])
     return None
 

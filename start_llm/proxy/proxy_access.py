@@ -55,12 +55,12 @@ class ProxyAccessPolicy:
         headers = [
             (name.decode("latin-1").lower(), value.decode("latin-1")) for name, value in scope["headers"]
         ]
-        said = dict(headers)
-        send = _telling(send, self._access_policy.origins.headers(said))
+        by_name = dict(headers)
+        send = _with_headers(send, self._access_policy.origins.headers(by_name))
         try:
-            if self._access_policy.origins.is_preflight(scope["method"], said):
+            if self._access_policy.origins.is_preflight(scope["method"], by_name):
                 self._access_policy.admit(headers, scope["server"][0], asks_key=False)
-                await respond(send, 204, self._access_policy.origins.preflight(said), b"")
+                await respond(send, 204, self._access_policy.origins.preflight(by_name), b"")
                 return
             self._admit(scope, headers)
         except RequestError as error:
@@ -72,20 +72,20 @@ class ProxyAccessPolicy:
         asks_key = OPEN_ROUTES.asks_key(scope["path"])
         self._access_policy.admit(headers, scope["server"][0], asks_key=asks_key)
         OPEN_ROUTES.find(scope["method"], scope["path"])
-        said = dict(headers)
+        by_name = dict(headers)
         if scope["method"] == "POST":
-            demand_json(said.get("content-type"))
-        elif is_chunked(said):
+            demand_json(by_name.get("content-type"))
+        elif is_chunked(by_name):
             raise LengthRequired("The body of another method than POST needs Content-Length.")
-        body_length(said, self._max_body_bytes)  # here, as all of the body is read into memory first
+        body_length(by_name, self._max_body_bytes)  # here, as all of the body is read into memory first
 
     def _passed_on(self, headers: Sequence[tuple[str, str]]) -> list[tuple[bytes, bytes]]:
         """Return the headers that the server reads, and who the caller is."""
-        said = dict(headers)
+        by_name = dict(headers)
         kept = {name: value for name, value in headers if name in _PASSED}
-        if said.get(WARM_UP_HEADER) == self._secret.warm_up:
+        if by_name.get(WARM_UP_HEADER) == self._secret.warm_up:
             kept[WARM_UP_HEADER] = self._secret.warm_up
-        caller = {TENANT_HEADER: tenant_of_key(key_of(said)), CLIENT_HEADER: client_name(said)}
+        caller = {TENANT_HEADER: tenant_of_key(key_of(by_name)), CLIENT_HEADER: client_name(by_name)}
         return encoded((kept | caller).items())
 
 
@@ -99,7 +99,7 @@ def _in_origin_form(scope: Any) -> Any:
     return scope | {"path": path, "raw_path": raw_path.encode("latin-1"), "headers": headers}
 
 
-def _telling(send: Send, headers: Mapping[str, str]) -> Send:
+def _with_headers(send: Send, headers: Mapping[str, str]) -> Send:
     """Return a `send` that adds these headers to the reply."""
 
     async def send_with_headers(message: Any) -> None:

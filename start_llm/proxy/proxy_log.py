@@ -103,5 +103,5 @@ class ProcessOutput:
 
     def last_words(self) -> str:
         """Return this process's last non-empty line, and the path of the log if there is one."""
-        said = next((line for line in reversed(self._last) if line.strip()), "it printed nothing")
-        return f"{said[:200]} (see {self._log.path})." if self._log.is_kept else f"{said[:200]}."
+        words = next((line for line in reversed(self._last) if line.strip()), "it printed nothing")
+        return f"{words[:200]} (see {self._log.path})." if self._log.is_kept else f"{words[:200]}."

@@ -38,10 +38,10 @@ def notice_in(line: str) -> str | None:
     if not line.startswith(_NOTICE):
         return None
     try:
-        told = json.loads(line.removeprefix(_NOTICE))
+        notice = json.loads(line.removeprefix(_NOTICE))
     except ValueError:
         return None
-    return "".join(filter(str.isprintable, told)) if isinstance(told, str) else None
+    return "".join(filter(str.isprintable, notice)) if isinstance(notice, str) else None
 
 
 def refusal_in(line: str) -> ProxyRefusal | None:

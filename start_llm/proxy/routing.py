@@ -117,7 +117,7 @@ class Routing:
             return able[0]
         if asked.response and (keeper := await _keeper(asked, able)):
             return keeper
-        by_url = {one.url: one for one in able}
+        by_url = {server.url: server for server in able}
         if url := self._conversations.find(asked.names.names, by_url.__contains__):
             return by_url[url]
         if asked.names.goes_on and asked.match.route.explained_by:
@@ -131,15 +131,15 @@ class Routing:
 def _read(match: RouteMatch, headers: Sequence[tuple[bytes, bytes]], body: Body) -> RoutedRequest:
     """Read of a request what its server depends on."""
     fields = body.fields.data
-    said = {name.decode("latin-1"): value.decode("latin-1") for name, value in headers}
+    by_name = {name.decode("latin-1"): value.decode("latin-1") for name, value in headers}
     route = match.route
-    names_model, names_response = (route.path.startswith(one) for one in (_OF_MODELS, _OF_RESPONSES))
+    names_model, names_response = (route.path.startswith(prefix) for prefix in (_OF_MODELS, _OF_RESPONSES))
     earlier = match.name if names_response else fields.get("previous_response_id")
     return RoutedRequest(
         match=match,
         headers=headers,
         body=body.raw,
-        names=routing_names(route.body, fields, said),
+        names=routing_names(route.body, fields, by_name),
         model=match.name if names_model else fields.get("model"),
         response=earlier if isinstance(earlier, str) else "",
         is_computed=route.explained_by is not None or route.body in _COMPUTED,
@@ -150,14 +150,16 @@ async def _keeper(asked: RoutedRequest, able: Sequence[RoutedServer]) -> RoutedS
     """Return the server that keeps the response; None if none does."""
     path = f"/v1/responses/{quote(asked.response, safe='')}"
     answers = await _ask_all(able, "HEAD", path, asked.headers, b"")
-    return next((one for one, told in zip(able, answers, strict=True) if told and told.is_ok), None)
+    return next(
+        (server for server, answer in zip(able, answers, strict=True) if answer and answer.is_ok), None
+    )
 
 
 async def _deepest(asked: RoutedRequest, able: Sequence[RoutedServer]) -> RoutedServer | None:
     """Return the server whose cache has most of the prompt, None if that is less than half of it."""
     path = asked.match.route.explained_by or ""
     answers = await _ask_all(able, "POST", path, asked.headers, asked.body)
-    shares = [_cached_share(told) for told in answers]
+    shares = [_cached_share(answer) for answer in answers]
     most = max(shares)
     return able[shares.index(most)] if most >= _LEAST_SHARE else None
 
@@ -169,15 +171,17 @@ async def _ask_all(
     headers: Sequence[tuple[bytes, bytes]],
     body: bytes,
 ) -> list[WholeAnswer | None]:
-    asked = (one.backend.whole(method, path, headers, body, within_s=_EXPLAINED_WITHIN_S) for one in servers)
+    asked = (
+        server.backend.whole(method, path, headers, body, within_s=_EXPLAINED_WITHIN_S) for server in servers
+    )
     return await asyncio.gather(*asked)
 
 
 def _cached_share(answer: WholeAnswer | None) -> float:
     """Return the share of a prompt that a server says is cached; 0 if it says nothing of it."""
     try:
-        told = answer.json() if answer and answer.is_ok else {}
-        return told["cached_tokens"] / told["prompt_tokens"]
+        explanation = answer.json() if answer and answer.is_ok else {}
+        return explanation["cached_tokens"] / explanation["prompt_tokens"]
     except (ValueError, LookupError, TypeError, ZeroDivisionError):
         return 0.0
 

@@ -55,7 +55,7 @@ def routing_names(
     messages = _messages(kind, body)
     prefixes = [*_prefixes(root, messages)]
     names = (*((_digest(root + _SESSION, session),) if session else ()), *reversed(prefixes))
-    return RoutingNames(names, any(not _asks(one) for one in messages))
+    return RoutingNames(names, any(not _asks(message) for message in messages))
 
 
 def _messages(kind: BodyKind | None, body: Mapping[str, Json]) -> Sequence[Json]:
@@ -90,8 +90,8 @@ def _role(message: Json) -> Json:
 
 
 def _digest(before: bytes, message: Json) -> bytes:
-    told = json.dumps(message, sort_keys=True).encode()
-    return hashlib.blake2b(before + b"\0" + told, digest_size=_DIGEST_BYTES).digest()
+    written = json.dumps(message, sort_keys=True).encode()
+    return hashlib.blake2b(before + b"\0" + written, digest_size=_DIGEST_BYTES).digest()
 
 
 class RoutedConversations:
@@ -110,8 +110,8 @@ class RoutedConversations:
 
     def find(self, names: Sequence[bytes], is_able: Callable[[str], bool]) -> str | None:
         """Return the server of the surest name whose server is able to answer; None if there is none."""
-        known = (self._servers[name] for name in names if name in self._servers)
-        return next(filter(is_able, known), None)
+        servers = (self._servers[name] for name in names if name in self._servers)
+        return next(filter(is_able, servers), None)
 
     def note(self, names: Sequence[bytes], server: str) -> None:
         """Remember that this server has been asked."""

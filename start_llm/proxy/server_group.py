@@ -68,7 +68,7 @@ class RoutedServer:
             self._answers, self.state = False, _problem(answer, is_own=is_own)
             return
         self.default_model = entries[0]["id"]
-        self.models = tuple(name for one in entries for name in (one["id"], *one.get("aliases", ())))
+        self.models = tuple(name for entry in entries for name in (entry["id"], *entry.get("aliases", ())))
 
 
 class ServerGroup:
@@ -119,18 +119,18 @@ class ServerGroup:
         Args:
             without: addresses of servers that are left out.
         """
-        having = [one for one in self.servers if model in one.models]
+        having = [server for server in self.servers if model in server.models]
         if not having:
-            default = next((one.default_model for one in self.servers if one.is_able), None)
-            having = [one for one in self.servers if one.default_model == default]
-        return [one for one in having if one.is_able and one.url not in without]
+            default = next((server.default_model for server in self.servers if server.is_able), None)
+            having = [server for server in self.servers if server.default_model == default]
+        return [server for server in having if server.is_able and server.url not in without]
 
     def take_least_busy(self, able: Sequence[RoutedServer]) -> RoutedServer:
         """Give a new conversation to the server with the fewest requests now.
 
         Of several, it is the one whose last new conversation is the oldest.
         """
-        server = min(able, key=lambda one: (one.in_flight, one.newest))
+        server = min(able, key=lambda server: (server.in_flight, server.newest))
         self._given += 1
         server.newest = self._given
         return server
@@ -145,7 +145,7 @@ def entries_of(answer: WholeAnswer | None) -> list[dict[str, Any]]:
     except (ValueError, LookupError, TypeError):
         return []
     entries = data if isinstance(data, list) else []
-    return [one for one in entries if isinstance(one, dict) and isinstance(one.get("id"), str)]
+    return [entry for entry in entries if isinstance(entry, dict) and isinstance(entry.get("id"), str)]
 
 
 def _state(health: WholeAnswer | None) -> str:
@@ -153,10 +153,10 @@ def _state(health: WholeAnswer | None) -> str:
     if health is None:
         return _UNREACHABLE
     try:
-        told = health.json()["status"]
+        state = health.json()["status"]
     except (ValueError, LookupError, TypeError):
-        told = None
-    return told if isinstance(told, str) and told.isalpha() else f"answering {health.status}"
+        state = None
+    return state if isinstance(state, str) and state.isalpha() else f"answering {health.status}"
 
 
 def _problem(answer: WholeAnswer | None, *, is_own: bool) -> str:

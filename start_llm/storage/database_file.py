@@ -184,7 +184,7 @@ def _code(error: Exception) -> int | None:
 
 def _in_one_line(text: str) -> str:
     """Return what SQLite says of a file, which may quote the damage, as one line that can be printed."""
-    shown = "".join(one if one.isprintable() else " " for one in text)
+    shown = "".join(char if char.isprintable() else " " for char in text)
     return " ".join(shown.split())[:_MOST_SAID]
 
 

@@ -130,9 +130,9 @@ def _parsed(content: bytes, *, is_loading: bool) -> RunningServer | None:
                 "url": str(url),
                 "proxy_url": str() | None,
                 "started_at": int() | float(),
-            } as said:
+            } as values:
                 int(url.rpartition(":")[2])
-                return RunningServer(**said | {"is_loading": is_loading})
+                return RunningServer(**values | {"is_loading": is_loading})
             case _:
                 pass
     return None
