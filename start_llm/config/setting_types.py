@@ -188,7 +188,7 @@ ORIGINS = SettingKind(
     "a path; vscode-webview://* is all of a scheme, which http and https cannot have",
 )
 SERVERS = SettingKind(
-    _list_of(re.compile(r"http://([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):[1-9]\d{0,4}")),
+    _list_of(re.compile(r"https?://([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):[1-9]\d{0,4}")),
     "one or more addresses such as http://192.168.1.20:8080, with commas between and without a path",
 )
 HOSTS = SettingKind(
