@@ -16,6 +16,7 @@ from start_llm.config.paths import from_root, servers_folder
 from start_llm.config.settings import Settings
 from start_llm.core.model_card import ModelCard
 from start_llm.engine.engine_thread import EngineThread
+from start_llm.engine.followers import NoFollowers
 from start_llm.hosting.disk_storage import DiskStorage
 from start_llm.hosting.model_host import ModelHost
 from start_llm.hosting.model_runtime import ModelRuntime
@@ -40,6 +41,8 @@ from start_llm.protocols.request_tenant import Tenants
 from start_llm.proxy.config import ProxyConfig
 from start_llm.proxy.launcher import Proxy, claim_port
 from start_llm.proxy.refusals import ProxyRefusal
+from start_llm.ranks.leader import Leader
+from start_llm.ranks.rank_settings import sent_settings
 from start_llm.server.activity_pages import ServingMachine, memory_parts
 from start_llm.server.drain import RequestDrain
 from start_llm.server.handler import Handler
@@ -77,6 +80,10 @@ _LAST_LINES_S = 0.5
 _WATCH_S = 1.0
 _STUCK = 70
 """Exit status: an error inside of the software (`EX_SOFTWARE`)."""
+_CANNOT_START = 2
+"""Exit status: as of any server that cannot start."""
+_WITHOUT_A_RANK = 75
+"""Exit status: it may work when it is tried again (`EX_TEMPFAIL`)."""
 _LEAST_FLUSH_S = 1.0
 """Seconds for writing to the disk, if running requests took all of DRAIN_SECONDS."""
 
@@ -107,11 +114,15 @@ class App:
     4. open                    answer requests
     5. start the proxy         in a process of its own; its watcher prints when it is ready
     6. close                   refuse new requests, wait for running ones, then stop everything
+
+    Args:
+        leader: leads the other ranks that compute the model; None: there are none.
     """
 
-    def __init__(self, settings: Settings, terminal: Terminal) -> None:
+    def __init__(self, settings: Settings, terminal: Terminal, leader: Leader | None = None) -> None:
         self._settings = settings
         self._terminal = terminal
+        self._leader = leader
         self._requests = RequestMetrics()
         self._prometheus = ServerMetrics()
         self._activity = Activity()
@@ -163,6 +174,7 @@ class App:
             name, folders = self._find_models()
             adapters = adapter_dir(self._settings)
             self._terminal.say(f"start_llm {__version__}: loading {name} ...")
+            self._begin_leading()
             host = ModelHost(self._share(), folders, model_aliases(self._settings, folders))
             shelf = make_shelf(self._settings, lambda: host.loaded)
             self._begin_computing(host, shelf)
@@ -197,6 +209,20 @@ class App:
         """Kill the proxy, release its lock and clean the terminal, without waiting: the process exits now."""
         self._terminal.abandon()
         self._left_behind.close()
+
+    def _begin_leading(self) -> None:
+        """Let the other ranks load the model too. From now on the process ends when one of them is gone."""
+        if self._leader:
+            self._opened.callback(self._leader.close)
+            self._leader.watch(self._end_without_a_rank)
+            self._leader.begin(sent_settings(self._settings))
+
+    def _end_without_a_rank(self, reason: str, is_final: bool) -> None:
+        """End the process at once: the engine may be waiting for the rank that is gone."""
+        self._terminal.say(f"{reason} The service ends.")
+        self._terminal.close()
+        self.abandon()
+        os._exit(_CANNOT_START if is_final else _WITHOUT_A_RANK)
 
     def _watch(self, host: ModelHost) -> None:
         """End the process once it is stuck, if something starts it again: no thread of it can be stopped."""
@@ -257,6 +283,8 @@ class App:
             drain=self._drain,
             activity=self._activity,
             key_limits=self._key_limits,
+            ranks=self._leader.group if self._leader else None,
+            followers=self._leader or NoFollowers(),
         )
 
     def _begin_computing(self, host: ModelHost, shelf: Shelf) -> None:

@@ -21,6 +21,7 @@ from start_llm.commands import command_table
 from start_llm.commands.completion import SHELLS, completion_script
 from start_llm.commands.main_menu import ListedOnDisk, Menu, MenuWorld, compute
 from start_llm.commands.parser import SuggestingParser
+from start_llm.commands.rank_launch import RankLaunch, add_rank_flags, hosts_of, serve_on_hosts
 from start_llm.config import documents
 from start_llm.config import settings as settings_table
 from start_llm.config.env_file import read_env_file
@@ -35,6 +36,7 @@ from start_llm.telemetry.terminal import Terminal
 
 if TYPE_CHECKING:
     from start_llm.app import App
+    from start_llm.ranks.leader import Leader
 
 _ABOUT = (
     "A local LLM server on MLX for coding agents. Without a command: a menu. Each command has its own --help."
@@ -43,6 +45,8 @@ _ABOUT_FLAGS = (
     "In brackets: the setting that a flag stands for, and its default. A flag wins over the environment, and "
     "the environment over the file .env. `start_llm settings` prints all settings."
 )
+RANK = "MLX_RANK"
+"""The variable by which `mlx.launch` tells a process that it is one of several."""
 SWITCH_S = 0.001
 """Time that a thread waits for the interpreter's lock before it asks for it.
 
@@ -115,7 +119,13 @@ def _models_in_menu() -> tuple[Sequence[str], Sequence[ListedOnDisk]]:
 
 
 def _serve(options: argparse.Namespace) -> int:
-    return serve(_sources(options), Terminal())
+    terminal = Terminal()
+    if options.hosts is None:
+        return serve(_sources(options), terminal)
+    launch = RankLaunch(
+        hosts=hosts_of(options.hosts), backend=options.backend, variables=variables_of(options)
+    )
+    return serve_on_hosts(launch, terminal.say, restarts=options.restart)
 
 
 def _settings(options: argparse.Namespace) -> int:
@@ -148,7 +158,21 @@ def serve(sources: Sequence[SettingSource], terminal: Terminal) -> int:
     limit_malloc_retention()
     sys.setswitchinterval(SWITCH_S)
     _leave_on_signals()
-    app = _app(settings, terminal)
+    if RANK in os.environ:
+        return _serve_together(settings, terminal)
+    return _run(_app(settings, terminal), terminal)
+
+
+def _serve_together(settings: Settings, terminal: Terminal) -> int:
+    """Serve as one of several ranks, which `mlx.launch` has started."""
+    _quiet_tokenizers()
+    from start_llm.ranks.rank_processes import serve_together  # noqa: PLC0415
+
+    return serve_together(settings, terminal, lambda own, leader: _run(_app(own, terminal, leader), terminal))
+
+
+def _run(app: App, terminal: Terminal) -> int:
+    """Start the app, and stop it after a signal."""
     try:
         app.start()
         # The loaded objects stay. A full collection that scans them stops every thread for 50 ms (lesson 84).
@@ -170,12 +194,12 @@ def _tell_foreign_names(sources: Sequence[SettingSource], terminal: Terminal) ->
         terminal.say(line)
 
 
-def _app(settings: Settings, terminal: Terminal) -> App:
+def _app(settings: Settings, terminal: Terminal, leader: Leader | None = None) -> App:
     """Make the app. Its imports take seconds, and only this command needs them."""
     _quiet_tokenizers()
     from start_llm.app import App  # noqa: PLC0415
 
-    return App(settings, terminal)
+    return App(settings, terminal, leader)
 
 
 def _audit(options: argparse.Namespace) -> int:
@@ -378,6 +402,7 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     add_flags(server)
+    add_rank_flags(server)
     audited = commands.add_parser(
         "audit", help="what to expect of a model, without its weights", allow_abbrev=False
     )

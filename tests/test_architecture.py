@@ -38,6 +38,7 @@ LAYERS: Mapping[str, frozenset[str]] = {
     "wiring": EVERYTHING,
     "audit": EVERYTHING,
     "hosting": EVERYTHING,
+    "ranks": EVERYTHING,
     "app": EVERYTHING,
     "doctor": EVERYTHING,
     "cli": EVERYTHING,
@@ -45,8 +46,9 @@ LAYERS: Mapping[str, frozenset[str]] = {
 }
 """Layer (a module or folder of the package) to the layers that it may import, besides itself."""
 IMPORTED_BY: Mapping[str, frozenset[str]] = {
-    "wiring": frozenset({"app", "audit", "commands", "doctor", "hosting"}),
-    "hosting": frozenset({"app", "doctor"}),
+    "wiring": frozenset({"app", "audit", "commands", "doctor", "hosting", "ranks"}),
+    "hosting": frozenset({"app", "doctor", "ranks"}),
+    "ranks": frozenset({"app", "cli"}),
     "audit": frozenset({"app", "cli", "doctor", "hosting"}),
     "app": frozenset({"cli", "doctor"}),
     "doctor": frozenset({"cli"}),

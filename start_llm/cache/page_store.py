@@ -230,16 +230,22 @@ class PageStore:
             if other := self._other_holder(page):
                 self.tree.hold(page, other)
 
-    def tidy(self, is_enough: Callable[[], bool]) -> None:
-        """Trim runs to their pages, and split long pieces, one leaf after the other until `is_enough`."""
+    def tidy(self, is_enough: Callable[[], bool]) -> int:
+        """Trim runs to their pages, and split long pieces, one leaf after the other until `is_enough`.
+
+        Returns the number of leaves.
+        """
+        trimmed = 0
         for run in list(self.tree.untrimmed_runs):
             for index in range(len(run.stored)):
                 if not run.stored.is_trimmed(index, *run.span):
                     run.stored.keep(index, *run.span)
                     self.tree.recount_run(run)
+                    trimmed += 1
                     if is_enough():
-                        return
+                        return trimmed
             self.tree.untrimmed_runs.pop(run, None)
+        return trimmed
 
     def _held(self, seq_cache: SequenceCache) -> list[Page]:
         """Return the pages that this sequence cache stores. Others may store pages before them."""

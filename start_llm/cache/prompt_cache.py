@@ -13,6 +13,7 @@ caches stay contiguous while it runs (*active*) and as long as a later request m
 Owned by the engine thread.
 """
 
+import itertools
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -353,17 +354,27 @@ class PromptCache:
             self._metrics.budget_bytes = budget_bytes
             self.shrink()
 
-    def tidy(self, budget_s: float) -> None:
+    def tidy(self, budget_s: float) -> int:
         """Trim the arrays of runs to their pages, a piece at a time: one array at least, and more while there
-        is time.
+        is time. Returns their number.
 
         Until then, what they have beyond their pages counts against the budget. Called in every step, so that
         no step has to do all of it.
         """
-        if self._store.tree.untrimmed_runs:
-            end = time.perf_counter() + budget_s
-            self._store.tidy(lambda: time.perf_counter() >= end)
-            self._note_kept()
+        end = time.perf_counter() + budget_s
+        return self._tidy(lambda: time.perf_counter() >= end)
+
+    def trim(self, arrays: int) -> None:
+        """Trim so many arrays, in the order of `tidy`."""
+        left = itertools.count(arrays - 1, -1)
+        self._tidy(lambda: next(left) <= 0)
+
+    def _tidy(self, is_enough: Callable[[], bool]) -> int:
+        if not self._store.tree.untrimmed_runs:
+            return 0
+        trimmed = self._store.tidy(is_enough)
+        self._note_kept()
+        return trimmed
 
     @property
     def batched_bytes(self) -> int:

@@ -14,6 +14,7 @@ from start_llm.core.model_listing import LibraryEntry
 from start_llm.library.download import as_path, pull
 from start_llm.library.fit import ModelShape, arithmetic, beside, report
 from start_llm.library.fit_table import as_markdown, as_text
+from start_llm.library.fit_together import together_lines
 from start_llm.library.folders import Library, shape_in
 from start_llm.library.hub import REPOSITORY, Hub
 from start_llm.library.progress import Progress
@@ -162,6 +163,8 @@ def _page(shape: ModelShape, machine: Machine) -> Iterable[str]:
     yield f"{shape.name} on {machine.name}: {found.verdict}."
     yield ""
     yield from (f"  {line}" for line in arithmetic(shape, machine, found))
+    yield ""
+    yield from together_lines(shape, machine)
 
 
 def _row(entry: LibraryEntry) -> tuple[str, ...]:

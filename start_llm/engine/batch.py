@@ -18,6 +18,7 @@ from start_llm.engine import merging
 from start_llm.engine.admission import planned_tokens
 from start_llm.engine.draft_gain import DraftGain
 from start_llm.engine.draft_index import Draft
+from start_llm.engine.followers import Agreement, as_sampled
 from start_llm.engine.processed_logits import ProcessedLogits
 from start_llm.engine.sampler import BatchSampler
 from start_llm.engine.scores import Scores
@@ -83,6 +84,7 @@ class BatchGroup:
     Args:
         mount: makes the network compute under adapters.
         gain: is told how long passes take and which drafts were right; None: nothing is ever drafted.
+        agree: see `engine.followers`.
 
     Attributes:
         adapters: all sequences of the group have the same.
@@ -95,9 +97,11 @@ class BatchGroup:
         sequence: EngineSequence,
         mount: Callable[[AdapterStack], None] = lambda _: None,
         gain: DraftGain | None = None,
+        agree: Agreement = as_sampled,
     ) -> None:
         self._network = network
         self._mount = mount
+        self._agree = agree
         self._gain = gain if can_roll_back(sequence.layer_caches) else None
         self.adapters = sequence.adapters
         self.is_broken = False
@@ -376,12 +380,13 @@ class BatchGroup:
         """
         self._mount(self.adapters)
         rows = len(drafted) + 1
-        logits = self._network(tokens, cache=self._positioned)
-        logits = logits[0, -rows:, :] if drafted else logits[:, -1, :]
+        computed = self._network(tokens, cache=self._positioned)
+        logits = computed[0, -rows:, :] if drafted else computed[:, -1, :]
         logits = self._logits.process(self._sequences, tokens[:, -rows], logits, drafted)
         self._held = [held + tokens.shape[1] for held in self._held]
         positions = [*range(self._held[0] - len(drafted), self._held[0]), *self._held]
         sampled, chances = self._sampler(rows, logits.shape[-1])(logits, positions)
+        sampled = self._agree(computed, sampled)
         places = range(len(self._sequences)) if not drafted else [0] * rows
         scores = [self._scores(place, logits[row], sampled[row]) for row, place in enumerate(places)]
         mx.async_eval(sampled, chances, [one.arrays for one in scores if one])

@@ -7,6 +7,7 @@ from start_llm.core.adapters import AdapterStack
 from start_llm.core.thread_owners import ENGINE, owned_by
 from start_llm.engine.batch import BatchGroup, ReleasedCaches, width
 from start_llm.engine.draft_gain import DraftGain
+from start_llm.engine.followers import Agreement, as_sampled
 from start_llm.engine.sequence import EngineSequence, Sampled
 
 _CHEAP_PADDING = 2048
@@ -37,6 +38,7 @@ class Decoder:
             counts as long as the longest, with the largest growth.
         mount: makes the network compute under adapters.
         gain: of drafts; None: nothing is drafted.
+        agree: see `engine.followers`.
     """
 
     def __init__(
@@ -47,10 +49,12 @@ class Decoder:
         *,
         mount: Callable[[AdapterStack], None] = lambda _: None,
         gain: DraftGain | None = None,
+        agree: Agreement = as_sampled,
     ) -> None:
         self._network = network
         self._mount = mount
         self._gain = gain
+        self._agree = agree
         self._can_batch = batches
         self._has_room = has_room
         self._resting: list[EngineSequence] = []
@@ -152,7 +156,7 @@ class Decoder:
             self._joining.join(*self._starting)
         else:
             self._groups += [
-                BatchGroup(self._network, one, self._mount, self._gain) for one in self._starting
+                BatchGroup(self._network, one, self._mount, self._gain, self._agree) for one in self._starting
             ]
         self._starting, self._joining = [], None
         del self._resting[:count]

@@ -83,6 +83,7 @@ class StepExecutor:
             resources.admission.fits,
             mount=resources.mount,
             gain=resources.gain,
+            agree=resources.agree,
         )
 
     @property

@@ -26,6 +26,11 @@ class Failures:
         self._abandon_everything = abandon_everything
         self._failed: list[Generation] = []
 
+    @property
+    def count(self) -> int:
+        """How often something has failed."""
+        return self._metrics.failures
+
     @contextmanager
     def on_failure(self, abandon: Callable[[], None]) -> Generator[None]:
         """If the block raises, run `abandon`, and tell the requests that were added that they failed.

@@ -17,6 +17,7 @@ from start_llm.engine.inbox import DiskNews, Inbox, InboxItem, MemoryShare, Stop
 from start_llm.engine.planner import StepPlanner
 from start_llm.engine.resources import EngineResources
 from start_llm.engine.schedule import Schedule
+from start_llm.engine.step_plan import StepPart
 from start_llm.engine.time_share import EngineTime
 from start_llm.telemetry.metrics import EngineMetrics
 
@@ -42,12 +43,14 @@ class EngineLoop:
         self._metrics = metrics
         self._stop: StopRequest | None = None
         self._clock = clock = resources.clock
+        self._followers = resources.followers
         self.schedule = Schedule(clock)
         self.time = EngineTime(resources, metrics)
         self.executor = StepExecutor(resources, self.schedule, self.time, metrics)
         self._cache, self._failures = self.executor.cache, self.executor.failures
         disk_waits = DiskWaits(self._cache.disk, metrics, clock)
         self._planner = StepPlanner(resources, self.schedule, self.executor, self.time, disk_waits)
+        self._followers.take_budget(self._cache.budget_bytes, clock())
 
     @property
     def is_stopping(self) -> bool:
@@ -115,16 +118,21 @@ class EngineLoop:
         self._metrics.waiting = len(self.schedule)
         with self._failures.on_failure(self.executor.retry_decoding):
             for part in self._planner.parts():
-                self.executor.execute(part, self._clock())
+                self._execute(part)
         self.time.note_step(is_decoding=bool(self.executor.decoder.groups))
         with self._failures.on_failure(abandon_nothing):
             for part in self._planner.upkeep():
-                self.executor.execute(part, self._clock())
-            self._cache.tidy(_CACHE_TIDY_S)
+                self._execute(part)
+            self._followers.take_trimmed(self._cache.tidy(_CACHE_TIDY_S))
         with self._failures.on_failure(abandon_nothing):
             self._cache.disk.write_due(is_busy=bool(self.executor.running))
         self.executor.report()
         self._metrics.step_began = None
+
+    def _execute(self, part: StepPart) -> None:
+        at = self._clock()
+        with self._followers.executing(part, at, self.executor):
+            self.executor.execute(part, at)
 
     def _receive_all(self) -> None:
         for item in self._inbox.take_all():
@@ -138,6 +146,7 @@ class EngineLoop:
                 with self._failures.on_failure(partial(self._failures.add, [item])):
                     computing = [one.sequence for one in self.executor.prefills]
                     self.schedule.add(item, self.time.speed, computing)
+                    self._followers.take_request(item)
             case CacheProbe():
                 with self._failures.on_failure(partial(item.answer, None)):
                     self._answer(item)
@@ -148,7 +157,8 @@ class EngineLoop:
                     self._cache.disk.collect()
             case MemoryShare(usable_bytes, cache_bytes):
                 self._resources.admission.usable_bytes = usable_bytes
-                with self._failures.on_failure(abandon_nothing):
+                with self._failures.on_failure(abandon_nothing), self._clock.stopped(at := self._clock()):
+                    self._followers.take_budget(cache_bytes, at)
                     self._cache.resize(cache_bytes)
             case StopRequest():
                 self._stop = item

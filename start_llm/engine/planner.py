@@ -291,7 +291,12 @@ class StepPlanner:
             yield DecodeToken(numbers, self._draft_lengths())
 
     def _draft_lengths(self) -> tuple[int, ...]:
-        """Return how much to draft: nothing for several replies, which share the reads of the weights."""
+        """Return how much to draft: nothing for several replies, which share the reads of the weights, and
+        nothing behind a guide that followers do not have.
+        """
         gain, executor = self._resources.gain, self._executor
-        is_alone = len(executor.decoder.sequences) == 1 and not executor.prefills
-        return gain.lengths() if gain and is_alone else ()
+        sequences, followers = executor.decoder.sequences, self._resources.followers
+        if gain is None or len(sequences) > 1 or executor.prefills:
+            return ()
+        is_known_to_all = not (followers.are_there and sequences[0].is_guided)
+        return gain.lengths() if is_known_to_all else ()

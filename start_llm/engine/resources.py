@@ -9,6 +9,7 @@ from start_llm.core.adapters import AdapterStack
 from start_llm.core.limits import TimeLimits
 from start_llm.engine.admission import Admission
 from start_llm.engine.draft_gain import DraftGain
+from start_llm.engine.followers import Agreement, Followers, NoFollowers, as_sampled
 from start_llm.engine.pacing import LONGEST_CHUNK, Chunk
 from start_llm.engine.step_plan import PlanClock
 from start_llm.models.vision import Vision
@@ -33,6 +34,8 @@ class EngineResources:
         image_bytes: limit for the images that are kept as the vision tower has seen them.
         clock: the engine's time.
         gain: of drafts; None: nothing is drafted.
+        agree: makes all ranks that compute the network take the same ids.
+        followers: those that do what is decided here.
     """
 
     network: Any
@@ -52,3 +55,5 @@ class EngineResources:
     clock: PlanClock = field(default_factory=PlanClock)
     gain: DraftGain | None = None
     batches_prefill: bool = False
+    agree: Agreement = as_sampled
+    followers: Followers = field(default_factory=NoFollowers)

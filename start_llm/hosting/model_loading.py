@@ -1,5 +1,7 @@
 """Loads a model on the engine thread: measures it, tries it, and builds what its engine runs on."""
 
+import json
+import time
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
@@ -13,6 +15,7 @@ from start_llm.cache.layers import Layers
 from start_llm.cache.prompt_cache import PromptCache
 from start_llm.config.paths import kernels_folder
 from start_llm.config.settings import Settings
+from start_llm.core.errors import ModelError
 from start_llm.core.model_card import KVAtRest, ModelCard
 from start_llm.core.sequence_cost import SequenceCost
 from start_llm.engine.admission import Admission, shortage
@@ -22,6 +25,7 @@ from start_llm.engine.draft_index import INDEX_TOKEN_BYTES
 from start_llm.engine.earlier_texts import EARLIER_BYTES
 from start_llm.engine.embedding import LONGEST_TEXT, Embedder
 from start_llm.engine.engine import Engine
+from start_llm.engine.followers import as_sampled
 from start_llm.engine.pace import Pace
 from start_llm.engine.pass_times import measure_passes
 from start_llm.engine.resources import EngineResources
@@ -36,6 +40,7 @@ from start_llm.models.identity import digest_of, identity
 from start_llm.models.known_digests import WeightFiles, weight_files_of
 from start_llm.models.loader import LoadedModel, load
 from start_llm.models.pooling import pooling_in
+from start_llm.models.rank_group import RankGroup
 from start_llm.models.vision import Vision
 from start_llm.telemetry.metrics import CacheMetrics, EngineMetrics
 from start_llm.telemetry.terminal import announced_if_slow
@@ -96,6 +101,8 @@ class EngineLoader:
         self._settings = settings
         self._name = name
         self._folder = folder
+        self._ranks = shared.ranks
+        self._clock = shared.ranks.clock if shared.ranks else time.perf_counter
         self._least_computing = least_computing
         self._engine_metrics, self._cache_metrics = EngineMetrics(), CacheMetrics()
         self._startup: Future[EngineStartup] = Future()
@@ -107,11 +114,16 @@ class EngineLoader:
             StartLLMError: the model cannot be served.
         """
         most, thread = self._settings.engine.max_waiting, self._shared.thread
-        engine = Engine(self._assemble, self._engine_metrics, max_waiting=most, thread=thread)
+        engine = Engine(self.assemble, self._engine_metrics, max_waiting=most, thread=thread)
         engine.start()
         return engine, self._startup.result()
 
-    def _assemble(self) -> EngineResources:
+    def assemble(self) -> EngineResources:
+        """Load and measure the model on this thread, and return what its engine runs on.
+
+        Raises:
+            StartLLMError: the model cannot be served.
+        """
         settings, files = self._settings, weight_files_of(self._folder)
         model = self._load()
         layers = Layers(model.network, room=settings.cache.initial_blocks * settings.cache.page_size)
@@ -197,13 +209,20 @@ class EngineLoader:
             image_bytes=startup.image_bytes,
             mount=startup.adapters.mount,
             gain=gain,
+            agree=self._ranks.agree if self._ranks else as_sampled,
+            followers=self._shared.followers,
         )
 
     def _load(self) -> LoadedModel:
         # Whether weights are converted must not depend on what other models take.
         most = float32_bytes(self._shared.settings)
         self._keep_kernels()
-        model = load(self._folder, image_max_tokens=self._settings.images.max_tokens, most_float32_bytes=most)
+        model = load(
+            self._folder,
+            image_max_tokens=self._settings.images.max_tokens,
+            most_float32_bytes=most,
+            ranks=self._ranks,
+        )
         wire_memory()
         self._say(model.precision.notice(this_device(), most))
         return model
@@ -218,7 +237,7 @@ class EngineLoader:
         """Return the cost of prefill and of a sequence, and caches that hold some tokens."""
         with self._announced_if_slow("Measuring what computing takes ..."):
             estimated = estimated_work(self._settings, model.config)
-            profile = measure_work(model.network, layers, estimated=estimated)
+            profile = measure_work(model.network, layers, self._clock, estimated=estimated)
             probe = layers.fresh()
             sequence_cost = measure_sequence(model.network, probe, profile.pace)
         self._say(profile.notice)
@@ -226,26 +245,44 @@ class EngineLoader:
 
     def _batching(self, model: LoadedModel, layers: Layers, pace: Pace) -> BatchVerdict:
         shifts = model.vision is not None and model.vision.moves_positions
+        network = self._ranks.agreeing(model.network) if self._ranks else model.network
         with self._announced_if_slow("Trying several sequences at once ..."):
             return check_batching(
-                model.network, layers.fresh, self._settings.engine.batch, shifts=shifts, pace=pace
+                network, layers.fresh, self._settings.engine.batch, shifts=shifts, pace=pace
             )
 
     def _gain(self, model: LoadedModel, layers: Layers, pace: Pace) -> DraftGain | None:
         if self._settings.engine.speculation == "off":
             return None
-        times = measure_passes(model.network, layers.fresh(), pace)
+        times = measure_passes(model.network, layers.fresh(), pace, self._clock)
         return DraftGain(times, self._engine_metrics.drafts) if times else None
 
     def _embedder(self, model: LoadedModel, adapters: Adapters) -> Embedder | None:
-        pooling = pooling_in(self._folder, model.config)
+        pooling = None if self._ranks else pooling_in(self._folder, model.config)
         return Embedder(model.network, pooling, adapters.mount) if pooling else None
 
     def _identity(self, model: LoadedModel, files: WeightFiles) -> bytes:
+        if self._ranks:
+            return self._identity_of_shard(model, files, self._ranks)
         digests, in_float32 = known_digests(self._settings, self._say), model.precision.is_converted
         with self._announced_if_slow("Reading the weights once for their digest ..."):
             weights = digests.get(self._folder, files, partial(digest_of, model), in_float32=in_float32)
         return identity(model, weights)
+
+    def _identity_of_shard(self, model: LoadedModel, files: WeightFiles, ranks: RankGroup) -> bytes:
+        """Return the identity of a shard. No page of it is ever read from a disk, so no weights are read.
+
+        Raises:
+            ModelError: the ranks have loaded different models.
+        """
+        whole = identity(model, json.dumps([[name, size] for name, size, *_ in files]).encode())
+        for rank, other in enumerate(ranks.gathered(whole)):
+            if other != whole:
+                raise ModelError(
+                    f"What {ranks.name} has in {self._folder} is not the model of rank {rank}, or it has "
+                    "other versions of mlx and mlx-lm. All machines need the same files and libraries."
+                )
+        return identity(model, whole + ranks.name.encode())
 
     def _say(self, sentence: str) -> None:
         if sentence:

@@ -9,6 +9,7 @@ from pathlib import Path
 from start_llm.core.client_presence import LOOK_S, check_client, client_watched, work_for_all
 from start_llm.core.errors import (
     ClientGone,
+    Conflict,
     InternalError,
     ModelError,
     Overloaded,
@@ -88,7 +89,10 @@ class ModelSwitcher:
             Overloaded: the server stops.
             InternalError: it does not end.
             ClientGone: nobody waits for it any more. It stays.
+            Conflict: other ranks have it too.
         """
+        if self._shared.ranks:
+            raise Conflict("Several machines compute this model: it stays loaded.")
         residents = self._residents
         with residents.changed:
             while residents.change and not residents.is_closing:

@@ -6,9 +6,11 @@ from dataclasses import dataclass, field
 from start_llm.access.key_limits import KeyLimits
 from start_llm.config.settings import Settings
 from start_llm.engine.engine_thread import EngineThread
+from start_llm.engine.followers import Followers, NoFollowers
 from start_llm.hosting.disk_storage import DiskStorage
 from start_llm.hosting.model_adapters import AdapterFolders
 from start_llm.hosting.shared_conversations import SharedConversations
+from start_llm.models.rank_group import RankGroup
 from start_llm.protocols.responses.response_store import ResponseStore
 from start_llm.server.drain import RequestDrain
 from start_llm.telemetry.activity import Activity
@@ -28,6 +30,8 @@ class SharedParts:
         responses: the kept responses.
         answered: the requests that were answered last, for clients that compare later ones with them.
         adapters: the folders of the mounted adapters, by the model.
+        ranks: that compute the model together with this process; None: it computes alone.
+        followers: those of them that do what this one decides.
     """
 
     settings: Settings
@@ -44,3 +48,5 @@ class SharedParts:
     key_limits: KeyLimits
     adapters: defaultdict[str, AdapterFolders] = field(default_factory=lambda: defaultdict(dict))
     answered: AnsweredRequests = field(default_factory=AnsweredRequests)
+    ranks: RankGroup | None = None
+    followers: Followers = field(default_factory=NoFollowers)

@@ -23,11 +23,12 @@ from typing import Any
 from start_llm.core.errors import ModelError
 from start_llm.core.model_listing import Assessment, Fit, FitReport, MachineFacts
 from start_llm.core.sequence_cost import SequenceCost
-from start_llm.models.architecture import completed
+from start_llm.models.architecture import completed, is_divisible
 from start_llm.models.footprint import context_window
 from start_llm.models.image_costs import TowerCost, kept_image_bytes, tower_cost
 from start_llm.models.layer_costs import (
     LayerGroup,
+    head_counts,
     layer_groups,
     number_bytes,
     sequence_cost,
@@ -61,6 +62,8 @@ class ModelShape:
         experts_share: share of the routed experts that a token reads; 1 for a dense model.
         tower: of a model whose images are served.
         in_float32: the same once the weights are converted to float32; None if they are already.
+        whole_bytes: of the weights that stay whole on each of several machines: embeddings and head.
+        heads: numbers that have to come out even among several machines; empty if it cannot be divided.
     """
 
     name: str
@@ -72,6 +75,8 @@ class ModelShape:
     experts_share: float
     tower: TowerCost | None = None
     in_float32: ModelShape | None = None
+    whole_bytes: int = 0
+    heads: tuple[int, ...] = ()
 
     def on(self, machine: Machine) -> ModelShape:
         """Return the figures of the model as this machine loads it: its weights may be converted to float32.
@@ -134,10 +139,20 @@ def _shape_of(name: str, whole: Mapping[str, Any], weights: WeightBytes) -> Mode
         experts_share=experts.share if experts else 1.0,
         tower=tower_cost(whole) if sees(whole) else None,
         in_float32=_shape_of(name, in_float32(whole), converted) if converted else None,
+        whole_bytes=_whole_bytes(whole),
+        heads=head_counts(text_config(whole)) if is_divisible(whole) else (),
     )
     if min(shape.cost.bytes_of(1), shape.active_bytes - 1, shape.bits, shape.transient_bytes) < 0:
         raise ValueError("it makes weights, cache or computing negative")
     return shape
+
+
+def _whole_bytes(config: Mapping[str, Any]) -> int:
+    """Return the bytes of the embeddings, and of the head that reads the result, unless both are one."""
+    text = text_config(config)
+    is_tied = bool(config.get("tie_word_embeddings", text.get("tie_word_embeddings")))
+    numbers = int(text.get("vocab_size") or 0) * int(text.get("hidden_size") or 0)
+    return int(numbers * (1 if is_tied else 2) * bits_per_weight(config) / 8)
 
 
 def _transient(text: Mapping[str, Any]) -> int:

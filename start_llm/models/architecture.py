@@ -21,6 +21,11 @@ def is_supported(config: Mapping[str, Any]) -> bool:
     return bool(config.get("model_type")) and not config.get("model_file") and _name(config) in _names()
 
 
+def is_divisible(config: Mapping[str, Any]) -> bool:
+    """Return True if mlx_lm can divide this architecture among several machines."""
+    return is_supported(config) and _name(config) in _divisible_names()
+
+
 def completed(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the config with the defaults that mlx_lm's class has for missing keys.
 
@@ -53,11 +58,18 @@ def _name(config: Mapping[str, Any]) -> str:
 @cache
 def _names() -> frozenset[str]:
     """Return the modules that define a model. Their text is read: importing one takes time, or fails."""
+    return _modules_with("\nclass ModelArgs")
+
+
+@cache
+def _divisible_names() -> frozenset[str]:
+    return _modules_with("\n    def shard(")
+
+
+def _modules_with(text: str) -> frozenset[str]:
     folder = Path(next(iter(mlx_lm.models.__path__)))
     names = (one.name for one in pkgutil.iter_modules([str(folder)]))
-    return frozenset(
-        name for name in names if "\nclass ModelArgs" in (folder / f"{name}.py").read_text(encoding="utf-8")
-    )
+    return frozenset(name for name in names if text in (folder / f"{name}.py").read_text(encoding="utf-8"))
 
 
 @cache

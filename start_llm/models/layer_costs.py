@@ -41,6 +41,23 @@ class LayerGroup:
     formula: str = ""
 
 
+_HEADS = ("num_attention_heads", "num_key_value_heads", "linear_num_key_heads", "linear_num_value_heads")
+
+
+def head_counts(text: Config) -> tuple[int, ...]:
+    """Return the numbers of heads that several machines divide among them.
+
+    Args:
+        text: config of the text model; see `text_config`.
+    """
+    return tuple(int(text[name]) for name in _HEADS if isinstance(text.get(name), int) and text[name])
+
+
+def comes_out_even(heads: int, ranks: int) -> bool:
+    """Return whether heads can be divided among ranks: each gets as many, or some share one."""
+    return heads % ranks == 0 or ranks % heads == 0
+
+
 def layer_groups(config: Config) -> tuple[LayerGroup, ...]:
     """Return the layers of a model that keep something, grouped.
 

@@ -14,9 +14,12 @@ from start_llm.core.sampling import RANGES, SamplingChoice
 from start_llm.models import mlx_lm_utils
 from start_llm.models.float32 import AS_STORED, Precision, compute_in_float32
 from start_llm.models.image_processor import DEFAULT_MAX_TOKENS
+from start_llm.models.rank_group import RankGroup
 from start_llm.models.rust_panics import panics_told
 from start_llm.models.tokenizer import Tokenizer
 from start_llm.models.vision import Blind, Vision, load_vision
+
+_BLIND_TOGETHER = "several machines do not read images together"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +76,11 @@ def read(folder: Path) -> ReadModel:
 
 
 def load(
-    folder: Path, *, image_max_tokens: int = DEFAULT_MAX_TOKENS, most_float32_bytes: int = 0
+    folder: Path,
+    *,
+    image_max_tokens: int = DEFAULT_MAX_TOKENS,
+    most_float32_bytes: int = 0,
+    ranks: RankGroup | None = None,
 ) -> LoadedModel:
     """Load weights and tokenizer, and run one token through the model.
 
@@ -82,9 +89,11 @@ def load(
     Args:
         image_max_tokens: see `models.image_processor.ImageProcessor`.
         most_float32_bytes: weights are converted to float32 if they then take no more; see `models.float32`.
+        ranks: that compute the network together; each keeps its shard of the weights. None: this process
+            computes all of it.
 
     Raises:
-        ModelError: the folder is not a model that mlx_lm can run.
+        ModelError: the folder is not a model that mlx_lm can run, or that these ranks can.
     """
     _require_model_folder(folder)
     try:
@@ -95,13 +104,21 @@ def load(
             )
             tokenizer = _tokenizer(wrapper, folder)
         precision = compute_in_float32(network, most_float32_bytes)
+        if ranks:
+            ranks.shard(network, config)
         mx.eval(network.parameters())
+    except ModelError:
+        raise
     except (Exception, SystemExit) as error:
         # The libraries may raise anything for a broken or unknown folder; the cause is chained. mlx_lm's olmo
         # ends the process if its package is missing.
         raise ModelError(f"The model in {folder} cannot be loaded: {_told(error)}") from error
     width = _logits_width(network, folder)
-    vision, blind_reason = _eyes(folder, network, config, image_max_tokens, in_float32=precision.is_converted)
+    vision, blind_reason = (
+        (None, _BLIND_TOGETHER if config.get("vision_config") else "")
+        if ranks
+        else _eyes(folder, network, config, image_max_tokens, in_float32=precision.is_converted)
+    )
     return LoadedModel(
         network=network,
         tokenizer=tokenizer,

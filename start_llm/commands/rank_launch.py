@@ -1,0 +1,213 @@
+"""`start_llm serve --hosts a,b`: write the file of hosts, and let `mlx.launch` start a rank on each."""
+
+from __future__ import annotations
+
+import argparse
+import ipaddress
+import json
+import re
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from start_llm.config.paths import IS_CHECKOUT, ROOT
+from start_llm.core.errors import SettingsError
+
+BACKENDS = ("ring", "jaccl", "jaccl-ring", "nccl")
+_HERE = "127.0.0.1"
+"""What `mlx.launch` starts without ssh."""
+_FIRST_PORT = 32323
+_CANNOT_START, _FAILED = 2, 75
+_PAUSES_S = (1.0, 2.0, 5.0, 10.0, 30.0)
+"""Seconds between an end and the next start."""
+_STEADY_S = 120.0
+"""Seconds after which a service counts as one that works: the pauses begin anew."""
+_EXITED = re.compile(r"Node with rank \d+ exited with code (-?\d+)")
+"""What `mlx.launch` says of a rank. Its own status is always 0."""
+
+
+def add_rank_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the flags with which one model is served by several machines."""
+    parser.add_argument(
+        "--hosts",
+        metavar="A,B",
+        help="serve one model on several machines, this one first: names or addresses with commas between, "
+        "or a file that mlx.distributed_config has written (docs/scale.md)",
+    )
+    parser.add_argument("--backend", choices=BACKENDS, default=BACKENDS[0], help="what connects --hosts")
+    parser.add_argument("--restart", action="store_true", help="start --hosts again when one of them is gone")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankLaunch:
+    """A launch of several ranks.
+
+    Attributes:
+        hosts: for `mlx.launch`: of each the name for ssh and the addresses.
+        backend: how the ranks are connected.
+        variables: settings that flags have set.
+    """
+
+    hosts: Sequence[Mapping[str, Any]]
+    backend: str
+    variables: Mapping[str, str]
+
+    def words(self, hostfile: Path) -> list[str]:
+        """Return the command.
+
+        Args:
+            hostfile: has `hosts` in it.
+        """
+        words = [str(Path(sys.executable).with_name("mlx.launch")), "--hostfile", str(hostfile)]
+        words += ["--backend", self.backend]
+        if IS_CHECKOUT:
+            words += ["--cwd", str(ROOT)]
+        if all(host["ssh"] == _HERE for host in self.hosts):
+            words += ["--starting-port", str(_free_ports(len(self.hosts)))]
+        for name, value in self.variables.items():
+            words += ["--env", f"{name}={value}"]
+        return [*words, "--", sys.executable, "-m", "start_llm", "serve"]
+
+
+def hosts_of(text: str) -> list[dict[str, Any]]:
+    """Return the hosts of `--hosts`: names or addresses with commas between, or a file of hosts.
+
+    Raises:
+        SettingsError: there are fewer than two, one has no address, or the first is not this machine.
+    """
+    path = Path(text).expanduser()
+    hosts = _hosts_in(path) if path.is_file() else [_host(name) for name in text.split(",")]
+    if len(hosts) < 2:
+        raise SettingsError(f"--hosts {text}: name two machines or more, this one first.")
+    if not _is_here(hosts[0]):
+        raise SettingsError(f"--hosts {text}: the first machine serves, so it has to be this one.")
+    return [{**hosts[0], "ssh": _HERE}, *hosts[1:]]
+
+
+def _hosts_in(path: Path) -> list[dict[str, Any]]:
+    """Return the hosts of a file such as `mlx.distributed_config` writes."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        hosts = content["hosts"] if isinstance(content, dict) else content
+        return [
+            {"ssh": str(one["ssh"]), "ips": list(one["ips"]), "rdma": one.get("rdma", [])} for one in hosts
+        ]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise SettingsError(f"--hosts {path}: this is no file of hosts ({error}).") from error
+
+
+def _host(name: str) -> dict[str, Any]:
+    name = name.strip()
+    try:
+        return {"ssh": name, "ips": [str(ipaddress.ip_address(name))]}
+    except ValueError:
+        pass
+    try:
+        return {"ssh": name, "ips": [socket.gethostbyname(name)]}
+    except OSError as error:
+        raise SettingsError(f"--hosts: {name!r} has no address: {error}.") from error
+
+
+def _is_here(host: Mapping[str, Any]) -> bool:
+    """Return whether an address of a host is one of this machine's: whether one can listen there."""
+    for address in host["ips"]:
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        with suppress(OSError), socket.socket(family, socket.SOCK_STREAM) as tried:
+            tried.bind((address, 0))
+            return True
+    return False
+
+
+def _free_ports(count: int) -> int:
+    """Return the first of so many free ports in a row, for ranks that are all on this machine."""
+    for first in range(_FIRST_PORT, 2**16 - count, count):
+        if all(_is_free(first + place) for place in range(count)):
+            return first
+    raise SettingsError(f"There are no {count} free ports in a row.")
+
+
+def _is_free(port: int) -> bool:
+    with suppress(OSError), socket.socket() as tried:
+        tried.bind((_HERE, port))
+        return True
+    return False
+
+
+def serve_on_hosts(launch: RankLaunch, say: Callable[[str], None], *, restarts: bool) -> int:
+    """Serve one model on several machines until a signal arrives, and return the exit status.
+
+    Args:
+        restarts: start it again when it has failed.
+    """
+    with tempfile.TemporaryDirectory(prefix="start_llm-") as folder:
+        hostfile = Path(folder) / "hosts.json"
+        hostfile.write_text(json.dumps(launch.hosts), encoding="utf-8")
+        return _Supervisor(launch, hostfile, say).run(restarts=restarts)
+
+
+class _Supervisor:
+    """Runs `mlx.launch`, again and again if that is wanted, and asks its ranks to stop on a signal."""
+
+    def __init__(self, launch: RankLaunch, hostfile: Path, say: Callable[[str], None]) -> None:
+        self._launch = launch
+        self._hostfile = hostfile
+        self._say = say
+        self._process: subprocess.Popen[bytes] | None = None
+        self._is_stopping = threading.Event()
+
+    def run(self, *, restarts: bool) -> int:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self._on_signal)
+        failures = 0
+        while True:
+            began = time.monotonic()
+            status = self._run_once()
+            if self._is_stopping.is_set() or not restarts or status in (0, _CANNOT_START):
+                return status
+            failures = 0 if time.monotonic() - began > _STEADY_S else failures + 1
+            pause_s = _PAUSES_S[min(failures, len(_PAUSES_S) - 1)]
+            self._say(f"The service has failed. It starts again in {pause_s:g} s.")
+            if self._is_stopping.wait(pause_s):
+                return status
+
+    def _run_once(self) -> int:
+        """Return the status of the first rank that ended with one, or 0."""
+        # A group of its own: Ctrl-C in a terminal is for this process, which passes it on to rank 0 alone.
+        self._process = process = subprocess.Popen(
+            self._launch.words(self._hostfile),
+            stdin=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        )
+        if self._is_stopping.is_set():
+            self._ask_to_stop()
+        statuses: list[int] = []
+        for line in process.stderr or ():
+            text = line.decode(errors="replace")
+            sys.stderr.write(text)
+            statuses += [int(one) for one in _EXITED.findall(text)]
+        process.wait()
+        if not statuses:
+            return 0
+        return _CANNOT_START if statuses[0] == _CANNOT_START else _FAILED
+
+    def _on_signal(self, _number: int, _frame: FrameType | None) -> None:
+        self._is_stopping.set()
+        self._ask_to_stop()
+
+    def _ask_to_stop(self) -> None:
+        """Write a line: `mlx.launch` passes it on, and rank 0 takes it for a signal."""
+        if self._process and self._process.stdin:
+            with suppress(OSError):
+                self._process.stdin.write(b"stop\n")
+                self._process.stdin.flush()

@@ -1,0 +1,128 @@
+"""Rank 0's side: sends what is decided here to the other ranks, and notices when one of them is gone."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+
+from start_llm.core.errors import StartLLMError
+from start_llm.core.thread_owners import ENGINE, owned_by
+from start_llm.engine.executor import StepExecutor
+from start_llm.engine.generation import Generation
+from start_llm.engine.step_plan import StepPart
+from start_llm.models.rank_group import RankGroup
+from start_llm.ranks.links import Link, LinkClosed
+from start_llm.ranks.wire import (
+    Message,
+    SentBudget,
+    SentEnd,
+    SentPart,
+    SentRequest,
+    SentSettings,
+    SentTrimming,
+    SentTrouble,
+    state_of,
+)
+
+type OnLost = Callable[[str, bool], None]
+"""Is told, once, why the ranks cannot go on, and whether they would not if they were started again."""
+
+
+class RanksLost(StartLLMError):
+    """The ranks do not compute the same any more."""
+
+
+class Leader:
+    """The other ranks, as the engine of rank 0 sees them (`engine.followers.Followers`).
+
+    Requests and parts go out before they are done here, so that all ranks compute at the same time. A rank
+    that is gone, or a part that failed on one of them, ends the service: what the others have computed since
+    then is of no use.
+
+    Args:
+        links: to the others.
+    """
+
+    are_there = True
+
+    def __init__(self, group: RankGroup, links: Sequence[Link]) -> None:
+        self._links = tuple(links)
+        self._lock = threading.Lock()
+        self._on_lost: OnLost | None = None
+        self.group = group
+
+    def watch(self, on_lost: OnLost) -> None:
+        """From now on tell of a rank that is gone, on a thread of its own or on the engine's."""
+        self._on_lost = on_lost
+        for link in self._links:
+            name = f"rank {link.rank}"
+            threading.Thread(target=self._listen, args=(link,), name=name, daemon=True).start()
+
+    def begin(self, settings: SentSettings) -> None:
+        """Let the others load the model."""
+        self._send(settings)
+
+    def close(self) -> None:
+        """Let the others end. Nothing is sent, and nobody is missed, afterwards."""
+        with self._lock:
+            self._on_lost = None
+        self._send(SentEnd())
+
+    def _listen(self, link: Link) -> None:
+        place = f"Rank {link.rank} at {link.address}"
+        try:
+            message = link.receive()
+        except LinkClosed:
+            self._lose(f"{place} is gone.")
+            return
+        if isinstance(message, SentTrouble):
+            self._lose(f"{place} cannot go on. {message.message}", is_final=message.is_final)
+        else:
+            self._lose(f"{place} has sent what no follower sends.")
+
+    def _lose(self, reason: str, *, is_final: bool = False) -> None:
+        with self._lock:
+            on_lost, self._on_lost = self._on_lost, None
+        if on_lost:
+            on_lost(reason, is_final)
+
+    def _send(self, message: Message) -> None:
+        for link in self._links:
+            try:
+                link.send(message)
+            except LinkClosed:
+                self._lose(f"Rank {link.rank} at {link.address} is gone.")
+
+    # ---------------------------------------------------------------------------------- what the engine calls
+
+    @owned_by(ENGINE)
+    def take_request(self, generation: Generation) -> None:
+        """See `engine.followers`."""
+        self._send(SentRequest(generation.number, generation.request))
+
+    @contextmanager
+    def executing(self, part: StepPart, at: float, executor: StepExecutor) -> Generator[None]:
+        """See `engine.followers`.
+
+        Raises:
+            RanksLost: the part failed here.
+        """
+        failed = executor.failures.count
+        self._send(SentPart(part, at, state_of(executor)))
+        yield
+        if executor.failures.count > failed:
+            reason = "A step failed on rank 0, so the ranks do not have the same any more."
+            self._lose(reason)
+            raise RanksLost(reason)
+
+    @owned_by(ENGINE)
+    def take_trimmed(self, arrays: int) -> None:
+        """See `engine.followers`."""
+        if arrays:
+            self._send(SentTrimming(arrays))
+
+    @owned_by(ENGINE)
+    def take_budget(self, nbytes: int, at: float) -> None:
+        """See `engine.followers`."""
+        self._send(SentBudget(nbytes, at))

@@ -1,0 +1,205 @@
+"""What rank 0 sends to the others, as texts: requests, parts of steps, and what goes beside them.
+
+A follower gets of a request what it needs to compute and keep the same. It samples nothing, so it does not
+get how to sample, and neither the constraints of the reply.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from base64 import b64decode, b64encode
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from start_llm.core.engine_request import EngineRequest, ReasoningLimit
+from start_llm.core.prompt import ModelTokens
+from start_llm.core.sampling import Sampling
+from start_llm.engine import step_plan
+from start_llm.engine.executor import StepExecutor
+from start_llm.engine.step_plan import StepPart
+
+_PARTS: Mapping[str, type[StepPart]] = {
+    kind.__name__: kind
+    for kind in (
+        step_plan.EndRequest,
+        step_plan.PreemptRequest,
+        step_plan.StartRequest,
+        step_plan.ComputeChunk,
+        step_plan.ComputeChunks,
+        step_plan.JoinBatch,
+        step_plan.DecodeToken,
+        step_plan.FreeMemory,
+    )
+}
+"""The parts that several ranks execute, by the name that goes over the wire. No rank looks at images."""
+
+
+@dataclass(frozen=True, slots=True)
+class SentSettings:
+    """What followers are loaded with.
+
+    Attributes:
+        model: MODEL_PATH, as it is set on rank 0.
+        groups: values of settings, by the names of their groups.
+    """
+
+    model: str | None
+    groups: Mapping[str, Mapping[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class SentRequest:
+    """A request, under the number that it has on rank 0."""
+
+    number: int
+    request: EngineRequest
+
+
+@dataclass(frozen=True, slots=True)
+class SentPart:
+    """A part of a step.
+
+    Attributes:
+        at: the plan's time.
+        state: what the executor of rank 0 was before it; see `state_of`.
+    """
+
+    part: StepPart
+    at: float
+    state: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SentTrimming:
+    """So many arrays of the prompt cache are to be trimmed."""
+
+    arrays: int
+
+
+@dataclass(frozen=True, slots=True)
+class SentBudget:
+    """The prompt cache may have so many bytes from a time of the plan on."""
+
+    nbytes: int
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class SentEnd:
+    """The service ends."""
+
+
+@dataclass(frozen=True, slots=True)
+class SentTrouble:
+    """A follower cannot go on, and says why.
+
+    Attributes:
+        is_final: it would not get further if it were started again.
+    """
+
+    message: str
+    is_final: bool
+
+
+type Message = SentSettings | SentRequest | SentPart | SentTrimming | SentBudget | SentEnd | SentTrouble
+_PLAIN: Mapping[str, type[Message]] = {
+    kind.__name__: kind for kind in (SentSettings, SentTrimming, SentBudget, SentEnd, SentTrouble)
+}
+
+
+def state_of(executor: StepExecutor) -> tuple[int, ...]:
+    """Return numbers that differ where two executors have done different things.
+
+    They are the requests that run, their tokens, the tokens of prompts that are computed, and the free
+    memory of the prompt cache.
+    """
+    running = executor.running
+    return (
+        len(running),
+        sum(len(sequence.tokens) for sequence in running),
+        sum(prefill.done for prefill in executor.prefills),
+        executor.cache.free_bytes,
+    )
+
+
+def encoded(message: Message) -> bytes:
+    """Return a message as it goes over the wire."""
+    return json.dumps({"kind": type(message).__name__, **_fields(message)}).encode()
+
+
+def _fields(message: Message) -> dict[str, Any]:
+    match message:
+        case SentRequest(number, request):
+            return {"number": number, "request": _request_fields(request)}
+        case SentPart(part, at, state):
+            return {"part": type(part).__name__, "values": asdict(part), "at": at, "state": state}
+        case _:
+            return asdict(message)
+
+
+def decoded(data: bytes) -> Message:
+    """Return a message that came over the wire.
+
+    Raises:
+        ValueError: it is none.
+    """
+    try:
+        fields = json.loads(data)
+        return _message(fields.pop("kind"), fields)
+    except (AttributeError, KeyError, TypeError) as error:
+        raise ValueError(f"no message: {error!r}") from error
+
+
+def _message(kind: str, fields: dict[str, Any]) -> Message:
+    if kind == SentRequest.__name__:
+        return SentRequest(fields["number"], _request(fields["request"]))
+    if kind == SentPart.__name__:
+        values = {name: _frozen(value) for name, value in fields["values"].items()}
+        return SentPart(_PARTS[fields["part"]](**values), fields["at"], tuple(fields["state"]))
+    return _PLAIN[kind](**fields)
+
+
+def _frozen(value: Any) -> Any:
+    return tuple(map(_frozen, value)) if isinstance(value, list) else value
+
+
+def _request_fields(request: EngineRequest) -> dict[str, Any]:
+    return {
+        "prompt": _packed(request.prompt.ids),
+        "max_tokens": request.max_tokens,
+        "boundaries": request.boundaries,
+        "repeated_tokens": request.repeated_tokens,
+        "salt": b64encode(request.salt).decode(),
+        "reasoning": asdict(request.reasoning) if request.reasoning else None,
+        "trims_leading_space": request.trims_leading_space,
+        "draft_texts": [_packed(text) for text in request.draft_texts],
+        "is_idle_work": request.is_idle_work,
+    }
+
+
+def _request(fields: dict[str, Any]) -> EngineRequest:
+    reasoning = fields.pop("reasoning")
+    return EngineRequest(
+        prompt=ModelTokens(_unpacked(fields.pop("prompt"))),
+        salt=b64decode(fields.pop("salt")),
+        boundaries=tuple(fields.pop("boundaries")),
+        reasoning=_limit(reasoning) if reasoning else None,
+        draft_texts=tuple(map(_unpacked, fields.pop("draft_texts"))),
+        sampling=Sampling(temperature=0),
+        **fields,
+    )
+
+
+def _limit(fields: dict[str, Any]) -> ReasoningLimit:
+    return ReasoningLimit(**{**fields, "closing_tokens": tuple(fields["closing_tokens"])})
+
+
+def _packed(ids: Sequence[int]) -> str:
+    """Return token ids as four bytes each, the lowest first, in base64."""
+    return b64encode(struct.pack(f"<{len(ids)}I", *ids)).decode()
+
+
+def _unpacked(text: str) -> tuple[int, ...]:
+    return tuple(number for (number,) in struct.iter_unpack("<I", b64decode(text)))

@@ -1,0 +1,74 @@
+"""Real ranks, each with its shard of a network: they say, restore and count what one process does."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from start_llm.models.loader import load
+from tests.conftest import TinyModel
+from tests.ranks.launches import launched, ranks
+from tests.ranks.play import Heard, play, resources_of
+from tests.ties import Tally, greedy_reference
+
+FAMILIES = ("qwen3", "qwen3_5", "gpt_oss", "glm4_moe_lite")
+_PATIENCE_S = 120
+
+
+def spoken(count: int, folders: Sequence[Path]) -> dict[str, Any]:
+    """What so many ranks say with each model."""
+    program = ["-m", "tests.ranks.rank_program", *map(str, folders)]
+    with launched(ranks(count, program)) as launch:
+        launch.wait(_PATIENCE_S)
+    line = next((one for one in launch.lines if one.startswith("heard ")), None)
+    assert line, launch.text
+    return json.loads(line.removeprefix("heard "))
+
+
+@pytest.fixture(scope="module")
+def of_two(tiny_model: TinyModel) -> dict[str, Any]:
+    """What two ranks say, by family."""
+    folders = {name: tiny_model(name, hidden=128, layers=2) for name in (*FAMILIES, "gemma3_text")}
+    said = spoken(2, list(folders.values()))
+    return {name: said[str(folder)] for name, folder in folders.items()}
+
+
+def alone(folder: Path) -> tuple[Heard, Any]:
+    model = load(folder)
+    return play(resources_of(model)), model.network
+
+
+def compare(said: dict[str, Any], folder: Path) -> None:
+    heard, network = alone(folder)
+    tally = Tally()
+    for prompt, reply, _ in said["greedy"]:
+        tally.compare(reply, greedy_reference(network, prompt, len(reply)))
+    tally.assert_ties_are_rare()
+    expected = json.loads(json.dumps(asdict(heard)))
+    assert said["seeded"] == expected["seeded"]
+    assert [restored for *_, restored in said["greedy"]] == [one for *_, one in expected["greedy"]]
+    assert said["greedy"] == expected["greedy"]
+    assert said["kept"] == expected["kept"]
+    assert said["counts"] == expected["counts"]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_two_ranks_say_restore_and_count_what_one_does(of_two, tiny_model, family):
+    compare(of_two[family], tiny_model(family, hidden=128, layers=2))
+
+
+def test_a_network_that_cannot_be_divided_is_refused_by_name(of_two):
+    assert of_two["gemma3_text"] == {
+        "refused": "mlx_lm cannot divide models of type 'gemma3_text' among several machines."
+    }
+
+
+def test_three_ranks_divide_six_heads(tiny_model):
+    shape = {"hidden": 192, "layers": 2, "num_attention_heads": 6, "num_key_value_heads": 3}
+    folder = tiny_model("qwen3", **shape)
+    compare(spoken(3, [folder])[str(folder)], folder)

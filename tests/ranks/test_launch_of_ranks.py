@@ -1,0 +1,136 @@
+"""A server on two ranks, started as a user starts it: it answers, stops, and ends when a rank is gone."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import threading
+import time
+import urllib.request
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import TinyModel
+from tests.ranks.launches import Launched, is_free, launched, ranks, until
+from tests.serving import serving
+
+SERVE = ("-m", "start_llm", "serve", "--no-proxy")
+_PATIENCE_S = 60
+_AT_ONCE_S = 5
+"""Seconds in which a service ends that has lost a rank."""
+
+
+def free_port() -> int:
+    with socket.socket() as tried:
+        tried.bind(("127.0.0.1", 0))
+        return tried.getsockname()[1]
+
+
+def ask(port: int, path: str, body: object = None) -> Any:
+    data = None if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(
+        f"http://127.0.0.1:{port}{path}", data, {"Content-Type": "application/json"}
+    )
+    with urllib.request.urlopen(request, timeout=60) as reply:
+        return json.load(reply)
+
+
+@contextmanager
+def served(
+    model: Path, state: Path, *words: str, launcher: Sequence[str] = ()
+) -> Generator[tuple[Launched, int]]:
+    """A service of two ranks that answers, and its port."""
+    port = free_port()
+    own = [*SERVE, "--model", str(model), "--port", str(port), *words]
+    command = [*launcher, *own[2:]] if launcher else ranks(2, own)
+    with launched(command, STATE_ROOT=str(state)) as launch:
+        until(lambda: is_ready(launch, port), _PATIENCE_S, f"it answers\n{launch.text}")
+        yield launch, port
+
+
+def is_ready(launch: Launched, port: int) -> bool:
+    assert launch.process.poll() is None, launch.text
+    try:
+        return ask(port, "/health")["status"] == "ok"
+    except OSError:
+        return False
+
+
+@pytest.fixture(scope="module")
+def model(tiny_model: TinyModel) -> Path:
+    return tiny_model("qwen3", hidden=128, layers=2)
+
+
+@pytest.fixture(scope="module")
+def together(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Generator[tuple[Launched, int]]:
+    with served(model, tmp_path_factory.mktemp("state")) as found:
+        yield found
+
+
+def chat(messages: Sequence[dict[str, str]], **more: Any) -> dict[str, Any]:
+    return {"messages": list(messages), "max_tokens": 24, "temperature": 0, **more}
+
+
+def three_turns(post: Any) -> list[tuple[str, Any]]:
+    """Texts and usage of a conversation."""
+    messages = [{"role": "system", "content": "Be brief. " * 40}]
+    heard: list[tuple[str, Any]] = []
+    for question in ("Which fish live in the Baltic Sea?", "How deep?", "And how old?"):
+        messages.append({"role": "user", "content": question})
+        reply = post("/v1/chat/completions", chat(messages))
+        text = reply["choices"][0]["message"]["content"]
+        messages.append({"role": "assistant", "content": text})
+        heard.append((text, reply["usage"]))
+    return heard
+
+
+def test_a_conversation_is_answered_and_reused_as_by_one_process(together, model):
+    _, port = together
+    with serving(model) as alone:
+        expected = three_turns(alone.post)
+    heard = three_turns(lambda path, body: ask(port, path, body))
+    assert heard == expected
+    assert heard[2][1]["prompt_tokens_details"]["cached_tokens"] > 0
+
+
+def test_it_says_at_the_start_what_it_does_without(together):
+    launch, _ = together
+    assert "without disk tier, images, embeddings and adapters" in launch.text
+    assert "Rank 1 of 2: loading" in launch.text
+
+
+def load_it(port: int) -> threading.Thread:
+    """Have a long reply written meanwhile."""
+
+    def write() -> None:
+        with suppress(OSError):
+            ask(
+                port, "/v1/chat/completions", chat([{"role": "user", "content": "Tell."}], max_tokens=100_000)
+            )
+
+    thread = threading.Thread(target=write, daemon=True)
+    thread.start()
+    until(lambda: ask(port, "/stats")["active"], 20, "a reply is written")
+    return thread
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_rank_that_is_killed_ends_the_service(model, tmp_path, number):
+    with served(model, tmp_path) as (launch, port):
+        load_it(port)
+        pids = [launch.rank(0), launch.rank(1)]
+        began = time.monotonic()
+        os.kill(pids[number], signal.SIGKILL)
+        launch.wait(_AT_ONCE_S)
+        assert time.monotonic() - began < _AT_ONCE_S
+        assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
+        assert is_free(port)
+        if number == 1:
+            assert "Rank 1 at 127.0.0.1 is gone. The service ends." in launch.text
+            assert "Node with rank 0 exited with code 75" in launch.text
