@@ -95,13 +95,11 @@ def hosts_of(text: str) -> list[dict[str, Any]]:
 
 
 def _hosts_in(path: Path) -> list[dict[str, Any]]:
-    """Return the hosts of a file such as `mlx.distributed_config` writes."""
+    """Return the hosts of a file such as mlx.distributed_config writes."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         hosts = content["hosts"] if isinstance(content, dict) else content
-        return [
-            {"ssh": str(one["ssh"]), "ips": list(one["ips"]), "rdma": one.get("rdma", [])} for one in hosts
-        ]
+        return [{**one, "ssh": str(one["ssh"]), "ips": list(one["ips"])} for one in hosts]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise SettingsError(f"--hosts {path}: this is no file of hosts ({error}).") from error
 

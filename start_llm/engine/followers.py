@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Protocol
+from typing import NamedTuple, Protocol
 
 import mlx.core as mx
 
-if TYPE_CHECKING:
-    from start_llm.engine.executor import StepExecutor
-    from start_llm.engine.generation import Generation
-    from start_llm.engine.step_plan import StepPart
+from start_llm.engine.generation import Generation
+from start_llm.engine.step_plan import StepPart
 
 type Agreement = Callable[[mx.array, mx.array], mx.array]
 """Returns the ids that all ranks take, of logits and the ids that were sampled from them."""
@@ -21,6 +18,22 @@ def as_sampled(logits: mx.array, ids: mx.array) -> mx.array:
     """Return the ids as they are: there is nobody to agree with."""
     del logits
     return ids
+
+
+class ExecutorState(NamedTuple):
+    """Numbers that differ where two executors have done different things.
+
+    Attributes:
+        running: requests that run.
+        tokens: of their prompts and replies.
+        computed: tokens of prompts that are being prefilled, as far as they are in caches.
+        free_bytes: of the prompt cache.
+    """
+
+    running: int
+    tokens: int
+    computed: int
+    free_bytes: int
 
 
 class Followers(Protocol):
@@ -36,13 +49,17 @@ class Followers(Protocol):
         """Send a request that has its number."""
         ...
 
-    def executing(self, part: StepPart, at: float, executor: StepExecutor) -> AbstractContextManager[None]:
-        """Send a part of a step, which is done here in the block.
+    def take_part(self, part: StepPart, at: float, state: Callable[[], ExecutorState]) -> None:
+        """Send a part of a step that is about to be done here.
 
         Args:
             at: the plan's time.
-            executor: as it is before the part. Theirs must be the same.
+            state: returns what the executor has before the part. Theirs must have the same.
         """
+        ...
+
+    def note_failure(self) -> None:
+        """End the service: a part has failed here, and what was cleaned up the others still have."""
         ...
 
     def take_trimmed(self, arrays: int) -> None:
@@ -62,10 +79,11 @@ class NoFollowers:
     def take_request(self, generation: Generation) -> None:
         """Send it to nobody."""
 
-    def executing(self, part: StepPart, at: float, executor: StepExecutor) -> AbstractContextManager[None]:
+    def take_part(self, part: StepPart, at: float, state: Callable[[], ExecutorState]) -> None:
         """Send it to nobody."""
-        del part, at, executor
-        return nullcontext()
+
+    def note_failure(self) -> None:
+        """Let the others of this process go on."""
 
     def take_trimmed(self, arrays: int) -> None:
         """Tell nobody."""

@@ -11,6 +11,7 @@ from start_llm.engine.cache_probe import CacheProbe
 from start_llm.engine.disk_waits import DiskWaits
 from start_llm.engine.engine_task import EngineTask
 from start_llm.engine.executor import StepExecutor
+from start_llm.engine.executor_state import state_of
 from start_llm.engine.failures import abandon_nothing
 from start_llm.engine.generation import Generation
 from start_llm.engine.inbox import DiskNews, Inbox, InboxItem, MemoryShare, StopRequest
@@ -130,9 +131,11 @@ class EngineLoop:
         self._metrics.step_began = None
 
     def _execute(self, part: StepPart) -> None:
-        at = self._clock()
-        with self._followers.executing(part, at, self.executor):
-            self.executor.execute(part, at)
+        at, failed = self._clock(), self._failures.count
+        self._followers.take_part(part, at, partial(state_of, self.executor))
+        self.executor.execute(part, at)
+        if self._failures.count > failed:
+            self._followers.note_failure()
 
     def _receive_all(self) -> None:
         for item in self._inbox.take_all():

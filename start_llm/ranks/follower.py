@@ -10,6 +10,7 @@ from collections.abc import Callable
 from start_llm.core.errors import StartLLMError
 from start_llm.core.thread_owners import ENGINE, owned_by
 from start_llm.engine.executor import StepExecutor
+from start_llm.engine.executor_state import state_of
 from start_llm.engine.generation import Generation
 from start_llm.engine.resources import EngineResources
 from start_llm.engine.schedule import Schedule
@@ -22,7 +23,6 @@ from start_llm.ranks.wire import (
     SentPart,
     SentRequest,
     SentTrimming,
-    state_of,
 )
 from start_llm.telemetry.metrics import EngineMetrics
 
@@ -37,7 +37,7 @@ class OutOfStep(StartLLMError):
     """This rank does not have what rank 0 has, so it must not compute any further."""
 
 
-class Incoming:
+class LeaderMessages:
     """The messages of rank 0, in their order, which a thread of its own receives.
 
     So a rank that waits for another one in the middle of a forward pass still notices that rank 0 is gone.
@@ -85,7 +85,7 @@ class Follower:
         engine_time = EngineTime(resources, self._metrics)
         self.executor = StepExecutor(resources, self._schedule, engine_time, self._metrics)
 
-    def follow(self, incoming: Incoming) -> None:
+    def follow(self, incoming: LeaderMessages) -> None:
         """Do what is sent, until the service ends.
 
         Raises:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 
-from start_llm.core.errors import StartLLMError
 from start_llm.core.thread_owners import ENGINE, owned_by
-from start_llm.engine.executor import StepExecutor
+from start_llm.engine.followers import ExecutorState
 from start_llm.engine.generation import Generation
 from start_llm.engine.step_plan import StepPart
 from start_llm.models.rank_group import RankGroup
@@ -22,15 +20,13 @@ from start_llm.ranks.wire import (
     SentSettings,
     SentTrimming,
     SentTrouble,
-    state_of,
 )
 
 type OnLost = Callable[[str, bool], None]
 """Is told, once, why the ranks cannot go on, and whether they would not if they were started again."""
 
-
-class RanksLost(StartLLMError):
-    """The ranks do not compute the same any more."""
+_NAMING_S = 1.0
+"""Seconds in which it shows whether a step has failed because another rank is gone."""
 
 
 class Leader:
@@ -50,6 +46,7 @@ class Leader:
         self._links = tuple(links)
         self._lock = threading.Lock()
         self._on_lost: OnLost | None = None
+        self._has_lost = threading.Event()
         self.group = group
 
     def watch(self, on_lost: OnLost) -> None:
@@ -84,6 +81,7 @@ class Leader:
     def _lose(self, reason: str, *, is_final: bool = False) -> None:
         with self._lock:
             on_lost, self._on_lost = self._on_lost, None
+        self._has_lost.set()
         if on_lost:
             on_lost(reason, is_final)
 
@@ -101,20 +99,16 @@ class Leader:
         """See `engine.followers`."""
         self._send(SentRequest(generation.number, generation.request))
 
-    @contextmanager
-    def executing(self, part: StepPart, at: float, executor: StepExecutor) -> Generator[None]:
-        """See `engine.followers`.
+    @owned_by(ENGINE)
+    def take_part(self, part: StepPart, at: float, state: Callable[[], ExecutorState]) -> None:
+        """See `engine.followers`."""
+        self._send(SentPart(part, at, state()))
 
-        Raises:
-            RanksLost: the part failed here.
-        """
-        failed = executor.failures.count
-        self._send(SentPart(part, at, state_of(executor)))
-        yield
-        if executor.failures.count > failed:
-            reason = "A step failed on rank 0, so the ranks do not have the same any more."
-            self._lose(reason)
-            raise RanksLost(reason)
+    @owned_by(ENGINE)
+    def note_failure(self) -> None:
+        """See `engine.followers`."""
+        self._has_lost.wait(_NAMING_S)  # where a rank is gone, MLX raises before its link has ended
+        self._lose("A step failed on rank 0, so the ranks do not have the same any more.")
 
     @owned_by(ENGINE)
     def take_trimmed(self, arrays: int) -> None:

@@ -22,7 +22,7 @@ from start_llm.hosting.shared_parts import SharedParts
 from start_llm.library.download import resolve
 from start_llm.models.model_names import name_of
 from start_llm.models.rank_group import RankGroup
-from start_llm.ranks.follower import Follower, Incoming
+from start_llm.ranks.follower import Follower, LeaderMessages
 from start_llm.ranks.leader import Leader
 from start_llm.ranks.links import Link, LinkClosed, Meeting, MeetingPlace, meet
 from start_llm.ranks.rank_settings import followed, left_out, settings_together
@@ -118,7 +118,7 @@ def _follow(settings: Settings, terminal: Terminal, ranks: RankGroup) -> int:
     # Rank 0 stops first, and then says so: until then a follower has to go on computing.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
-    incoming = Incoming(link, lambda: os._exit(_WITHOUT_RANK_0))
+    incoming = LeaderMessages(link, lambda: os._exit(_WITHOUT_RANK_0))
     own = settings_together(settings, ranks)
     sent = incoming.next()
     if isinstance(sent, SentEnd):
@@ -138,7 +138,7 @@ class _FollowerProcess:
         self._link = link
         self._thread = EngineThread()
 
-    def run(self, incoming: Incoming) -> int:
+    def run(self, incoming: LeaderMessages) -> int:
         """Follow until the service ends, and return the exit status."""
         ended: Future[int] = Future()
         self._thread.start()
@@ -147,7 +147,7 @@ class _FollowerProcess:
         self._thread.close()
         return status
 
-    def _run(self, incoming: Incoming) -> int:
+    def _run(self, incoming: LeaderMessages) -> int:
         try:
             follower = Follower(self._loaded())
             gc.freeze()  # as `cli.serve` does

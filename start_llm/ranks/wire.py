@@ -17,7 +17,7 @@ from start_llm.core.engine_request import EngineRequest, ReasoningLimit
 from start_llm.core.prompt import ModelTokens
 from start_llm.core.sampling import Sampling
 from start_llm.engine import step_plan
-from start_llm.engine.executor import StepExecutor
+from start_llm.engine.followers import ExecutorState
 from start_llm.engine.step_plan import StepPart
 
 _PARTS: Mapping[str, type[StepPart]] = {
@@ -63,12 +63,12 @@ class SentPart:
 
     Attributes:
         at: the plan's time.
-        state: what the executor of rank 0 was before it; see `state_of`.
+        state: what the executor of rank 0 has before it.
     """
 
     part: StepPart
     at: float
-    state: tuple[int, ...]
+    state: ExecutorState
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,21 +109,6 @@ _PLAIN: Mapping[str, type[Message]] = {
 }
 
 
-def state_of(executor: StepExecutor) -> tuple[int, ...]:
-    """Return numbers that differ where two executors have done different things.
-
-    They are the requests that run, their tokens, the tokens of prompts that are computed, and the free
-    memory of the prompt cache.
-    """
-    running = executor.running
-    return (
-        len(running),
-        sum(len(sequence.tokens) for sequence in running),
-        sum(prefill.done for prefill in executor.prefills),
-        executor.cache.free_bytes,
-    )
-
-
 def encoded(message: Message) -> bytes:
     """Return a message as it goes over the wire."""
     return json.dumps({"kind": type(message).__name__, **_fields(message)}).encode()
@@ -157,7 +142,7 @@ def _message(kind: str, fields: dict[str, Any]) -> Message:
         return SentRequest(fields["number"], _request(fields["request"]))
     if kind == SentPart.__name__:
         values = {name: _frozen(value) for name, value in fields["values"].items()}
-        return SentPart(_PARTS[fields["part"]](**values), fields["at"], tuple(fields["state"]))
+        return SentPart(_PARTS[fields["part"]](**values), fields["at"], ExecutorState(*fields["state"]))
     return _PLAIN[kind](**fields)
 
 
@@ -193,7 +178,7 @@ def _request(fields: dict[str, Any]) -> EngineRequest:
 
 
 def _limit(fields: dict[str, Any]) -> ReasoningLimit:
-    return ReasoningLimit(**{**fields, "closing_tokens": tuple(fields["closing_tokens"])})
+    return ReasoningLimit(closing_tokens=tuple(fields.pop("closing_tokens")), **fields)
 
 
 def _packed(ids: Sequence[int]) -> str:

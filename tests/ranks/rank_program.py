@@ -18,7 +18,7 @@ from mlx_lm.generate import generation_stream
 from start_llm.core.errors import ModelError
 from start_llm.models.loader import load
 from start_llm.models.rank_group import RankGroup
-from start_llm.ranks.follower import Follower, Incoming
+from start_llm.ranks.follower import Follower, LeaderMessages
 from start_llm.ranks.leader import Leader
 from start_llm.ranks.rank_processes import meet_followers, meet_leader
 from start_llm.ranks.wire import SentEnd
@@ -51,7 +51,7 @@ def lead(ranks: RankGroup) -> None:
 
 
 def follow(ranks: RankGroup) -> None:
-    incoming = Incoming(meet_leader(ranks), lambda: fail("rank 0 is gone"))
+    incoming = LeaderMessages(meet_leader(ranks), lambda: fail("rank 0 is gone"))
     for folder in sys.argv[1:]:
         try:
             model = load(Path(folder), ranks=ranks)

@@ -34,7 +34,8 @@ def test_the_weights_of_a_part_are_about_those_of_the_divided_network(family, ti
     part = weights_bytes(model)
     assert part < 0.75 * whole
     assert predicted
-    assert predicted.weights.total == pytest.approx(part, rel=0.12)
+    # Small parts stay whole that count as divided; of qwen3_5 the head is divided that counts as whole.
+    assert 0.95 * part < predicted.weights.total < 1.15 * part
 
 
 def test_a_type_that_mlx_lm_does_not_divide_fits_no_several_machines(tiny_model):

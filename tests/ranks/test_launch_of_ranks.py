@@ -116,7 +116,7 @@ def load_it(port: int) -> threading.Thread:
 
     thread = threading.Thread(target=write, daemon=True)
     thread.start()
-    until(lambda: ask(port, "/stats")["active"], 20, "a reply is written")
+    until(lambda: ask(port, "/stats")["batch"]["active_rows"], 20, "a reply is written")
     return thread
 
 

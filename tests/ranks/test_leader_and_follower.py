@@ -18,9 +18,10 @@ from start_llm.cache.eviction import EvictionLimits
 from start_llm.cache.layers import Layers
 from start_llm.cache.prompt_cache import PromptCache
 from start_llm.core.sampling import Sampling
+from start_llm.engine.executor_state import state_of
 from start_llm.engine.resources import EngineResources
 from start_llm.engine.step_plan import ComputeChunk, PlanClock
-from start_llm.ranks.follower import Follower, Incoming, OutOfStep
+from start_llm.ranks.follower import Follower, LeaderMessages, OutOfStep
 from start_llm.ranks.leader import Leader
 from start_llm.ranks.links import Link
 from start_llm.ranks.wire import (
@@ -31,7 +32,6 @@ from start_llm.ranks.wire import (
     SentSettings,
     SentTrimming,
     SentTrouble,
-    state_of,
 )
 from start_llm.telemetry.metrics import CacheMetrics
 from tests.cache.conversations import PAGE
@@ -116,7 +116,7 @@ def followed(
     with mx.stream(generation_stream):
         follower = Follower(resources)
         on(follower)
-        follower.follow(Incoming(pair.far, lambda: None))
+        follower.follow(LeaderMessages(pair.far, lambda: None))
     return follower
 
 
@@ -174,7 +174,8 @@ def test_what_no_rank_0_sends_is_refused():
         Follower(with_cache(10**9)).do(SentSettings(None, {}))
 
 
-def test_a_part_that_fails_on_rank_0_ends_the_service(pair, capsys):
+def test_a_part_that_fails_on_rank_0_ends_the_service(pair, capsys, monkeypatch):
+    monkeypatch.setattr("start_llm.ranks.leader._NAMING_S", 0.0)
     pair.watch()
     resources = with_cache(10**9)
     broken = Wrapped(resources.network, FailsOnce(lambda shape: True, nth=3))
@@ -185,6 +186,21 @@ def test_a_part_that_fails_on_rank_0_ends_the_service(pair, capsys):
     assert "failed on rank 0" in reason
     assert not is_final
     assert Breakdown.__name__ in capsys.readouterr().err
+
+
+def test_where_a_step_fails_because_a_rank_is_gone_that_rank_is_named(pair):
+    pair.watch()
+    resources = with_cache(10**9)
+
+    def leave(_: tuple[int, ...]) -> None:
+        pair.far.close()
+        raise Breakdown("the connection to a peer was lost")
+
+    network = Wrapped(resources.network, leave)
+    engine = Stepper(replace(resources, network=network), clock=resources.clock, followers=pair.leader)
+    engine.submit(engine_request(range(30), 20))
+    engine.step(3)
+    assert pair.until_lost() == (f"Rank 1 at {HERE} is gone.", False)
 
 
 def test_a_follower_that_is_gone_is_missed(pair):
@@ -230,7 +246,7 @@ def test_nothing_is_sent_where_nothing_was_trimmed(pair):
 
 def test_who_waits_in_a_pass_notices_that_rank_0_is_gone(pair):
     gone: list[bool] = []
-    Incoming(pair.far, lambda: gone.append(True))
+    LeaderMessages(pair.far, lambda: gone.append(True))
     pair.near.close()
     for _ in range(500):
         if gone:
@@ -242,9 +258,8 @@ def test_who_waits_in_a_pass_notices_that_rank_0_is_gone(pair):
 def test_a_part_is_sent_with_the_state_before_it(pair):
     resources = with_cache(10**9)
     engine = Stepper(resources, clock=resources.clock)
-    executor = engine.loop.executor
-    with pair.leader.executing(ComputeChunk(1, 5), 2.5, executor):
-        pass
-    assert pair.far.receive() == SentPart(ComputeChunk(1, 5), 2.5, state_of(executor))
+    state = state_of(engine.loop.executor)
+    pair.leader.take_part(ComputeChunk(1, 5), 2.5, lambda: state)
+    assert pair.far.receive() == SentPart(ComputeChunk(1, 5), 2.5, state)
     pair.leader.take_budget(5, 1.5)
     assert pair.far.receive() == SentBudget(5, 1.5)

@@ -125,16 +125,16 @@ def test_without_restart_it_is_not_started_again():
     assert played(exits(75)) == (75, [])
 
 
-def test_a_signal_asks_the_ranks_to_stop(capfd):
+def test_a_signal_asks_the_ranks_to_stop(tmp_path: Path, capfd: pytest.CaptureFixture[str]):
     """The program ends when it reads the line, as rank 0 does."""
-    program = "import sys; print('ready', flush=True); print(sys.stdin.readline(), flush=True)"
-    threading.Thread(target=send_when_ready, args=(capfd,), daemon=True).start()
+    ready = tmp_path / "ready"
+    program = f"import sys; open({str(ready)!r}, 'w').close(); print(repr(sys.stdin.readline()))"
+    threading.Thread(target=stop_when, args=(ready,), daemon=True).start()
     assert played(program, restarts=True) == (0, [])
+    assert capfd.readouterr().out == repr("stop\n") + "\n"
 
 
-def send_when_ready(capfd: pytest.CaptureFixture[str]) -> None:
-    seen = ""
-    while "ready" not in seen:
+def stop_when(ready: Path) -> None:
+    while not ready.exists():
         time.sleep(0.02)
-        seen += capfd.readouterr().out
     os.kill(os.getpid(), signal.SIGTERM)

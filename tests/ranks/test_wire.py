@@ -9,6 +9,7 @@ import pytest
 from start_llm.core.engine_request import EngineRequest, ReasoningLimit
 from start_llm.core.prompt import ModelTokens
 from start_llm.core.sampling import Sampling
+from start_llm.engine.followers import ExecutorState
 from start_llm.engine.step_plan import (
     ComputeChunk,
     ComputeChunks,
@@ -45,7 +46,7 @@ PARTS = [
     FreeMemory(7),
 ]
 MESSAGES: list[Message] = [
-    *(SentPart(part, 1234.5678901234567, (1, 2, 3)) for part in PARTS),
+    *(SentPart(part, 1234.5678901234567, ExecutorState(1, 2, 3, 4)) for part in PARTS),
     SentSettings("/models/one", {"engine": {"memory": 2**40, "speculation": "auto"}}),
     SentSettings(None, {}),
     SentTrimming(3),
