@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import socket
+import sys
 import threading
 import time
 import urllib.request
@@ -41,14 +42,15 @@ def ask(port: int, path: str, body: object = None) -> Any:
         return json.load(reply)
 
 
+HOSTS = (sys.executable, *SERVE, "--hosts", "127.0.0.1,127.0.0.1", "--restart")
+
+
 @contextmanager
-def served(
-    model: Path, state: Path, *words: str, launcher: Sequence[str] = ()
-) -> Generator[tuple[Launched, int]]:
+def served(model: Path, state: Path, *, launcher: Sequence[str] = ()) -> Generator[tuple[Launched, int]]:
     """A service of two ranks that answers, and its port."""
     port = free_port()
-    own = [*SERVE, "--model", str(model), "--port", str(port), *words]
-    command = [*launcher, *own[2:]] if launcher else ranks(2, own)
+    own = ("--model", str(model), "--port", str(port))
+    command = [*launcher, *own] if launcher else ranks(2, [*SERVE, *own])
     with launched(command, STATE_ROOT=str(state)) as launch:
         until(lambda: is_ready(launch, port), _PATIENCE_S, f"it answers\n{launch.text}")
         yield launch, port
@@ -134,3 +136,21 @@ def test_a_rank_that_is_killed_ends_the_service(model, tmp_path, number):
         if number == 1:
             assert "Rank 1 at 127.0.0.1 is gone. The service ends." in launch.text
             assert "Node with rank 0 exited with code 75" in launch.text
+
+
+def test_hosts_serve_come_back_when_one_is_killed_and_stop(model, tmp_path):
+    with served(model, tmp_path, launcher=HOSTS) as (launch, port):
+        question = chat([{"role": "user", "content": "Tell."}])
+        answered = ask(port, "/v1/chat/completions", question)["choices"]
+        before = [launch.rank(0), launch.rank(1)]
+        os.kill(before[1], signal.SIGKILL)
+        until(lambda: "starts again" in launch.text, 2 * _AT_ONCE_S, "it notices")
+        until(lambda: is_ready(launch, port), _PATIENCE_S, "it is back")
+        assert ask(port, "/v1/chat/completions", question)["choices"] == answered
+        pids = [launch.rank(0), launch.rank(1)]
+        assert not {*before} & {*pids}
+        launch.process.send_signal(signal.SIGTERM)
+        assert launch.wait(20) == 0
+        assert "Stopped." in launch.text
+        assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
+        assert is_free(port)
