@@ -7,8 +7,7 @@ from typing import Any, NamedTuple
 
 from start_llm.cache.pages import SequenceCache
 from start_llm.core.adapters import AdapterStack
-from start_llm.core.errors import ConstraintViolated
-from start_llm.core.events import Finished, TokenLogprobs
+from start_llm.core.events import Failed, Finished, TokenLogprobs
 from start_llm.engine.draft_index import FORCED, Draft, DraftIndex
 from start_llm.engine.earlier_texts import EarlierTexts
 from start_llm.engine.generation import Generation
@@ -73,6 +72,7 @@ class EngineSequence:
         self._earlier = earlier
         self._known = max(len(seq_cache.tokens), request.repeated_tokens)  # tokens of earlier requests
         self._run_time_s = 0.0
+        self._has_failed = False
 
     @property
     def number(self) -> int:
@@ -207,17 +207,24 @@ class EngineSequence:
         Args:
             scored: its log-probability, if the request asked for it.
             is_drafted: a draft had guessed it.
-
-        Raises:
-            GuideLost: the guide cannot constrain the token after this one.
         """
         self.tokens.append(token)
+        if self._has_failed:
+            return False
         events = self._reply.feed(token, scored, surprisal, is_drafted=is_drafted)
         self.generation.hold(events)
         has_ended = bool(events) and isinstance(events[-1], Finished)
         if self._guided and self._guided.is_lost_at(len(self.tokens)) and not has_ended:
-            raise ConstraintViolated(self._guided.lost)
+            self._fail(self._guided.lost)
         return has_ended
+
+    def _fail(self, reason: str) -> None:
+        """Tell that the reply cannot go on. The planner ends it with the next step, like one whose client has
+        gone, so that followers, which have no guide, do too.
+        """
+        self._has_failed = True
+        self.generation.hold([Failed(f"The engine failed: {reason}")])
+        self.generation.cancel()
 
 
 class Sampled(NamedTuple):

@@ -7,7 +7,7 @@ import mlx.core as mx
 import pytest
 
 from start_llm.core.errors import ConstraintViolated
-from start_llm.core.events import Failed, Finished, Text
+from start_llm.core.events import Failed, Finished, Idle, Text
 from start_llm.core.limits import TimeLimits
 from start_llm.core.sampling import Sampling
 from start_llm.engine.generation import Generation
@@ -207,8 +207,14 @@ def test_a_sequence_whose_guide_is_lost_fails_with_its_next_token():
         Generation(asked), ReplyWriter(asked, lambda _: b"a", frozenset()), seq_cache_of([])
     )
     sequence.processors[-1](mx.array(PROMPT), mx.zeros((1, 2048)))
-    with pytest.raises(ConstraintViolated):
-        sequence.accept(20)
+    assert not sequence.accept(20)
+    sequence.generation.send()
+    assert isinstance(sequence.generation.take(0)[-1], Failed)
+    assert sequence.cancelled
+    assert not sequence.accept(21)
+    sequence.generation.send()
+    assert sequence.generation.take(0) == [Idle()]
+    assert sequence.tokens == [*PROMPT, 20, 21]
 
 
 def _still_works(stepper: Stepper) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import socket
 import time
+from collections import deque
 from collections.abc import Callable, Generator
 from dataclasses import replace
 from types import SimpleNamespace
@@ -17,6 +18,7 @@ from mlx_lm.generate import generation_stream
 from start_llm.cache.eviction import EvictionLimits
 from start_llm.cache.layers import Layers
 from start_llm.cache.prompt_cache import PromptCache
+from start_llm.core.events import Failed, Finished
 from start_llm.core.sampling import Sampling
 from start_llm.engine.executor_state import state_of
 from start_llm.engine.resources import EngineResources
@@ -36,11 +38,22 @@ from start_llm.ranks.wire import (
 from start_llm.telemetry.metrics import CacheMetrics
 from tests.cache.conversations import PAGE
 from tests.cache.integrity import check_cache
-from tests.engine.harness import Breakdown, FailsOnce, Stepper, Wrapped, engine_request, uncached_resources
-from tests.engine.test_guards import Counting
+from tests.engine.harness import (
+    Breakdown,
+    FailsOnce,
+    Stepper,
+    Watched,
+    Wrapped,
+    engine_request,
+    uncached_resources,
+)
+from tests.engine.test_guards import VOCABULARY, Counting
+from tests.engine.test_guided import Reciter
 from tests.engine.test_step_plans import counts, kept
 
 HERE = "127.0.0.1"
+SCRIPT = (70, 3, 350, 8, 9, 200)
+"""Nothing that a network that counts would say. A longer reply loses its guide."""
 
 
 class Pair:
@@ -52,10 +65,22 @@ class Pair:
             accepted, _ = listener.accept()
         self.near, self.far = Link(accepted, 1), Link(connection, 0)
         self.lost: list[tuple[str, bool]] = []
+        self.ids: deque[mx.array] = deque()
         self.leader = Leader(cast("Any", SimpleNamespace(rank=0, size=2)), [self.near])
 
     def watch(self) -> None:
         self.leader.watch(lambda reason, is_final: self.lost.append((reason, is_final)))
+
+    def say(self, _: mx.array, ids: mx.array) -> mx.array:
+        """The ids that rank 0 has sampled go to the other rank."""
+        self.ids.append(ids)
+        return ids
+
+    def hear(self, _: mx.array, ids: mx.array) -> mx.array:
+        """It takes them, whatever it has sampled."""
+        heard = self.ids.popleft()
+        assert heard.shape == ids.shape
+        return heard
 
     def until_lost(self) -> tuple[str, bool]:
         for _ in range(500):
@@ -86,17 +111,18 @@ def with_cache(budget_bytes: int) -> EngineResources:
     return replace(plain, cache=cache, clock=clock, batches_prefill=True)
 
 
-def led(pair: Pair, resources: EngineResources, requests: int) -> list[list[int]]:
-    """Have rank 0 answer random requests, and return the replies."""
+def led(pair: Pair, resources: EngineResources, requests: int) -> list[Watched]:
+    """Have rank 0 answer random requests, some with a guide, and some of which are given up."""
     with mx.stream(generation_stream):
-        engine = Stepper(resources, clock=resources.clock, followers=pair.leader)
+        engine = Stepper(resources, clock=resources.clock, followers=pair.leader, agree=pair.say)
         rng = random.Random(3)
         beginnings = [tuple(rng.randrange(400) for _ in range(length)) for length in (40, 150, 300)]
-        replies = []
+        replies: list[Watched] = []
         for place in range(requests):
             prompt = (*rng.choice(beginnings), *(rng.randrange(400) for _ in range(rng.randrange(1, 60))))
             sampling = Sampling(temperature=rng.choice([0.0, 1.5]), seed=place)
-            replies.append(engine.submit(engine_request(prompt, rng.choice([4, 30]), sampling)))
+            guide = Reciter(SCRIPT, VOCABULARY) if place % 3 == 2 else None
+            replies.append(engine.submit(engine_request(prompt, rng.choice([4, 30]), sampling, guide=guide)))
             engine.step(rng.randrange(1, 12))
             if place % 4 == 3:
                 replies[-1].generation.cancel()
@@ -105,7 +131,7 @@ def led(pair: Pair, resources: EngineResources, requests: int) -> list[list[int]
                 break
             engine.step()
         engine.step(30)  # arrays are trimmed when nothing else is to do
-    return [reply.tokens for reply in replies]
+    return replies
 
 
 def followed(
@@ -114,7 +140,7 @@ def followed(
     """Do all that rank 0 has sent."""
     pair.leader.close()
     with mx.stream(generation_stream):
-        follower = Follower(resources)
+        follower = Follower(replace(resources, agree=pair.hear))
         on(follower)
         follower.follow(LeaderMessages(pair.far, lambda: None))
     return follower
@@ -122,9 +148,13 @@ def followed(
 
 def test_a_follower_computes_keeps_and_evicts_what_rank_0_does(pair):
     ours, theirs = with_cache(450_000), with_cache(450_000)
-    led(pair, ours, 10)
+    replies = led(pair, ours, 12)
     followed(pair, theirs)
     check_cache(theirs.cache)
+    endings = [type(reply.ending) for reply in replies if reply.look()]
+    assert endings.count(Failed) > 0
+    assert endings.count(Finished) > 4
+    assert not pair.ids
     assert kept(theirs.cache) == kept(ours.cache)
     assert counts(theirs.cache) == counts(ours.cache)
     assert counts(ours.cache)[2] > 0
