@@ -20,8 +20,10 @@ from start_llm.cache.layers import Layers
 from start_llm.cache.prompt_cache import PromptCache
 from start_llm.core.events import Failed, Finished
 from start_llm.core.sampling import Sampling
+from start_llm.engine.draft_gain import DraftGain
 from start_llm.engine.executor_state import state_of
-from start_llm.engine.resources import EngineResources
+from start_llm.engine.pass_times import PASSES, PassTimes
+from start_llm.engine.resources import EngineResources, TimeLimits
 from start_llm.engine.step_plan import ComputeChunk, PlanClock
 from start_llm.ranks.follower import Follower, LeaderMessages, OutOfStep
 from start_llm.ranks.leader import Leader
@@ -108,7 +110,8 @@ def with_cache(budget_bytes: int) -> EngineResources:
         clock=clock,
     )
     plain = uncached_resources(network, lambda token: b"a", frozenset(), max_sequences=3, batches=True)
-    return replace(plain, cache=cache, clock=clock, batches_prefill=True)
+    limits = TimeLimits(preempt_after_s=0.001)
+    return replace(plain, cache=cache, clock=clock, batches_prefill=True, time_limits=limits)
 
 
 def led(pair: Pair, resources: EngineResources, requests: int) -> list[Watched]:
@@ -162,8 +165,8 @@ def test_a_follower_computes_keeps_and_evicts_what_rank_0_does(pair):
 
 
 def test_a_budget_holds_on_all_ranks(pair):
-    ours, theirs = with_cache(10**9), with_cache(10**9)
-    led(pair, ours, 4)
+    ours, theirs = with_cache(450_000), with_cache(10**9)
+    led(pair, ours, 8)
     at = ours.clock()
     pair.leader.take_budget(100_000, at)
     with ours.clock.stopped(at):
@@ -171,6 +174,22 @@ def test_a_budget_holds_on_all_ranks(pair):
     followed(pair, theirs)
     assert kept(theirs.cache) == kept(ours.cache)
     assert theirs.cache.budget_bytes == 100_000
+
+
+def test_what_a_guide_says_is_not_drafted_where_followers_have_none(pair):
+    """They would draft what the guide forbids."""
+    cheap: dict[int, float] = dict.fromkeys(PASSES, 1.0)
+    ours, theirs = (
+        replace(with_cache(10**9), gain=DraftGain(PassTimes(cheap)), max_sequences=1) for _ in range(2)
+    )
+    prompt, script = [*SCRIPT, *SCRIPT, *SCRIPT], SCRIPT * 3
+    with mx.stream(generation_stream):
+        engine = Stepper(ours, clock=ours.clock, followers=pair.leader, agree=pair.say)
+        guided = engine.submit(engine_request(prompt, 17, guide=Reciter(script, VOCABULARY)))
+        engine.finish(guided)
+    assert guided.tokens == list(script[:17])
+    followed(pair, theirs)
+    assert kept(theirs.cache) == kept(ours.cache)
 
 
 def test_a_follower_that_has_not_what_rank_0_has_computes_no_further(pair):
