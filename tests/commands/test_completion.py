@@ -22,7 +22,10 @@ from start_llm.launch.clients import CLIENTS
 from tests.commands.parsers import commands_of
 
 COMMANDS = sorted(commands_of(cli._parser()))
-SERVE = sorted({name for flag in FLAGS for name in flag.names} | {"--help", *SWITCHES})
+SERVE = sorted(
+    {name for flag in FLAGS for name in flag.names}
+    | {"--help", "--hosts", "--backend", "--restart", *SWITCHES}
+)
 
 CASES = {
     "": COMMANDS,
