@@ -13,11 +13,12 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from start_llm import __version__
 from start_llm.cache.disk.disk_maintenance import clear, report
 from start_llm.commands import command_table
+from start_llm.commands.arguments import add_doctor, add_model_commands
 from start_llm.commands.completion import SHELLS, completion_script
 from start_llm.commands.main_menu import ListedOnDisk, Menu, MenuWorld, compute
 from start_llm.commands.parser import SuggestingParser
@@ -362,34 +363,6 @@ def _outside() -> list[SettingSource]:
     return [SettingSource("environment", os.environ), SettingSource(settings_table.ENV_SOURCE, in_file)]
 
 
-def _add_model_commands(commands: Any) -> None:
-    listed = commands.add_parser("models", help="list the models on this machine", allow_abbrev=False)
-    searched = commands.add_parser("search", help="search the hub for models for MLX", allow_abbrev=False)
-    searched.add_argument("words", metavar="WORD", nargs="+", help="of the name, such as qwen3 4bit")
-    pulled = commands.add_parser("pull", help="download a model, or go on with it", allow_abbrev=False)
-    pulled.add_argument("repo", metavar="REPO", help="owner/name on the Hugging Face hub")
-    fitted = commands.add_parser("fit", help="whether a model fits this machine", allow_abbrev=False)
-    fitted.add_argument("model", metavar="MODEL", nargs="?", help="a folder, a listed model, or owner/name")
-    fitted.add_argument("--table", action="store_true", help="twenty well-known models on eight machines")
-    fitted.add_argument("--format", choices=("table", "markdown"), default="table", help="of --table")
-    removed = commands.add_parser("rm", help="remove a model from this machine", allow_abbrev=False)
-    removed.add_argument("repo", metavar="REPO", help="a name that `models` lists")
-    removed.add_argument("--yes", action="store_true", help="do not ask")
-    for command in (listed, fitted, removed):
-        add_flags(command, "--model-dir")
-
-
-def _add_doctor(commands: Any) -> None:
-    doctor = commands.add_parser(
-        "doctor", help="examine this machine with a model, in about five minutes", allow_abbrev=False
-    )
-    add_flags(doctor)
-    doctor.add_argument("--json", metavar="FILE", default="doctor.json", help="where to write the report")
-    doctor.add_argument(
-        "--quick", action="store_true", help="a tenth of the conversations, in about a minute"
-    )
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = SuggestingParser(prog="start_llm", description=_ABOUT, allow_abbrev=False)
     parser.add_argument("--version", action="version", version=f"start_llm {__version__}")
@@ -407,11 +380,11 @@ def _parser() -> argparse.ArgumentParser:
         "audit", help="what to expect of a model, without its weights", allow_abbrev=False
     )
     audited.add_argument("folder", metavar="FOLDER", help="with config, tokenizer and chat template")
-    _add_doctor(commands)
+    add_doctor(commands)
     cache = commands.add_parser("cache", help="look into the disk tier, or empty it", allow_abbrev=False)
     cache.add_argument("action", choices=("status", "verify", "clear"))
     add_flags(cache, "--ssd-cache-dir")
-    _add_model_commands(commands)
+    add_model_commands(commands)
     command_table.add_commands(commands)
     completion = commands.add_parser(
         "completion", help="print the completions of a shell", allow_abbrev=False

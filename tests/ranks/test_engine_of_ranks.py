@@ -68,6 +68,7 @@ def test_a_network_that_cannot_be_divided_is_refused_by_name(of_two):
     }
 
 
+@pytest.mark.thorough
 def test_three_ranks_divide_six_heads(tiny_model):
     shape = {"hidden": 192, "layers": 2, "num_attention_heads": 6, "num_key_value_heads": 3}
     folder = tiny_model("qwen3", **shape)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import sys
 import threading
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager, suppress
@@ -17,9 +19,10 @@ from typing import Any
 
 import pytest
 
+from start_llm.config.paths import DEMO_MODEL
 from tests.conftest import TinyModel
 from tests.ranks.launches import Launched, is_free, launched, ranks, until
-from tests.serving import serving
+from tests.serving import Server, serving
 
 SERVE = ("-m", "start_llm", "serve", "--no-proxy")
 _PATIENCE_S = 60
@@ -70,13 +73,27 @@ def model(tiny_model: TinyModel) -> Path:
 
 
 @pytest.fixture(scope="module")
-def together(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Generator[tuple[Launched, int]]:
-    with served(model, tmp_path_factory.mktemp("state")) as found:
+def together(tmp_path_factory: pytest.TempPathFactory) -> Generator[tuple[Launched, int]]:
+    """Two ranks that serve the demo model."""
+    with served(DEMO_MODEL, tmp_path_factory.mktemp("state")) as found:
         yield found
 
 
+@pytest.fixture(scope="module")
+def alone() -> Generator[Server]:
+    """One process that does."""
+    with serving(DEMO_MODEL) as server:
+        yield server
+
+
 def chat(messages: Sequence[dict[str, str]], **more: Any) -> dict[str, Any]:
-    return {"messages": list(messages), "max_tokens": 24, "temperature": 0, **more}
+    return {
+        "messages": list(messages),
+        "max_tokens": 40,
+        "temperature": 0,
+        "reasoning_effort": "none",
+        **more,
+    }
 
 
 def three_turns(post: Any) -> list[tuple[str, Any]]:
@@ -92,13 +109,60 @@ def three_turns(post: Any) -> list[tuple[str, Any]]:
     return heard
 
 
-def test_a_conversation_is_answered_and_reused_as_by_one_process(together, model):
+def test_a_conversation_is_answered_and_reused_as_by_one_process(together, alone):
     _, port = together
-    with serving(model) as alone:
-        expected = three_turns(alone.post)
     heard = three_turns(lambda path, body: ask(port, path, body))
-    assert heard == expected
+    assert heard == three_turns(alone.post)
     assert heard[2][1]["prompt_tokens_details"]["cached_tokens"] > 0
+
+
+SHAPE = {
+    "type": "object",
+    "properties": {"fish": {"enum": ["cod", "herring"]}, "deep": {"type": "boolean"}},
+    "required": ["fish", "deep"],
+    "additionalProperties": False,
+}
+
+
+@pytest.mark.parametrize(
+    "wish",
+    [
+        {"temperature": 1.0, "seed": 5},
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "fish", "schema": SHAPE}}},
+        {"frequency_penalty": 1.5, "logprobs": True, "top_logprobs": 2},
+        {"stop": [" "]},
+    ],
+    ids=["seeded", "grammar", "penalty", "stop"],
+)
+def test_whatever_a_client_wishes_is_answered_as_by_one_process(together, alone, wish):
+    _, port = together
+    body = chat([{"role": "user", "content": "Which fish live in the Baltic Sea?"}], **wish)
+    heard = ask(port, "/v1/chat/completions", body)["choices"][0]
+    expected = alone.post("/v1/chat/completions", body)["choices"][0]
+    assert heard["message"]["content"] == expected["message"]["content"]
+    assert heard["finish_reason"] == expected["finish_reason"]
+    if "response_format" in wish:
+        assert re.match(r'\s*{\s*"fish"\s*:\s*"(cod|herring)"', heard["message"]["content"])
+
+
+def test_a_client_that_goes_away_is_left_and_the_others_are_answered(together):
+    _, port = together
+    before = ask(port, "/stats")["engine"]["failures"]
+    body = json.dumps(chat([{"role": "user", "content": "Count."}], max_tokens=4000, stream=True)).encode()
+    with socket.create_connection(("127.0.0.1", port)) as client:
+        head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n"
+        client.sendall(head.encode() + b"Content-Type: application/json\r\n\r\n" + body)
+        assert client.recv(100)
+    until(lambda: not ask(port, "/stats")["batch"]["active_rows"], 20, "it is left")
+    assert ask(port, "/v1/chat/completions", chat([{"role": "user", "content": "Hello"}]))["choices"]
+    assert ask(port, "/stats")["engine"]["failures"] == before
+
+
+def test_the_model_stays_loaded(together):
+    _, port = together
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        ask(port, "/v1/models/demo/unload", {})
+    assert refused.value.code == 409
 
 
 def test_it_says_at_the_start_what_it_does_without(together):
@@ -122,7 +186,7 @@ def load_it(port: int) -> threading.Thread:
     return thread
 
 
-@pytest.mark.parametrize("number", [0, 1])
+@pytest.mark.parametrize("number", [pytest.param(0, marks=pytest.mark.thorough), 1])
 def test_a_rank_that_is_killed_ends_the_service(model, tmp_path, number):
     with served(model, tmp_path) as (launch, port):
         load_it(port)
@@ -138,6 +202,7 @@ def test_a_rank_that_is_killed_ends_the_service(model, tmp_path, number):
             assert "Node with rank 0 exited with code 75" in launch.text
 
 
+@pytest.mark.thorough
 def test_hosts_serve_come_back_when_one_is_killed_and_stop(model, tmp_path):
     with served(model, tmp_path, launcher=HOSTS) as (launch, port):
         question = chat([{"role": "user", "content": "Tell."}])
