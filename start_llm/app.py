@@ -213,7 +213,6 @@ class App:
     def _begin_leading(self) -> None:
         """Let the other ranks load the model too. From now on the process ends when one of them is gone."""
         if self._leader:
-            self._opened.callback(self._leader.close)
             self._leader.watch(self._end_without_a_rank)
             self._leader.begin(sent_settings(self._settings))
 

@@ -179,7 +179,7 @@ class _Supervisor:
                 return status
 
     def _run_once(self) -> int:
-        """Return the status of the first rank that ended with one, or 0."""
+        """Return 0 if all ranks have ended well, 2 if one could not start, and else 75."""
         # A group of its own: Ctrl-C in a terminal is for this process, which passes it on to rank 0 alone.
         self._process = process = subprocess.Popen(
             self._launch.words(self._hostfile),
@@ -197,7 +197,7 @@ class _Supervisor:
         process.wait()
         if not statuses:
             return 0
-        return _CANNOT_START if statuses[0] == _CANNOT_START else _FAILED
+        return _CANNOT_START if _CANNOT_START in statuses else _FAILED
 
     def _on_signal(self, _number: int, _frame: FrameType | None) -> None:
         self._is_stopping.set()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import io
 import os
 import signal
 import sys
@@ -59,9 +60,12 @@ def serve_together(settings: Settings, terminal: Terminal, lead: Lead) -> int:
     if ranks.rank:
         return _follow(settings, terminal, ranks)
     leader = Leader(ranks, meet_followers(ranks))
-    for line in left_out(settings):
-        terminal.say(line)
-    return lead(settings_together(settings, ranks), leader)
+    try:
+        for line in left_out(settings):
+            terminal.say(line)
+        return lead(settings_together(settings, ranks), leader)
+    finally:
+        leader.close()
 
 
 def meet_followers(ranks: RankGroup) -> list[Link]:
@@ -174,11 +178,12 @@ class _FollowerProcess:
         return EngineLoader(self._shared(), self._settings, name_of(folder), folder, 0).assemble()
 
     def _shared(self) -> SharedParts:
-        settings, say = self._settings, self._terminal.say
-        disk = DiskStorage(settings, say)
+        """Return what the loader needs. What it says of the model, rank 0 says too."""
+        settings, unheard = self._settings, Terminal(io.StringIO())
+        disk = DiskStorage(settings, unheard.say)
         return SharedParts(
             settings=settings,
-            terminal=self._terminal,
+            terminal=unheard,
             thread=self._thread,
             disk=disk,
             conversations=SharedConversations(settings, disk),

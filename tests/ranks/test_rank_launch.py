@@ -95,9 +95,9 @@ def exits(*codes: int) -> str:
 
 
 @pytest.mark.parametrize(
-    ("codes", "status"), [((), 0), ((75,), 75), ((-9, 75), 75), ((2, 0), 2), ((139,), 75)]
+    ("codes", "status"), [((), 0), ((75,), 75), ((-9, 75), 75), ((-15, 2), 2), ((139,), 75)]
 )
-def test_the_status_is_that_of_the_rank_that_ended_first(codes, status, capfd):
+def test_the_status_says_whether_it_would_help_to_start_it_again(codes, status, capfd):
     assert played(exits(*codes)) == (status, [])
     assert ("exited with code" in capfd.readouterr().err) == bool(codes)
 
