@@ -1,4 +1,4 @@
-"""Several servers behind one address: agents on a simulated fleet, and conversations on real servers."""
+"""More than one machine: agents on a simulated fleet, conversations on real servers, killed ranks."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Annotated
 from benchmarks import fleet
 from benchmarks.fleet import ROUTERS, Machine
 from benchmarks.harness import Part, row, table
+from benchmarks.scale_ranks import ranks
 from scripts import tiny_models
 from tests.agents.agent_account import Rendering
 from tests.agents.server_fleet import LEAST_EFFICIENCY, Conversations, ServerFleet
@@ -94,4 +95,4 @@ def _killed(running: ServerFleet, conversations: Conversations) -> Iterable[str]
         yield f"{sorted(back.paid)} have computed again when the server was back"
 
 
-PARTS: dict[str, Part] = {"simulation": simulation, "servers": servers}
+PARTS: dict[str, Part] = {"simulation": simulation, "servers": servers, "ranks": ranks}

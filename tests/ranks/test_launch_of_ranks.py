@@ -7,13 +7,9 @@ import os
 import re
 import signal
 import socket
-import sys
-import threading
 import time
 import urllib.error
-import urllib.request
-from collections.abc import Generator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
@@ -21,50 +17,13 @@ import pytest
 
 from start_llm.config.paths import DEMO_MODEL
 from tests.conftest import TinyModel
-from tests.ranks.launches import Launched, is_free, launched, ranks, until
+from tests.ranks.launches import Launched, is_free, until
+from tests.ranks.services import HOSTS, ask, begin_reply, chat, is_ready, served
 from tests.serving import Server, serving
 
-SERVE = ("-m", "start_llm", "serve", "--no-proxy")
 _PATIENCE_S = 60
 _AT_ONCE_S = 5
 """Seconds in which a service ends that has lost a rank."""
-
-
-def free_port() -> int:
-    with socket.socket() as tried:
-        tried.bind(("127.0.0.1", 0))
-        return tried.getsockname()[1]
-
-
-def ask(port: int, path: str, body: object = None) -> Any:
-    data = None if body is None else json.dumps(body).encode()
-    request = urllib.request.Request(
-        f"http://127.0.0.1:{port}{path}", data, {"Content-Type": "application/json"}
-    )
-    with urllib.request.urlopen(request, timeout=60) as reply:
-        return json.load(reply)
-
-
-HOSTS = (sys.executable, *SERVE, "--hosts", "127.0.0.1,127.0.0.1", "--restart")
-
-
-@contextmanager
-def served(model: Path, state: Path, *, launcher: Sequence[str] = ()) -> Generator[tuple[Launched, int]]:
-    """A service of two ranks that answers, and its port."""
-    port = free_port()
-    own = ("--model", str(model), "--port", str(port))
-    command = [*launcher, *own] if launcher else ranks(2, [*SERVE, *own])
-    with launched(command, STATE_ROOT=str(state)) as launch:
-        until(lambda: is_ready(launch, port), _PATIENCE_S, f"it answers\n{launch.text}")
-        yield launch, port
-
-
-def is_ready(launch: Launched, port: int) -> bool:
-    assert launch.process.poll() is None, launch.text
-    try:
-        return ask(port, "/health")["status"] == "ok"
-    except OSError:
-        return False
 
 
 @pytest.fixture(scope="module")
@@ -84,16 +43,6 @@ def alone() -> Generator[Server]:
     """One process that does."""
     with serving(DEMO_MODEL) as server:
         yield server
-
-
-def chat(messages: Sequence[dict[str, str]], **more: Any) -> dict[str, Any]:
-    return {
-        "messages": list(messages),
-        "max_tokens": 40,
-        "temperature": 0,
-        "reasoning_effort": "none",
-        **more,
-    }
 
 
 def three_turns(post: Any) -> list[tuple[str, Any]]:
@@ -171,25 +120,10 @@ def test_it_says_at_the_start_what_it_does_without(together):
     assert "Rank 1 of 2: loading" in launch.text
 
 
-def load_it(port: int) -> threading.Thread:
-    """Have a long reply written meanwhile."""
-
-    def write() -> None:
-        with suppress(OSError):
-            ask(
-                port, "/v1/chat/completions", chat([{"role": "user", "content": "Tell."}], max_tokens=100_000)
-            )
-
-    thread = threading.Thread(target=write, daemon=True)
-    thread.start()
-    until(lambda: ask(port, "/stats")["batch"]["active_rows"], 20, "a reply is written")
-    return thread
-
-
 @pytest.mark.parametrize("number", [pytest.param(0, marks=pytest.mark.thorough), 1])
 def test_a_rank_that_is_killed_ends_the_service(model, tmp_path, number):
     with served(model, tmp_path) as (launch, port):
-        load_it(port)
+        begin_reply(port)
         pids = [launch.rank(0), launch.rank(1)]
         began = time.monotonic()
         os.kill(pids[number], signal.SIGKILL)
