@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, NoReturn
 from start_llm import __version__
 from start_llm.cache.disk.disk_maintenance import clear, report
 from start_llm.commands import command_table
-from start_llm.commands.arguments import add_doctor, add_model_commands
 from start_llm.commands.completion import SHELLS, completion_script
 from start_llm.commands.main_menu import ListedOnDisk, Menu, MenuWorld, compute
+from start_llm.commands.model_arguments import add_doctor, add_model_commands
 from start_llm.commands.parser import SuggestingParser
-from start_llm.commands.rank_launch import RankLaunch, add_rank_flags, hosts_of, serve_on_hosts
+from start_llm.commands.rank_launch import add_rank_flags, launch_of, serve_on_hosts
 from start_llm.config import documents
 from start_llm.config import settings as settings_table
 from start_llm.config.env_file import read_env_file
@@ -121,12 +121,9 @@ def _models_in_menu() -> tuple[Sequence[str], Sequence[ListedOnDisk]]:
 
 def _serve(options: argparse.Namespace) -> int:
     terminal = Terminal()
-    if options.hosts is None:
-        return serve(_sources(options), terminal)
-    launch = RankLaunch(
-        hosts=hosts_of(options.hosts), backend=options.backend, variables=variables_of(options)
-    )
-    return serve_on_hosts(launch, terminal.say, restarts=options.restart)
+    if launch := launch_of(options, variables_of(options)):
+        return serve_on_hosts(launch, terminal.say, restarts=options.restart)
+    return serve(_sources(options), terminal)
 
 
 def _settings(options: argparse.Namespace) -> int:

@@ -24,6 +24,7 @@ from start_llm.config.paths import IS_CHECKOUT, ROOT
 from start_llm.core.errors import SettingsError
 
 BACKENDS = ("ring", "jaccl", "jaccl-ring", "nccl")
+_RDMA = ("jaccl", "jaccl-ring")
 _HERE = "127.0.0.1"
 """What `mlx.launch` starts without ssh."""
 _FIRST_PORT = 32323
@@ -44,7 +45,7 @@ def add_rank_flags(parser: argparse.ArgumentParser) -> None:
         help="serve one model on several machines, this one first: names or addresses with commas between, "
         "or a file that mlx.distributed_config has written (docs/scale.md)",
     )
-    parser.add_argument("--backend", choices=BACKENDS, default=BACKENDS[0], help="what connects --hosts")
+    parser.add_argument("--backend", choices=BACKENDS, help="what connects --hosts; ring if it is not given")
     parser.add_argument("--restart", action="store_true", help="start --hosts again when one of them is gone")
 
 
@@ -70,6 +71,11 @@ class RankLaunch:
         """
         words = [str(Path(sys.executable).with_name("mlx.launch")), "--hostfile", str(hostfile)]
         words += ["--backend", self.backend]
+        if self.backend in _RDMA:
+            words += [
+                "--env",
+                "MLX_METAL_FAST_SYNCH=1",
+            ]  # as MLX advises: the links are faster than a kernel's end
         if IS_CHECKOUT:
             words += ["--cwd", str(ROOT)]
         if all(host["ssh"] == _HERE for host in self.hosts):
@@ -77,6 +83,23 @@ class RankLaunch:
         for name, value in self.variables.items():
             words += ["--env", f"{name}={value}"]
         return [*words, "--", sys.executable, "-m", "start_llm", "serve"]
+
+
+def launch_of(options: argparse.Namespace, variables: Mapping[str, str]) -> RankLaunch | None:
+    """Return the launch that a command line asks for; None if this machine serves alone.
+
+    Args:
+        variables: settings that flags have set.
+
+    Raises:
+        SettingsError: the hosts cannot serve, or there are flags for hosts and no hosts.
+    """
+    if options.hosts is not None:
+        backend = options.backend or BACKENDS[0]
+        return RankLaunch(hosts=hosts_of(options.hosts), backend=backend, variables=variables)
+    if options.backend or options.restart:
+        raise SettingsError("--backend and --restart are for --hosts.")
+    return None
 
 
 def hosts_of(text: str) -> list[dict[str, Any]]:

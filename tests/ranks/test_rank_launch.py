@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from start_llm import cli
 from start_llm.commands import rank_launch
 from start_llm.commands.rank_launch import RankLaunch, hosts_of, serve_on_hosts
 from start_llm.core.errors import SettingsError
@@ -60,6 +61,17 @@ def test_flags_reach_the_ranks_as_variables(tmp_path: Path):
     assert words[words.index("--backend") + 1] == "ring"
     assert words[-4:] == [sys.executable, "-m", "start_llm", "serve"]
     assert "--starting-port" not in words
+
+
+def test_over_thunderbolt_the_device_tells_at_once_what_is_computed(tmp_path: Path):
+    words = RankLaunch(hosts=[HERE, HERE], backend="jaccl", variables={}).words(tmp_path)
+    assert words[words.index("--env") + 1] == "MLX_METAL_FAST_SYNCH=1"
+
+
+@pytest.mark.parametrize("flags", [["--restart"], ["--backend", "ring"]])
+def test_flags_of_hosts_are_refused_without_any(flags: list[str], capsys: pytest.CaptureFixture[str]):
+    assert cli.main(["serve", *flags]) == 2
+    assert "are for --hosts" in capsys.readouterr().err
 
 
 def test_ranks_on_one_machine_get_ports_that_are_free(tmp_path: Path):
