@@ -16,7 +16,7 @@ from scripts import tiny_models
 from tests.ranks.launches import Launched, is_free, until
 from tests.ranks.services import HOSTS, ask, begin_reply, chat, is_ready, served
 
-_AT_ONCE_S, _BACK_S = 15, 120
+_AT_ONCE_S, _BACK_S = 15, 240
 _PAUSES_S = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6)
 """Seconds from the beginning of a reply to the kill."""
 
@@ -40,7 +40,7 @@ def ranks(folder: Path, *, kills: int = 50) -> Iterable[str]:
             begin_reply(port)
             time.sleep(_PAUSES_S[number % len(_PAUSES_S)])
             seconds.append(_killed(launch, number % 2, number + 1))
-            until(lambda: is_ready(launch, port), _BACK_S, "it is back")
+            until(lambda: is_ready(launch, port), _BACK_S, "it is back", launch)
             if ask(port, "/v1/chat/completions", question)["choices"] != first:
                 yield f"after kill {number + 1} the answer is another one"
         pids = [launch.rank(0), launch.rank(1)]
@@ -61,7 +61,7 @@ def _killed(launch: Launched, rank: int, times: int) -> float:
     began = time.monotonic()
     with suppress(ProcessLookupError):
         os.kill(pids[rank], signal.SIGKILL)
-    until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), _AT_ONCE_S, "both end")
+    until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), _AT_ONCE_S, "both end", launch)
     ended = time.monotonic() - began
-    until(lambda: launch.text.count("starts again") == times, _AT_ONCE_S, "it says so")
+    until(lambda: launch.text.count("starts again") == times, _AT_ONCE_S, "it says so", launch)
     return ended

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from start_llm.cache.buffers import KVShape
 from start_llm.cache.kinds import label_of
@@ -25,14 +25,14 @@ from start_llm.engine.draft_index import INDEX_TOKEN_BYTES
 from start_llm.engine.earlier_texts import EARLIER_BYTES
 from start_llm.engine.embedding import LONGEST_TEXT, Embedder
 from start_llm.engine.engine import Engine
-from start_llm.engine.followers import as_sampled
+from start_llm.engine.engine_thread import EngineThread
+from start_llm.engine.followers import Followers, as_sampled
 from start_llm.engine.pace import Pace
 from start_llm.engine.pass_times import measure_passes
 from start_llm.engine.resources import EngineResources
 from start_llm.engine.self_test import BatchVerdict, check_batching
 from start_llm.engine.step_plan import PlanClock
 from start_llm.engine.work import PrefillProfile, measure_tower, measure_work
-from start_llm.hosting.shared_parts import SharedParts
 from start_llm.models.adapter_loader import Adapters
 from start_llm.models.device import keep_kernels, this_device, wire_memory
 from start_llm.models.footprint import context_window, layer_counts, model_type, weights_bytes
@@ -43,7 +43,7 @@ from start_llm.models.pooling import pooling_in
 from start_llm.models.rank_group import RankGroup
 from start_llm.models.vision import Vision
 from start_llm.telemetry.metrics import CacheMetrics, EngineMetrics
-from start_llm.telemetry.terminal import announced_if_slow
+from start_llm.telemetry.terminal import Terminal, announced_if_slow
 from start_llm.wiring.from_settings import (
     known_digests,
     model_family,
@@ -85,6 +85,31 @@ class EngineStartup:
     cache_metrics: CacheMetrics
 
 
+class CacheDisk(Protocol):
+    """Where prompt caches outlive the process."""
+
+    def attach(self, cache: PromptCache, shape: KVShape) -> None:
+        """Give a model's prompt cache a disk tier, if there is one."""
+        ...
+
+
+class LoaderParts(Protocol):
+    """What a loader needs of the parts that models share; see `hosting.shared_parts`."""
+
+    @property
+    def settings(self) -> Settings: ...
+    @property
+    def terminal(self) -> Terminal: ...
+    @property
+    def thread(self) -> EngineThread: ...
+    @property
+    def disk(self) -> CacheDisk: ...
+    @property
+    def ranks(self) -> RankGroup | None: ...
+    @property
+    def followers(self) -> Followers: ...
+
+
 class EngineLoader:
     """Loads a model on the engine thread, and measures it.
 
@@ -95,7 +120,7 @@ class EngineLoader:
     """
 
     def __init__(
-        self, shared: SharedParts, settings: Settings, name: str, folder: Path, least_computing: int
+        self, shared: LoaderParts, settings: Settings, name: str, folder: Path, least_computing: int
     ) -> None:
         self._shared = shared
         self._settings = settings

@@ -11,15 +11,16 @@ import threading
 import traceback
 from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import dataclass, field
 
+from start_llm.cache.buffers import KVShape
+from start_llm.cache.prompt_cache import PromptCache
 from start_llm.config.settings import Settings
 from start_llm.core.errors import StartLLMError, StartupError
 from start_llm.engine.engine_thread import EngineThread
+from start_llm.engine.followers import Followers, NoFollowers
 from start_llm.engine.resources import EngineResources
-from start_llm.hosting.disk_storage import DiskStorage
 from start_llm.hosting.model_loading import EngineLoader
-from start_llm.hosting.shared_conversations import SharedConversations
-from start_llm.hosting.shared_parts import SharedParts
 from start_llm.library.download import resolve
 from start_llm.models.model_names import name_of
 from start_llm.models.rank_group import RankGroup
@@ -28,12 +29,7 @@ from start_llm.ranks.leader import Leader
 from start_llm.ranks.links import Link, LinkClosed, Meeting, MeetingPlace, meet
 from start_llm.ranks.rank_settings import followed, left_out, settings_together
 from start_llm.ranks.wire import SentEnd, SentSettings, SentTrouble
-from start_llm.server.drain import RequestDrain
-from start_llm.telemetry.activity import Activity
-from start_llm.telemetry.metrics import RequestMetrics
-from start_llm.telemetry.prometheus import ServerMetrics
 from start_llm.telemetry.terminal import Terminal
-from start_llm.wiring.from_settings import no_table, response_store
 from start_llm.wiring.model_places import model_name
 
 type Lead = Callable[[Settings, Leader | None], int]
@@ -132,6 +128,25 @@ def _follow(settings: Settings, terminal: Terminal, ranks: RankGroup) -> int:
     return _FollowerProcess(followed(own, sent), terminal, ranks, link).run(incoming)
 
 
+class _NoDisk:
+    """No rank keeps pages on a disk."""
+
+    def attach(self, cache: PromptCache, shape: KVShape) -> None:
+        """Leave the cache in memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class _FollowerParts:
+    """What the loader needs in a process that serves nobody."""
+
+    settings: Settings
+    terminal: Terminal
+    thread: EngineThread
+    disk: _NoDisk
+    ranks: RankGroup
+    followers: Followers = field(default_factory=NoFollowers)
+
+
 class _FollowerProcess:
     """Loads a shard on an engine thread, and follows rank 0 there."""
 
@@ -175,23 +190,6 @@ class _FollowerProcess:
     def _loaded(self) -> EngineResources:
         folder = resolve(model_name(self._settings))
         self._terminal.say(f"{self._ranks.name.capitalize()}: loading {name_of(folder)} ...")
-        return EngineLoader(self._shared(), self._settings, name_of(folder), folder, 0).assemble()
-
-    def _shared(self) -> SharedParts:
-        """Return what the loader needs. What it says of the model, rank 0 says too."""
-        settings, unheard = self._settings, Terminal(io.StringIO())
-        disk = DiskStorage(settings, unheard.say)
-        return SharedParts(
-            settings=settings,
-            terminal=unheard,
-            thread=self._thread,
-            disk=disk,
-            conversations=SharedConversations(settings, disk),
-            requests=RequestMetrics(),
-            prometheus=ServerMetrics(),
-            trace=None,
-            responses=response_store(settings, no_table),
-            drain=RequestDrain(),
-            activity=Activity(),
-            ranks=self._ranks,
-        )
+        # What the loader would say of the model, rank 0 says.
+        parts = _FollowerParts(self._settings, Terminal(io.StringIO()), self._thread, _NoDisk(), self._ranks)
+        return EngineLoader(parts, self._settings, name_of(folder), folder, 0).assemble()

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -115,12 +115,11 @@ def is_free(port: int) -> bool:
         return tried.connect_ex(("127.0.0.1", port)) != 0
 
 
-def until(condition: object, seconds: float, what: str) -> None:
-    """Wait until `condition()` holds."""
-    assert callable(condition)
+def until(condition: Callable[[], object], seconds: float, what: str, launch: Launched | None = None) -> None:
+    """Wait until `condition()` holds. If it does not, the error has what a launch has printed."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         if condition():
             return
         time.sleep(0.02)
-    raise AssertionError(f"not within {seconds} s: {what}")
+    raise AssertionError(f"not within {seconds} s: {what}\n{launch.text if launch else ''}")

@@ -14,7 +14,7 @@ from typing import Any
 from tests.ranks.launches import Launched, free_ports, launched, ranks, until
 
 SERVE = ("-m", "start_llm", "serve", "--no-proxy")
-_PATIENCE_S = 60
+_PATIENCE_S = 180
 
 
 def ask(port: int, path: str, body: object = None) -> Any:
@@ -37,7 +37,7 @@ def served(model: Path, state: Path, *, launcher: Sequence[str] = ()) -> Generat
     own = ("--model", str(model), "--port", str(port))
     command = [*launcher, *own] if launcher else ranks(2, [*SERVE, *own])
     with launched(command, STATE_ROOT=str(state)) as launch:
-        until(lambda: is_ready(launch, port), _PATIENCE_S, f"it answers\n{launch.text}")
+        until(lambda: is_ready(launch, port), _PATIENCE_S, "it answers", launch)
         yield launch, port
 
 

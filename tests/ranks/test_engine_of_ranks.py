@@ -16,8 +16,9 @@ from tests.ranks.launches import launched, ranks
 from tests.ranks.play import Heard, play, resources_of
 from tests.ties import Tally, greedy_reference
 
+pytestmark = pytest.mark.timeout(400)
 FAMILIES = ("qwen3", "qwen3_5", "gpt_oss", "glm4_moe_lite")
-_PATIENCE_S = 120
+_PATIENCE_S = 300
 
 
 def spoken(count: int, folders: Sequence[Path]) -> dict[str, Any]:

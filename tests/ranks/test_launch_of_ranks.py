@@ -21,7 +21,8 @@ from tests.ranks.launches import Launched, is_free, until
 from tests.ranks.services import HOSTS, ask, begin_reply, chat, is_ready, served
 from tests.serving import Server, serving
 
-_PATIENCE_S = 60
+pytestmark = pytest.mark.timeout(400)
+_PATIENCE_S = 180
 _AT_ONCE_S = 5
 """Seconds in which a service ends that has lost a rank."""
 
@@ -144,7 +145,7 @@ def test_hosts_serve_come_back_when_one_is_killed_and_stop(model, tmp_path):
         before = [launch.rank(0), launch.rank(1)]
         os.kill(before[1], signal.SIGKILL)
         until(lambda: "starts again" in launch.text, 2 * _AT_ONCE_S, "it notices")
-        until(lambda: is_ready(launch, port), _PATIENCE_S, "it is back")
+        until(lambda: is_ready(launch, port), _PATIENCE_S, "it is back", launch)
         assert ask(port, "/v1/chat/completions", question)["choices"] == answered
         pids = [launch.rank(0), launch.rank(1)]
         assert not {*before} & {*pids}
