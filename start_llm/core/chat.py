@@ -196,7 +196,7 @@ class ChatRequest:
         conversation_id: the client's name for this one conversation, whose earlier messages may have had
             other text.
         tenant: whose request it is; tenants share nothing that was computed.
-        is_background: according to the client, nobody is waiting for it.
+        is_background: nobody waits for it (`protocols.urgency`), so it gives way to others.
         continues_reply: the last message is the beginning of the reply, which goes on from it.
         compared_with: the random name of an earlier reply (`core.ids`): the client asks where this request
             leaves the one that it answers. None if it does not ask.

@@ -76,7 +76,7 @@ class EngineRequest:
         repeated_tokens: prompt tokens of messages that were computed before, as these tokens or as others.
         salt: separates what different callers computed.
         session: requests of one session are served one after the other; empty: it belongs to none.
-        is_background: according to the client, nobody is waiting for it.
+        is_background: nobody waits for it, so it gives way to others (`engine.schedule`).
         top_logprobs: None or 0..20.
         reasoning: None for unlimited reasoning.
         trims_leading_space: the tokenizer marks the start of a text with a space that is not content.

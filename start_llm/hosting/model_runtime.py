@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from start_llm.config.settings import Settings
@@ -241,5 +242,6 @@ class EngineEmbedder:
     def fewest_tokens(self, text: str) -> int:
         return self.tokenizer.fewest_tokens(text)
 
-    def embed(self, ids: Sequence[int]) -> list[float]:
-        return self.engine.run("make a vector", self.embedder.embed, ids)
+    def embed(self, ids: Sequence[int], patience_s: float) -> list[float]:
+        """Return the vector of a text, for which requests that somebody waits for go first for so long."""
+        return self.engine.run_patiently(patience_s, "make a vector", partial(self.embedder.embed, ids))

@@ -101,6 +101,8 @@ _MISS_REASONS = {
     "unknown": "previous_message_not_found",
 }
 """`CacheMissReason` of anthropic 2.14, by the place of the divergence."""
+_TIER = "standard"
+"""The one of Anthropic's tiers in which a request is served: none is bought, and none is a batch."""
 _DELTAS: Mapping[Member, tuple[str, str]] = {
     "thinking": ("thinking_delta", "thinking"),
     "signature": ("signature_delta", "signature"),
@@ -209,7 +211,7 @@ class MessagesReply:
 
     def opening(self, prompt_tokens: int, divergence: Divergence | None = None) -> Iterable[SSEFrame]:
         """Send the prompt's length: some clients read it here and ignore the final usage."""
-        counts = _usage(Usage(prompt_tokens, cached=0, completion=0))
+        counts = {**_usage(Usage(prompt_tokens, cached=0, completion=0)), "service_tier": _TIER}
         message = self._message([], None, None, counts, divergence)
         yield _frame("message_start", message=message)
         for block in self.unavailable:
@@ -237,7 +239,8 @@ class MessagesReply:
     def whole(self, events: list[Output], end: Finished) -> Mapping[str, Json]:
         blocks = whole_blocks(_steps(self._new_writer(), events))
         first: list[Json] = [dict(block) for block in self.unavailable]
-        return self._message([*first, *blocks], *_stopped(end), self._counts(end), end.divergence)
+        counts = {**self._counts(end), "service_tier": _TIER}
+        return self._message([*first, *blocks], *_stopped(end), counts, end.divergence)
 
     def _counts(self, end: Finished) -> dict[str, Json]:
         counts = _usage(end.usage)

@@ -43,6 +43,7 @@ from start_llm.protocols.responses.response_store import StoredResponse
 from start_llm.protocols.responses.tools import Toolbox, read_toolbox, runs_elsewhere
 from start_llm.protocols.sessions import conversation_id, lineage, session_id
 from start_llm.protocols.tool_types import responses_tool_type
+from start_llm.protocols.urgency import service_tier
 
 _LIMITS = ("max_output_tokens", "max_completion_tokens", "max_tokens")
 _LOGPROBS = "message.output_text.logprobs"
@@ -108,7 +109,12 @@ def parse(body: Fields, headers: Mapping[str, str], context: RequestContext) -> 
         compared_with=compared_with,
     )
     reply = ResponseReply(
-        asked=_writable(_repeated(body, context, conversation, options)),
+        asked=_writable(
+            {
+                **_repeated(body, context, conversation, options),
+                "service_tier": service_tier(body, headers),
+            }
+        ),
         toolbox=toolbox,
         as_summary=_wants_summary(body),
         sealed=partial(context.seal.seal, tenant=context.tenant),
