@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from start_llm.core.prompt import KeptPrefix
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Receipt:
@@ -15,6 +17,7 @@ class Receipt:
         unread: tokens that were not computed: the last one of a prewarm, and those that a deadline cut off.
         drafted: tokens of the reply, not of the prompt, that a draft had guessed.
         is_kept: the cache keeps what was computed.
+        kept: the beginnings that the client asks to keep.
     """
 
     from_memory: int = 0
@@ -24,6 +27,7 @@ class Receipt:
     unread: int = 0
     drafted: int = 0
     is_kept: bool = True
+    kept: tuple[KeptPrefix, ...] = ()
 
     @property
     def prompt(self) -> int:

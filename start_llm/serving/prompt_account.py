@@ -3,6 +3,7 @@
 import time
 
 from start_llm.core.events import Event, Prefilling, Restored, Text
+from start_llm.core.prompt import KeptPrefix
 from start_llm.core.prompt_report import Divergence, Receipt
 
 
@@ -12,13 +13,21 @@ class PromptAccount:
     Args:
         tokens: of the prompt.
         note: where in the prompt the note is that this request adds; empty if it adds none.
+        kept: the beginnings that its client asks to keep.
 
     Attributes:
         divergence: where it leaves the request that its client compares it with.
     """
 
-    def __init__(self, tokens: int, note: range, divergence: Divergence | None = None) -> None:
+    def __init__(
+        self,
+        tokens: int,
+        note: range,
+        divergence: Divergence | None = None,
+        kept: tuple[KeptPrefix, ...] = (),
+    ) -> None:
         self.divergence = divergence
+        self._kept = kept
         self._tokens = tokens
         self._note = note
         self._restored = Restored(0)
@@ -60,4 +69,5 @@ class PromptAccount:
             unread=self._tokens - self._done,
             drafted=self._drafted,
             is_kept=self._restored.miss != "off",
+            kept=self._kept,
         )

@@ -147,7 +147,7 @@ class Service:
             turn.record_submitted(name_in(origin.id))
             submitted.pop_all()
         model = self._model_of(request)
-        prompt = PromptAccount(len(turn.tokens), turn.note, self._divergence(request, turn, model))
+        prompt = self._prompt_account(request, turn, model)
         answered = partial(self._remember, request.tenant, name_in(origin.id), model, turn)
         remember = partial(self._look_ahead, request, prepared, turn, prompt, answered)
         return Answer(
@@ -164,6 +164,10 @@ class Service:
     def _model_of(self, request: GenerationRequest) -> str:
         """Return a name for what answers the request: the model and its adapters."""
         return "\n".join([self._model.id, adapter_label(request.options.adapter) or ""])
+
+    def _prompt_account(self, request: GenerationRequest, turn: Turn, model: str) -> PromptAccount:
+        divergence = self._divergence(request, turn, model)
+        return PromptAccount(len(turn.tokens), turn.note, divergence, turn.kept)
 
     def _divergence(self, request: GenerationRequest, turn: Turn, model: str) -> Divergence | None:
         """Return where a request leaves the one that its client names; None also if it names none."""
@@ -262,6 +266,7 @@ class Service:
             max_tokens=self._max_tokens(prepared, len(turn.tokens)),
             reasoning=prepared.reasoning_limit,
             boundaries=turn.resume_positions,
+            kept=tuple(one for one in turn.kept if one.tokens),
             repeated_tokens=turn.repeated_tokens,
             salt=request.tenant,
             # The turn that it prepares must not wait for it, as requests of one session wait for each other.
