@@ -247,7 +247,10 @@ class PromptCache:
         match = self._lookup.match(ids, salt)
         self._store.tree.rejected_keys -= match.rejected_keys
         restored, _ = self._lookup.explain(match, boundaries, repeated_tokens)
-        length = self.disk.restorer.length(match) if self.disk.restorer else match.plan.length
+        if self.disk.restorer is None:
+            return restored
+        length, pages = self.disk.restorer.length(match), self.disk.restorer.depth(match)
+        restored = replace(restored, kept=max(restored.kept, pages * self._store.tree.page_size))
         return restored if length == match.plan.length else _with_disk(restored, length)
 
     def _use(self, plan: RestorePlan, now: float) -> None:
@@ -272,7 +275,8 @@ class PromptCache:
         self._store.release_pages(seq_cache)
 
     def _hold(self, seq_cache: SequenceCache, tokens: list[int]) -> None:
-        seq_cache.last_used = self._clock()
+        if not seq_cache.is_idle_work:
+            seq_cache.last_used = self._clock()
         seq_cache.tokens = tokens
         self._extend(seq_cache)
 

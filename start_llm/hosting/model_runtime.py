@@ -124,6 +124,8 @@ def start_model(
         opened.callback(shared.conversations.leave, conversations, _STOP_S)
         runtime = _runtime(shared, settings, engine, startup, conversations)
         opened.pop_all()
+        if runtime.read_ahead:
+            runtime.read_ahead.begin()
         return runtime
 
 
