@@ -9,18 +9,20 @@ import numpy as np
 import pytest
 
 from start_llm.core.events import Restored
-from tests.cache.disk import on_disk, resources_of
-from tests.conftest import TinyModel
-from tests.engine.harness import engine_request
+from tests.cache.disk import on_disk
+from tests.engine.harness import engine_request, uncached_resources
+from tests.engine.test_guards import Counting
 
 PROMPT = tuple(int(n) for n in np.random.default_rng(5).integers(3, 400, 700))
 
 
-@pytest.mark.parametrize("family", ["qwen3", "qwen3_5"])
+@pytest.mark.parametrize("has_state", [False, True])
 def test_pages_that_idle_work_reads_are_evicted_before_those_that_requests_use(
-    tiny_model: TinyModel, tmp_path: Path, family: str
+    tmp_path: Path, has_state: bool
 ):
-    resources = resources_of(tiny_model, family)
+    resources = uncached_resources(
+        Counting(has_state=has_state), lambda _: b"a", frozenset(), max_sequences=4, batches=not has_state
+    )
     with on_disk(resources, tmp_path) as engine:
         engine.say(PROMPT, 2, (600, 690))
     with on_disk(resources, tmp_path) as engine:

@@ -56,7 +56,7 @@ def test_a_request_waits_for_one_chunk_of_prompts_that_nobody_waits_for(has_stat
     others = [stepper.submit(background((n, *LONGER))) for n in range(3)]
     stepper.step_until(lambda: any(one.progress for one in others))
     assert passes_to_first_token(stepper, passes) <= MOST * alone
-    assert not any(one.ending for one in others)
+    assert not any(one.look() and one.ending for one in others)
     stepper.finish(*others)
     assert stepper.metrics.prefilled_tokens == len(LONG) - 1 + 3 * len(LONG), "nothing is computed twice"
     check(stepper)
@@ -129,7 +129,7 @@ def test_replies_that_nobody_waits_for_leave_their_places_at_once(places: int):
     others = [stepper.submit(background(prompt, 100)) for prompt in PROMPTS[:places]]
     stepper.step_until(lambda: all(one.tokens for one in others))
     passes_to_first_token(stepper, passes)
-    assert not any(one.ending for one in others)
+    assert not any(one.look() and one.ending for one in others)
     stepper.finish(*others)
     read = sum(len(prompt) - 1 for prompt in (LONG, *PROMPTS[:places]))
     assert stepper.metrics.prefilled_tokens == read
