@@ -21,7 +21,7 @@ def wants_receipt(body: Fields, headers: Mapping[str, str]) -> bool:
 
 
 def receipt_json(receipt: Receipt) -> dict[str, Json]:
-    """Return a receipt. The members between `prompt_tokens` and `drafted` sum to `prompt_tokens`.
+    """Return a receipt. The first five members behind `prompt_tokens` sum to it, and the ranges cover it.
 
     Where the request marks places to be kept, they follow: `tokens` is null for one that is not kept.
     """
@@ -32,7 +32,9 @@ def receipt_json(receipt: Receipt) -> dict[str, Json]:
         "read": receipt.read,
         "told": receipt.told,
         "unread": receipt.unread,
+        "read_ahead": receipt.read_ahead,
         "drafted": receipt.drafted,
+        "ranges": [one._asdict() for one in receipt.ranges],
     }
     kept: list[Json] = [
         {"tokens": (receipt.is_kept and one.tokens) or None, "ttl_s": one.seconds} for one in receipt.kept

@@ -186,28 +186,35 @@ class ReadAhead:
         self._replies.put(_Reply(request, reply))
         self._start_thread()
 
-    def note_restored(self, session: Session, ids: Sequence[int], restored: int) -> None:
+    def note_restored(self, session: Session, ids: Sequence[int], restored: int) -> int:
         """Take into account what a request has found in the cache.
 
         Args:
             ids: of its prompt.
             restored: tokens of it.
+
+        Returns:
+            How many of these were read ahead, and are used for the first time.
         """
+        found = 0
         with self._lock:
             if work := self._expected.pop(session, None):
-                self._judge(work.used_by(ids, restored), work)
+                found += self._judge(work.used_by(ids, restored), work)
             waiting = self._read_for.get(session[0], [])
             for work in list(waiting):
                 work.requests += 1
                 used = work.used_by(ids, restored)
                 if used or work.requests == _REQUESTS_TO_USE_IT:
                     waiting.remove(work)
-                    self._judge(used, work)
+                    found += self._judge(used, work)
+        return min(found, restored)
 
-    def _judge(self, used: int, work: _Work) -> None:
+    def _judge(self, used: int, work: _Work) -> int:
+        """Note how many tokens of a work were used, and return them."""
         self._metrics.used_tokens += used
         self._judged.append((used, work.tokens))
         self._metrics.is_paused = not self._pays
+        return used
 
     @property
     def _pays(self) -> bool:

@@ -149,9 +149,9 @@ class Service:
             turn.record_submitted(name_in(origin.id))
             submitted.pop_all()
         model = self._model_of(request)
-        prompt = self._prompt_account(request, turn, model)
+        prompt = self._prompt_account(request, prepared, turn, model)
         answered = partial(self._remember, request, prepared, origin, model, turn)
-        remember = partial(self._look_ahead, request, prepared, turn, prompt, answered)
+        remember = partial(self._look_ahead, request, turn, answered)
         return Answer(
             generation=generation,
             output=output,
@@ -167,9 +167,17 @@ class Service:
         """Return a name for what answers the request: the model and its adapters."""
         return "\n".join([self._model.id, adapter_label(request.options.adapter) or ""])
 
-    def _prompt_account(self, request: GenerationRequest, turn: Turn, model: str) -> PromptAccount:
+    def _prompt_account(
+        self, request: GenerationRequest, prepared: PreparedRequest, turn: Turn, model: str
+    ) -> PromptAccount:
+        session, ids, ahead = (
+            (prepared.request.tenant, prepared.session),
+            turn.tokens.ids,
+            self._after.read_ahead,
+        )
+        find = partial(ahead.note_restored, session, ids) if ahead else lambda _: 0
         divergence = self._divergence(request, turn, model)
-        return PromptAccount(len(turn.tokens), turn.note, divergence, turn.kept)
+        return PromptAccount(ids, turn.note, divergence, turn.kept, find)
 
     def _divergence(self, request: GenerationRequest, turn: Turn, model: str) -> Divergence | None:
         """Return where a request leaves the one that its client names; None also if it names none."""
@@ -178,21 +186,12 @@ class Service:
         before = self._after.answered.find(request.tenant, request.compared_with)
         return turn.divergence(before, model) if before else Divergence("unknown")
 
-    def _look_ahead(
-        self,
-        request: GenerationRequest,
-        prepared: PreparedRequest,
-        turn: Turn,
-        prompt: PromptAccount,
-        answered: Callable[[], None],
-    ) -> None:
+    def _look_ahead(self, request: GenerationRequest, turn: Turn, answered: Callable[[], None]) -> None:
         """Remember a request, and have the beginning of the next one read once its reply is recorded."""
         answered()
         reply = turn.take_reply()
         read_ahead = self._after.read_ahead
         if read_ahead and reply and isinstance(request, ChatRequest):
-            session = (prepared.request.tenant, prepared.session)
-            read_ahead.note_restored(session, turn.tokens.ids, prompt.cached)
             kept = request.messages[: len(request.messages) - turn.transient_messages]
             read_ahead.note_reply(replace(request, messages=kept), reply)
 

@@ -144,3 +144,19 @@ def test_a_conversation_that_comes_back_often_is_in_memory_after_a_start(
     assert computed(receipt) < 80
     assert used > 300
     assert told["read_tokens"] < 0.1 * told["restored_tokens"] + 64
+
+
+def test_a_receipt_tells_what_was_read_ahead(tiny_model: TinyModel, tmp_path: Path):
+    folder = tiny_model(hidden=64, layers=2)
+    kept: dict[str, Any] = {"idle_work": "on", "ssd_folder": str(tmp_path), "drain_s": 10}
+    with serving(folder, **kept) as server:
+        assert ask(server, "Read the file.")["read_ahead"] == 0
+    with serving(folder, **kept) as server:
+        until(lambda: idle(server)["works"] >= 1)
+        first, second = (ask(server, question) for question in ("Go on.", "Begin."))
+        assert first["read_ahead"] == idle(server)["used_tokens"] > 300
+    assert second["read_ahead"] == 0, "it was used already"
+    restored, read = first["ranges"]
+    assert (restored["source"], restored["end"], read["source"]) == ("restored", first["from_memory"], "read")
+    common = min(first["ranges"][0]["end"], second["ranges"][0]["end"])
+    assert common > 300
