@@ -12,7 +12,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated
 
-from benchmarks import agent_long, agent_traces, servers
+from benchmarks import agent_idle, agent_long, agent_traces, servers
 from benchmarks.agent_servers import Bare, HttpServer, Restarted
 from benchmarks.harness import Part, refuse, row, table
 from tests.agents.agent_account import Rendering
@@ -203,4 +203,10 @@ def _print_sorted(plan: Plan, family: str, rows: Iterable[Row]) -> None:
         row(family, SHAPES[shape].title, contender, *cells)
 
 
-PARTS: Mapping[str, Part] = {"turns": turns, "long": agent_long.long, "traces": agent_traces.traces}
+PARTS: Mapping[str, Part] = {
+    "turns": turns,
+    "long": agent_long.long,
+    "traces": agent_traces.traces,
+    "idle": agent_idle.idle,
+    "receipts": agent_idle.receipts,
+}

@@ -52,20 +52,28 @@ class CheckpointKeeper:
         positions = {in_front_of_image(ids, position) for position in chosen}
         return tuple(sorted(position for position in positions if position > done))
 
-    def keep(self, seq_cache: SequenceCache) -> None:
-        """Keep the state at the end of a sequence cache, and drop those that are too many beside it."""
+    def keep(self, seq_cache: SequenceCache, now: float) -> None:
+        """Keep the state at the end of a sequence cache, and drop those that are too many beside it.
+
+        Args:
+            now: seconds on the cache's clock. What a client asks to keep until later stays as long as there
+                is room.
+        """
         reach = 0 if seq_cache.boundaries else step_in_text(self._layers.window)
         checkpoint = self._store.keep_state(seq_cache, reach)
-        while checkpoint and (victim := self._next_to_drop(checkpoint, seq_cache.boundaries)):
+        while checkpoint and (victim := self._next_to_drop(checkpoint, seq_cache.boundaries, now)):
             self._store.drop_checkpoint(victim)
 
-    def _next_to_drop(self, checkpoint: Checkpoint, boundaries: tuple[int, ...]) -> Checkpoint | None:
+    def _next_to_drop(
+        self, checkpoint: Checkpoint, boundaries: tuple[int, ...], now: float
+    ) -> Checkpoint | None:
         return checkpoint_to_drop(
             checkpoint,
             self._store.token_bytes,
             boundaries,
             is_tight=self._store.checkpoint_usage.nbytes > self._evictor.limits.checkpoint_bytes / 2,
             most=MAX_OF_A_CONVERSATION if boundaries else self._max_of_a_text(),
+            now=now,
         )
 
     def _max_of_a_text(self) -> int:
@@ -164,6 +172,7 @@ def checkpoint_to_drop(
     *,
     is_tight: bool,
     most: int = MAX_OF_A_CONVERSATION,
+    now: float = 0,
 ) -> Checkpoint | None:
     """Return a checkpoint on the path to the newest one that should be dropped; None if there is none.
 
@@ -178,12 +187,16 @@ def checkpoint_to_drop(
         is_tight: checkpoint memory is short. Then a checkpoint must save 2,048 tokens, or KV of at least its
             own size; this does not apply to a network without KV.
         most: checkpoints of one conversation.
+        now: one that a client asks to keep until later is dropped only if memory is short, and all others are
+            gone.
     """
     kept = sorted(_on_the_way(newest), key=lambda one: one.position)
     starts = [0, *(one.position for one in kept)]
     saved = {id(one): one.position - start for start, one in zip(starts, kept, strict=False)}
     shared = next((one for one in kept if one.position in boundaries[:1]), kept[0])
-    inner = [one for one in kept[:-1] if one is not shared]
+    others = [one for one in kept[:-1] if one is not shared]
+    free = [one for one in others if one.kept_until <= now]
+    inner = free or (others if is_tight and len(kept) > most else [])
     if not inner:
         return None
     if len(kept) > most:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from start_llm.cache.disk.write_back import WriteBack
 
 type Enough = Callable[[], bool]
+type Spare = Callable[[Page], bool]
 
 _MAX_ARRAYS = 250_000
 """Metal fails for good at 499,000 live buffers; running sequences and the model's weights need theirs."""
@@ -29,6 +30,10 @@ _TIGHT = 0.3
 _CHECKPOINTS_SHARE = 0.3
 _MAX_ENDS_UNDER_PRESSURE = 24
 _UNUSED_UNDER_PRESSURE_S = 1800.0
+
+
+def _never(*_: object) -> bool:
+    return False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,26 +143,37 @@ class Evictor:
     def _relieve(self, now: float, active: MemoryUsage) -> None:
         """Evict until enough is free: old conversations first, then excess ones, then the lowest scores."""
         is_relieved = partial(self._is_within, active)
+
+        def is_kept(page: Page) -> bool:
+            return page.kept_until > now
+
         if self.limits.cache_ttl_s is None:
-            self._drop_unused(now, _UNUSED_UNDER_PRESSURE_S, is_relieved)
+            self._drop_unused(now, _UNUSED_UNDER_PRESSURE_S, is_relieved, is_kept)
         if self.limits.max_conversations is None:
-            self._drop_ends_beyond(_MAX_ENDS_UNDER_PRESSURE, is_relieved)
+            self._drop_ends_beyond(_MAX_ENDS_UNDER_PRESSURE, is_relieved, is_kept)
         self._drop_worst(now, is_relieved)
 
-    def _drop_unused(self, now: float, cache_ttl_s: float, is_enough: Enough = lambda: False) -> None:
+    def _drop_unused(
+        self, now: float, cache_ttl_s: float, is_enough: Enough = _never, is_kept: Spare = _never
+    ) -> None:
+        def is_spared(page: Page) -> bool:
+            return now - page.last_used <= cache_ttl_s or is_kept(page)
+
         for end in sorted(self._store.ends(), key=_last_used):
             if now - _last_used(end) <= cache_ttl_s or is_enough():
                 return
-            self._drop_end(end, lambda page: now - page.last_used <= cache_ttl_s)
+            self._drop_end(end, is_spared)
 
-    def _drop_ends_beyond(self, most: int, is_enough: Enough = lambda: False) -> None:
+    def _drop_ends_beyond(self, most: int, is_enough: Enough = _never, is_kept: Spare = _never) -> None:
         ends = sorted(self._store.ends(), key=_last_used)
         for end in ends[: max(len(ends) - most, 0)]:
             if is_enough():
                 return
-            self._drop_end(end, lambda _: False)
+            self._drop_end(end, is_kept)
 
-    def _drop_end(self, end: ConversationEnd, spare: Callable[[Page], bool]) -> None:
+    def _drop_end(self, end: ConversationEnd, spare: Spare) -> None:
+        if isinstance(end, Page) and spare(end):
+            return
         if self.write_back:
             for one in self._store.conversation(end, spare):  # beginnings first: ends are worthless without
                 self.write_back.save(one)
@@ -169,7 +185,9 @@ class Evictor:
         most = self.limits.checkpoint_bytes
         if self._store.checkpoint_usage.nbytes <= most:
             return
-        worst_first = sorted(self._store.checkpoints, key=lambda one: _ranked(one, now))
+        worst_first = sorted(
+            self._store.checkpoints, key=lambda one: (one.kept_until > now, *_ranked(one, now))
+        )
         for checkpoint in worst_first[:-1]:
             if self._store.checkpoint_usage.nbytes <= most:
                 return
@@ -189,8 +207,10 @@ class Evictor:
                     heapq.heappush(heap, self._ranked(one, now))
                 self.evicted += 1
 
-    def _ranked(self, one: CacheItem, now: float) -> tuple[bool, float, int, CacheItem]:
-        return (not (self.write_back and self.write_back.is_spare(one)), *_ranked(one, now))
+    def _ranked(self, one: CacheItem, now: float) -> tuple[bool, bool, float, int, CacheItem]:
+        """Return what sorts victims: last what a client asks to keep, first what the disk has too."""
+        is_kept = not isinstance(one, SequenceCache) and one.kept_until > now
+        return is_kept, not (self.write_back and self.write_back.is_spare(one)), *_ranked(one, now)
 
     def _is_within(self, active: MemoryUsage) -> bool:
         return not self._is_beyond(self._needed + active, slack=_SLACK)

@@ -17,7 +17,7 @@ import hashlib
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from start_llm.cache.tail_index import TailIndex
 from start_llm.core.thread_owners import ENGINE, owned_by
@@ -64,6 +64,13 @@ class PageRun:
         return self.stored.nbytes - self.stored.bytes_of(*self.span)
 
 
+class KeptUntil(NamedTuple):
+    """The first `tokens` tokens of a sequence stay until `until`, in seconds on the cache's clock."""
+
+    tokens: int
+    until: float
+
+
 @dataclass(eq=False, slots=True)
 class SequenceCache:
     """The contiguous caches of one sequence.
@@ -78,6 +85,7 @@ class SequenceCache:
             last message.
         last_used: seconds on the cache's clock.
         boundaries: ends of the prompt's messages.
+        kept: its beginnings that clients ask to keep.
         prompt_length, repeated_tokens: tokens of the prompt, and of its messages that were computed before.
         is_given_up: its client went away before the reply was complete.
         is_idle_work: nobody asked for it yet, so that it counts as used when its beginning was.
@@ -91,6 +99,7 @@ class SequenceCache:
     shared_prefix_length: int = 0
     last_used: float = 0
     boundaries: tuple[int, ...] = ()
+    kept: tuple[KeptUntil, ...] = ()
     prompt_length: int = 0
     repeated_tokens: int = 0
     is_given_up: bool = False
@@ -113,6 +122,20 @@ class SequenceCache:
         """The last full page, or the root."""
         return self.path[-1] if self.path else self.root
 
+    def note_kept(self) -> None:
+        """Note on its pages and checkpoints until when they are to stay, as far as the tokens reach."""
+        for tokens, until in self.kept:
+            if tokens > len(self.tokens):
+                continue
+            before = self.root
+            for page in self.path:
+                if page.start < tokens:
+                    page.kept_until = max(page.kept_until, until)
+                if page.end <= tokens:
+                    before = page
+            for checkpoint in before.checkpoints.equal_to(tuple(self.tokens[before.end : tokens])):
+                checkpoint.kept_until = max(checkpoint.kept_until, until)
+
 
 @dataclass(eq=False, slots=True)
 class Checkpoint:
@@ -122,6 +145,7 @@ class Checkpoint:
         state: can be taken back by up to `state.reach` tokens.
         tail_cut: the trimmable leaves' arrays. They begin with the tail; other checkpoints of the page may
             share them.
+        kept_until: seconds on the cache's clock until which a client asks to keep it.
     """
 
     page: Page
@@ -129,6 +153,7 @@ class Checkpoint:
     state: StateSnapshot
     tail_cut: KVSlice | None
     last_used: float
+    kept_until: float = 0
 
     @property
     def position(self) -> int:
@@ -152,6 +177,7 @@ class Page:
         end: number of tokens up to the end of this page.
         holder: stores the page's KV. None: the KV is lost (or the page is a root).
         uses: sequences that computed it or were restored from it; one that was given up does not count.
+        kept_until: seconds on the cache's clock until which a client asks to keep it.
         by_tokens: the children again, by their tokens.
         seq_caches: those whose last full page this is.
     """
@@ -163,6 +189,7 @@ class Page:
     holder: Holder | None
     last_used: float = 0
     uses: int = 1
+    kept_until: float = 0
     children: dict[bytes, Page] = field(default_factory=dict[bytes, "Page"])
     by_tokens: TailIndex[Page] = field(init=False)
     checkpoints: TailIndex[Checkpoint] = field(init=False)

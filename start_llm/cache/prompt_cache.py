@@ -27,12 +27,13 @@ from start_llm.cache.disk.write_back import WriteBack
 from start_llm.cache.eviction import EvictionLimits, Evictor
 from start_llm.cache.layers import Layers
 from start_llm.cache.page_store import PageStore
-from start_llm.cache.pages import SequenceCache
-from start_llm.cache.plan import RestorePlan, without_cutting
+from start_llm.cache.pages import KeptUntil, SequenceCache
+from start_llm.cache.plan import RestorePlan, in_front_of_image, without_cutting
 from start_llm.cache.prompt_lookup import PromptLookup, PromptMatch, message_ends
 from start_llm.cache.restore import Restorer
 from start_llm.cache.tail_index import common_length
 from start_llm.core.events import Restored
+from start_llm.core.prompt import KeptPrefix
 from start_llm.core.thread_owners import ENGINE, owned_by
 from start_llm.telemetry.metrics import CacheMetrics
 
@@ -157,7 +158,32 @@ class PromptCache:
         has_begun = len(ids) > before.prompt_length
         repeated_tokens = len(ids) if has_begun else before.repeated_tokens
         match = self._lookup.match(ids, salt, most)
-        return self._open(match, boundaries, repeated_tokens, before.prompt_length, capacity)
+        opened = self._open(match, boundaries, repeated_tokens, before.prompt_length, capacity)
+        return self._with_kept(opened, ids, before.kept)
+
+    def with_kept(
+        self, opened: OpenedSequence, ids: tuple[int, ...], kept: Sequence[KeptPrefix]
+    ) -> OpenedSequence:
+        """Return an opened sequence whose beginnings stay at least so long, as far as the budget allows.
+
+        Args:
+            ids: its prompt.
+        """
+        now = self._clock()
+        return self._with_kept(opened, ids, [KeptUntil(one.tokens, now + one.seconds) for one in kept])
+
+    def _with_kept(
+        self, opened: OpenedSequence, ids: tuple[int, ...], kept: Sequence[KeptUntil]
+    ) -> OpenedSequence:
+        seq_cache = opened.seq_cache
+        seq_cache.kept = tuple(kept)
+        seq_cache.note_kept()
+        if not (kept and self.supports_reuse and self._layers.has_state):
+            return opened
+        ends = {in_front_of_image(ids, one.tokens) for one in kept if one.tokens < seq_cache.prompt_length}
+        more = {end for end in ends if end > len(seq_cache.tokens)}
+        positions = tuple(sorted({*opened.checkpoint_positions, *more}))
+        return replace(opened, checkpoint_positions=positions)
 
     def restorable(self, ids: tuple[int, ...], salt: bytes) -> int:
         """Return how many tokens of `ids` memory can restore now."""
@@ -222,7 +248,10 @@ class PromptCache:
         match = self._lookup.match(ids, salt)
         self._store.tree.rejected_keys -= match.rejected_keys
         restored, _ = self._lookup.explain(match, boundaries, repeated_tokens)
-        length = self.disk.restorer.length(match) if self.disk.restorer else match.plan.length
+        if self.disk.restorer is None:
+            return restored
+        length, pages = self.disk.restorer.length(match), self.disk.restorer.depth(match)
+        restored = replace(restored, kept=max(restored.kept, pages * self._store.tree.page_size))
         return restored if length == match.plan.length else _with_disk(restored, length)
 
     def _use(self, plan: RestorePlan, now: float) -> None:
@@ -247,7 +276,8 @@ class PromptCache:
         self._store.release_pages(seq_cache)
 
     def _hold(self, seq_cache: SequenceCache, tokens: list[int]) -> None:
-        seq_cache.last_used = self._clock()
+        if not seq_cache.is_idle_work:
+            seq_cache.last_used = self._clock()
         seq_cache.tokens = tokens
         self._extend(seq_cache)
 
@@ -272,7 +302,8 @@ class PromptCache:
             return
         self._extend(seq_cache)
         if keep_state:
-            self._checkpoints.keep(seq_cache)
+            self._checkpoints.keep(seq_cache, self._clock())
+        seq_cache.note_kept()
         self.shrink()
 
     def _extend(self, seq_cache: SequenceCache) -> None:
@@ -309,6 +340,7 @@ class PromptCache:
             self._layers.materialize(caches)
             seq_cache.tokens = list(tokens)
             self._extend(seq_cache)
+            seq_cache.note_kept()
             seq_cache.shared_prefix_length = min(seq_cache.shared_prefix_length, len(seq_cache.tokens))
             # What idle work was restored from is others', who have not given it up.
             seq_cache.is_given_up = is_given_up and not seq_cache.is_idle_work

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from start_llm.core.images import Image
 from start_llm.core.sampling import SamplingChoice
@@ -49,12 +49,25 @@ class TextGrammar:
     field: str
 
 
+class KeptPlace(NamedTuple):
+    """A place in a message up to which the client asks to keep the prompt.
+
+    Attributes:
+        characters: of the message's content that are in front of it; -1: all of the message is.
+        seconds: for which to keep it at least.
+    """
+
+    characters: int
+    seconds: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Message:
     """A message of a conversation, its text parts joined. An image in `content` is its word (`Image.word`).
 
     `tool_references` names the late tools of the request that this message introduces. `reply_name` is the
-    random name of the reply that the client says this message is (`core.ids`).
+    random name of the reply that the client says this message is (`core.ids`). `kept` are in the order of the
+    content.
     """
 
     role: Role
@@ -65,6 +78,7 @@ class Message:
     tool_references: tuple[str, ...] = ()
     name: str | None = None
     reply_name: str = field(default="", compare=False)
+    kept: tuple[KeptPlace, ...] = field(default=(), compare=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,7 +210,7 @@ class ChatRequest:
         conversation_id: the client's name for this one conversation, whose earlier messages may have had
             other text.
         tenant: whose request it is; tenants share nothing that was computed.
-        is_background: according to the client, nobody is waiting for it.
+        is_background: nobody waits for it (`protocols.urgency`), so it gives way to others.
         continues_reply: the last message is the beginning of the reply, which goes on from it.
         compared_with: the random name of an earlier reply (`core.ids`): the client asks where this request
             leaves the one that it answers. None if it does not ask.

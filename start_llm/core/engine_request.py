@@ -6,7 +6,7 @@ from typing import Protocol
 
 from start_llm.core.adapters import BASE_MODEL, AdapterStack
 from start_llm.core.images import FIRST_IMAGE_TOKEN, ImageRun
-from start_llm.core.prompt import ModelTokens
+from start_llm.core.prompt import KeptPrefix, ModelTokens
 from start_llm.core.sampling import Sampling
 
 
@@ -73,10 +73,11 @@ class EngineRequest:
         sampling: values that MLX accepts for this vocabulary.
         boundaries: numbers of prompt tokens at which messages end, ascending; other prompts may continue from
             there.
+        kept: beginnings of the prompt that stay in the cache at least so long, where there is room.
         repeated_tokens: prompt tokens of messages that were computed before, as these tokens or as others.
         salt: separates what different callers computed.
         session: requests of one session are served one after the other; empty: it belongs to none.
-        is_background: according to the client, nobody is waiting for it.
+        is_background: nobody waits for it, so it gives way to others (`engine.schedule`).
         top_logprobs: None or 0..20.
         reasoning: None for unlimited reasoning.
         trims_leading_space: the tokenizer marks the start of a text with a space that is not content.
@@ -92,6 +93,7 @@ class EngineRequest:
     sampling: Sampling
     images: tuple[ImageRun, ...] = ()
     boundaries: tuple[int, ...] = ()
+    kept: tuple[KeptPrefix, ...] = ()
     repeated_tokens: int = 0
     salt: bytes = b""
     session: str = ""

@@ -38,6 +38,18 @@ class Boundary(NamedTuple):
     tokens: int
 
 
+class KeptPrefix(NamedTuple):
+    """The beginning of a prompt that the client asks to keep.
+
+    Attributes:
+        tokens: its length; 0 if the place that the client has marked is not known in the prompt.
+        seconds: for which to keep it at least.
+    """
+
+    tokens: int
+    seconds: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
     """A request as the model reads it.
@@ -46,6 +58,7 @@ class Prompt:
         images: the runs of the request's images, one for each image.
         boundaries: in ascending order; a message has none if its end cannot be determined exactly.
         conversation: the form in which it is compared with others; None for texts.
+        kept: in the order of the messages.
         has_transient: it ends with messages that the next request will not have. They are not part of the
             conversation and have no boundaries.
         lasting_end: the tokens that would follow the last boundary without those messages, if known.
@@ -59,6 +72,7 @@ class Prompt:
     tokens: ModelTokens
     images: tuple[ImageRun, ...] = ()
     boundaries: tuple[Boundary, ...] = ()
+    kept: tuple[KeptPrefix, ...] = ()
     conversation: Conversation | None = None
     has_transient: bool = False
     lasting_end: tuple[int, ...] | None = None

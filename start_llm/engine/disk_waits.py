@@ -54,7 +54,12 @@ class DiskWaits:
             try:
                 may_look = first.waits <= _MOST_LOOKS
                 first.wait = self._disk.wait_for(
-                    first.ids, request.salt, capacity, speed=speed, may_look=may_look
+                    first.ids,
+                    request.salt,
+                    capacity,
+                    speed=speed,
+                    may_look=may_look,
+                    is_idle_work=request.is_idle_work,
                 )
             except Exception:  # noqa: BLE001 - whatever is wrong with the disk tier, the prompt can be computed
                 self._metrics.failures += 1

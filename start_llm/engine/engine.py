@@ -5,6 +5,7 @@ import threading
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
+from typing import Any
 
 from start_llm.core.engine_request import EngineRequest
 from start_llm.core.errors import EngineDied, ModelError, Overloaded, StartLLMError
@@ -112,7 +113,22 @@ class Engine:
             RequestError: the work raised it.
             EngineDied: the engine has stopped.
         """
-        task = EngineTask(EngineCommand(name, work, arguments, options))
+        return self._run(EngineCommand(name, work, arguments, options))
+
+    def run_patiently[Result](self, patience_s: float, name: str, work: Callable[[], Result]) -> Result:
+        """Do some work as `run` does, but let requests that somebody waits for go first.
+
+        Args:
+            patience_s: seconds for which they do.
+
+        Raises:
+            RequestError: the work raised it.
+            EngineDied: the engine has stopped.
+        """
+        return self._run(EngineCommand(name, work, patience_s=patience_s))
+
+    def _run(self, command: EngineCommand) -> Any:
+        task = EngineTask(command)
         self._inbox.put(task)
         while self.is_alive():
             with suppress(queue.Empty):

@@ -18,22 +18,29 @@ class EngineCommand:
         name: what it is, in words.
         work: returns what the waiting thread wants, or raises a `RequestError` for it.
         arguments, options: values for it.
+        patience_s: seconds for which it makes way for requests that somebody waits for; 0: none.
     """
 
     name: str
     work: Callable[..., Any]
     arguments: tuple[Any, ...] = ()
     options: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    patience_s: float = 0.0
 
     def __call__(self) -> Any:
         return self.work(*self.arguments, **self.options)
 
 
 class EngineTask:
-    """A command and its outcome. The engine thread runs it; one other thread waits."""
+    """A command and its outcome. The engine thread runs it; one other thread waits.
+
+    Attributes:
+        yields_until: seconds on the engine's clock until which it makes way for requests.
+    """
 
     def __init__(self, command: EngineCommand) -> None:
         self.command = command
+        self.yields_until = 0.0
         self._outcome: queue.SimpleQueue[tuple[Any, RequestError | None]] = queue.SimpleQueue()
 
     @owned_by(ENGINE)

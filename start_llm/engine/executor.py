@@ -241,9 +241,10 @@ class StepExecutor:
         if request.is_idle_work:
             return self.cache.open_for_idle_work(ids, request.salt, request.boundaries, most=most)
         room = planned_tokens(request, len(ids))
-        return self.cache.open(
+        opened = self.cache.open(
             ids, request.salt, request.boundaries, request.repeated_tokens, room, most=most
         )
+        return self.cache.with_kept(opened, ids, request.kept)
 
     def _reopen(self, sequence: EngineSequence, part: StartRequest) -> tuple[EngineSequence, tuple[int, ...]]:
         request = sequence.generation.request

@@ -43,6 +43,7 @@ class EngineLoop:
         self._inbox = inbox
         self._metrics = metrics
         self._stop: StopRequest | None = None
+        self._tasks: list[EngineTask] = []  # those that make way for requests
         self._clock = clock = resources.clock
         self._followers = resources.followers
         self.schedule = Schedule(clock)
@@ -68,14 +69,20 @@ class EngineLoop:
 
     @property
     def _has_work(self) -> bool:
-        return bool(self._planner.startable or self.executor.running)
+        return bool(self._planner.startable or self.executor.running or self._tasks)
 
     @property
     def yields(self) -> bool:
-        """True if there are requests, and nobody waits for any of them."""
-        requests = self._generations
+        """True if there is something to do, and nobody waits for any of it."""
+        requests, now = self._generations, self._clock()
         are_known = self._inbox.is_empty and not self.is_stopping
-        return are_known and bool(requests) and all(map(self.schedule.yields, requests))
+        tasks_yield = all(now < one.yields_until for one in self._tasks)
+        return (
+            are_known
+            and bool(requests or self._tasks)
+            and tasks_yield
+            and all(map(self.schedule.yields, requests))
+        )
 
     @property
     def _generations(self) -> list[Generation]:
@@ -115,12 +122,13 @@ class EngineLoop:
         self._metrics.step_began = time.monotonic()
         if not self._has_work:
             self.time.rest()
+        self._run_next_task()  # in front of new ones, for which other models' requests may go first
         self._receive_all()
         self._metrics.waiting = len(self.schedule)
         with self._failures.on_failure(self.executor.retry_decoding):
             for part in self._planner.parts():
                 self._execute(part)
-        self.time.note_step(is_decoding=bool(self.executor.decoder.groups))
+        self.time.note_step(is_decoding=bool(self._planner.decoding))
         with self._failures.on_failure(abandon_nothing):
             for part in self._planner.upkeep():
                 self._execute(part)
@@ -154,7 +162,7 @@ class EngineLoop:
                 with self._failures.on_failure(partial(item.answer, None)):
                     self._answer(item)
             case EngineTask():
-                item.run()
+                self._accept_task(item)
             case DiskNews():
                 with self._failures.on_failure(abandon_nothing):
                     self._cache.disk.collect()
@@ -165,6 +173,20 @@ class EngineLoop:
                     self._cache.resize(cache_bytes)
             case StopRequest():
                 self._stop = item
+
+    def _accept_task(self, task: EngineTask) -> None:
+        if patience_s := task.command.patience_s:
+            task.yields_until = self._clock() + patience_s
+            self._tasks.append(task)
+        else:
+            task.run()
+
+    def _run_next_task(self) -> None:
+        """Run a task that makes way for requests, if no prompt is read or its patience is over."""
+        if self._tasks and (
+            self._clock() >= self._tasks[0].yields_until or not self._planner.is_prompt_awaited
+        ):
+            self._tasks.pop(0).run()
 
     def _give_up_idle_work(self) -> None:
         """Let what nobody asked for end with its next chunk. The cache keeps what it computed."""

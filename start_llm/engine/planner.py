@@ -9,6 +9,7 @@ from functools import partial
 
 from start_llm.core.thread_owners import ENGINE, owned_by
 from start_llm.engine.admission import planned_tokens
+from start_llm.engine.batch import BatchGroup
 from start_llm.engine.disk_waits import DiskWaits
 from start_llm.engine.executor import StepExecutor
 from start_llm.engine.generation import Generation
@@ -123,27 +124,39 @@ class StepPlanner:
         """
         for one in prefills:
             sequence = one.sequence
-            may_stop = len(prefills) == 1 or self._schedule.yields(sequence.generation, first.generation)
-            if may_stop and self._should_overtake(first, one):
+            makes_way = self._schedule.yields(sequence.generation, first.generation)
+            if (len(prefills) == 1 or makes_way) and self._should_overtake(first, one):
                 yield PreemptRequest(sequence.number, sequence.due)  # it keeps its place
 
     def _should_overtake(self, first: QueuedRequest, prefill: Prefill) -> bool:
+        decoding = self._executor.decoder.sequences
+        stay = [one for one in decoding if not self._schedule.yields(one.generation, first.generation)]
         return (
             self._executor.cache.supports_reuse
             and self._schedule.should_preempt(first, prefill.sequence, prefill.done)
-            and self._has_room(first, self._executor.decoder.sequences)
+            and self._has_room(first, stay)
         )
 
     def _preempt_longest_for(self, first: QueuedRequest) -> Iterator[PreemptRequest]:
         """Preempt the sequence that has run longest without a pause, once it has run for
-        `preempt_after_s`.
+        `preempt_after_s`. One that makes way for the queued request is preempted at once.
         """
-        sequences, now = self._executor.decoder.sequences, self._clock()
-        if not sequences or now < first.due or not self._can_keep_all(first):
+        sequence, now = self._longest_for(first), self._clock()
+        if sequence is None or not self._can_keep_all(first):
             return
-        sequence = min(sequences, key=lambda one: one.running_since)
-        if now - sequence.running_since >= self._resources.time_limits.preempt_after_s:
+        has_run_s, limit_s = now - sequence.running_since, self._resources.time_limits.preempt_after_s
+        makes_way = self._schedule.yields(sequence.generation, first.generation)
+        if makes_way or (now >= first.due and has_run_s >= limit_s):
             yield PreemptRequest(sequence.number, now)
+
+    def _longest_for(self, first: QueuedRequest) -> EngineSequence | None:
+        """Return the sequence that has run longest of those that make way for the queued request. If there
+        are none: of those for which it does not make way itself.
+        """
+        sequences, asked = self._executor.decoder.sequences, first.generation
+        yielding = [one for one in sequences if self._schedule.yields(one.generation, asked)]
+        equals = [one for one in sequences if not self._schedule.yields(asked, one.generation)]
+        return min(yielding or equals, key=lambda one: one.running_since, default=None)
 
     def _preempt_beyond_memory(self) -> Iterator[PreemptRequest]:
         """Preempt the sequence that started or resumed last if all together have outgrown the memory
@@ -183,13 +196,38 @@ class StepPlanner:
     def _next(self) -> QueuedRequest | None:
         """The next request, unless it makes way for one that runs."""
         first = self._schedule.first
-        running = (one.generation for one in self._executor.running)
-        has_to_wait = first and any(self._schedule.yields(first.generation, one) for one in running)
-        return None if has_to_wait else first
+        return None if first and self._has_to_wait(first.generation) else first
+
+    def _has_to_wait(self, first: Generation) -> bool:
+        """Return whether a request makes way: for prompts, and if nothing is generated for replies too."""
+        others = self._prompts
+        if first.request.is_prewarm:
+            others += [one.generation for one in self._executor.decoder.sequences]
+        return any(self._schedule.yields(first, one) for one in others)
+
+    @property
+    def _prompts(self) -> list[Generation]:
+        """The requests whose prompts are read, from the disk or by the network, up to their first token."""
+        begun = [one for one in self._executor.running if not one.has_begun]
+        return [one.generation for one in (*self._schedule.restoring, *begun)]
+
+    @property
+    def is_prompt_awaited(self) -> bool:
+        """True if somebody waits for a prompt that is read, or can be now."""
+        startable = self.startable
+        prompts = [*self._prompts, *([startable.generation] if startable else [])]
+        return not all(map(self._schedule.yields, prompts))
+
+    def _pauses(self, sequence: EngineSequence) -> bool:
+        return self._schedule.yields(sequence.generation) and self.is_prompt_awaited
+
+    @property
+    def _is_decoding(self) -> bool:
+        return any(not self._pauses(one) for one in self._executor.decoder.sequences)
 
     def _prefill_parts(self) -> Iterator[StepPart]:
         """Prefill one chunk of a long prompt, or as many short prompts as take no longer than that."""
-        is_decoding = bool(self._executor.decoder.sequences)
+        is_decoding = self._is_decoding
         has_prompt = bool(self._executor.prefills or self.startable)
         if not has_prompt or not self._time.may_prefill(is_decoding=is_decoding):
             return
@@ -228,8 +266,7 @@ class StepPlanner:
         number = prefill.sequence.number
         if prefill.must_look:
             return LookAtImage(number)
-        is_decoding = bool(self._executor.decoder.sequences)
-        return ComputeChunk(number, self._time.chunk_length(prefill, is_decoding=is_decoding))
+        return ComputeChunk(number, self._time.chunk_length(prefill, is_decoding=self._is_decoding))
 
     def _starts(self) -> Iterator[StartRequest]:
         """Start the next request that need not wait for the disk, unless a prompt is being prefilled, and
@@ -279,16 +316,22 @@ class StepPlanner:
     # ----------------------------------------------------------------------------------------------- decoding
 
     def _decode_parts(self) -> Iterator[StepPart]:
-        """Decode one token for each sequence. Those that join a batch now only have their first step
-        launched.
+        """Decode one token for each sequence that does not pause. Those that join a batch now only have
+        their first step launched.
         """
         decoder = self._executor.decoder
         while decoder.queued:
             joining, partner = decoder.next_to_join()
             yield JoinBatch(tuple(one.number for one in joining), partner.number if partner else None)
-        if groups := decoder.groups:
+        if groups := self.decoding:
             numbers = tuple(tuple(one.number for one in group.sequences) for group in groups)
             yield DecodeToken(numbers, self._draft_lengths())
+
+    @property
+    def decoding(self) -> list[BatchGroup]:
+        """The groups that decode in this step: all in which a sequence does not pause."""
+        groups = self._executor.decoder.groups
+        return [group for group in groups if not all(map(self._pauses, group.sequences))]
 
     def _draft_lengths(self) -> tuple[int, ...]:
         """Return how much to draft: nothing for several replies, which share the reads of the weights, and

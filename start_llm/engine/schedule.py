@@ -4,10 +4,11 @@ A request is due once the engine could have prefilled its prompt, counted from i
 overtakes a long one that came a little earlier, but no request that has waited long enough. Requests of one
 session are due one after the other, so many at once from one session do not hold up other clients.
 
-A prewarm, after which nothing is generated, makes way for every request that somebody waits for: it starts
-when no other one waits or is answered, and is preempted between two chunks. After `PREWARM_PATIENCE_S` it is
-a request like any other. Idle work, which nobody asked for, makes way for ever, and is given up for whatever
-arrives.
+A background request, for which nobody waits, makes way for all others: its prompt is read while no other one
+waits or is read, its prefill is preempted between two chunks, and its reply pauses meanwhile. So does a
+prewarm, after which nothing is generated; it does not start beside replies either. After
+`BACKGROUND_PATIENCE_S` either is a request like any other. Idle work, which nobody asked for, makes way for
+ever, and is given up for whatever arrives.
 """
 
 import itertools
@@ -22,10 +23,8 @@ from start_llm.core.thread_owners import ENGINE, owned_by
 from start_llm.engine.generation import Generation
 from start_llm.engine.sequence import EngineSequence
 
-_BACKGROUND = 2.0
-"""Factor on the estimated time of a background request, so that it is due later."""
-PREWARM_PATIENCE_S = 30.0
-"""Seconds for which a prewarm makes way for others."""
+BACKGROUND_PATIENCE_S = 30.0
+"""Seconds from its arrival for which a background request or a prewarm makes way for others."""
 _WORTH_STOPPING = 4
 """Preempt a prefill only for a request that needs at most 1/4 of the tokens that it still needs."""
 
@@ -96,17 +95,17 @@ class Schedule:
         """
         request, generation.number = generation.request, next(self._numbers)
         prompts = [*self._prompts, *computing]
-        wanted = [one for one in prompts if not one.generation.cancelled]
+        if patience_s := _patience_s(request):
+            generation.yields_until = self._clock() + patience_s
+        wanted = [
+            one
+            for one in prompts
+            if not one.generation.cancelled and not self.yields(one.generation, generation)
+        ]
         owed = [one.due for one in wanted if _is_one_session(one.generation.request, request)]
         begins = max([self._clock(), *owed])
-        if request.is_prewarm:
-            patience_s = math.inf if request.is_idle_work else PREWARM_PATIENCE_S
-            generation.yields_until = self._clock() + patience_s
-        self._waiting.append(
-            QueuedRequest(
-                generation, begins + _seconds(request, len(request.prompt) - request.repeated_tokens, speed)
-            )
-        )
+        to_read = len(request.prompt) - request.repeated_tokens
+        self._waiting.append(QueuedRequest(generation, begins + _seconds(to_read, speed)))
 
     @property
     def _prompts(self) -> list[QueuedRequest]:
@@ -189,9 +188,16 @@ def _give_up_disk(waiting: QueuedRequest) -> None:
         waiting.wait.give_up()
 
 
-def _seconds(request: EngineRequest, tokens: int, speed: float) -> float:
-    """Return the estimated seconds to prefill `tokens` tokens of a request."""
-    return max(tokens, 1) / speed * (_BACKGROUND if request.is_background else 1)
+def _patience_s(request: EngineRequest) -> float:
+    """Return for how many seconds a request makes way for others."""
+    if request.is_idle_work:
+        return math.inf
+    return BACKGROUND_PATIENCE_S if request.is_background or request.is_prewarm else 0.0
+
+
+def _seconds(tokens: int, speed: float) -> float:
+    """Return the estimated seconds to prefill `tokens` tokens."""
+    return max(tokens, 1) / speed
 
 
 def deadline_after_restore(waiting: QueuedRequest, restored: int, speed: float) -> float:
@@ -202,9 +208,8 @@ def deadline_after_restore(waiting: QueuedRequest, restored: int, speed: float) 
     Args:
         speed: prefill speed in tokens per second.
     """
-    request = waiting.generation.request
-    lost = request.repeated_tokens - restored
-    return waiting.due + _seconds(request, lost, speed) if lost > 0 else waiting.due
+    lost = waiting.generation.request.repeated_tokens - restored
+    return waiting.due + _seconds(lost, speed) if lost > 0 else waiting.due
 
 
 def _is_one_session(one: EngineRequest, other: EngineRequest) -> bool:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from start_llm.config.settings import Settings
@@ -123,6 +124,8 @@ def start_model(
         opened.callback(shared.conversations.leave, conversations, _STOP_S)
         runtime = _runtime(shared, settings, engine, startup, conversations)
         opened.pop_all()
+        if runtime.read_ahead:
+            runtime.read_ahead.begin()
         return runtime
 
 
@@ -241,5 +244,6 @@ class EngineEmbedder:
     def fewest_tokens(self, text: str) -> int:
         return self.tokenizer.fewest_tokens(text)
 
-    def embed(self, ids: Sequence[int]) -> list[float]:
-        return self.engine.run("make a vector", self.embedder.embed, ids)
+    def embed(self, ids: Sequence[int], patience_s: float) -> list[float]:
+        """Return the vector of a text, for which requests that somebody waits for go first for so long."""
+        return self.engine.run_patiently(patience_s, "make a vector", partial(self.embedder.embed, ids))

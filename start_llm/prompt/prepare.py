@@ -4,20 +4,23 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import datetime
+from itertools import takewhile
 
 from start_llm.core.canonical import reasoning_digest
-from start_llm.core.chat import ChatRequest, GenerationRequest, Message, TextRequest
+from start_llm.core.chat import ChatRequest, GenerationRequest, KeptPlace, Message, TextRequest
 from start_llm.core.errors import ContextOverflow, InvalidRequest
 from start_llm.core.family import Family
 from start_llm.core.images import ImageRun, hide_images
-from start_llm.core.prompt import Boundary, ModelTokens, Prompt
+from start_llm.core.prompt import Boundary, KeptPrefix, ModelTokens, Prompt
 from start_llm.core.prompt_policy import PromptPolicy
 from start_llm.prompt.client_marks import ClientMarks
 from start_llm.prompt.conversation_reader import ConversationReader, RestoreReasoning
 from start_llm.prompt.image_runs import ImageEncoder, ImageExpander
 from start_llm.prompt.inline_reasoning import split_inline_reasoning
+from start_llm.prompt.kept_places import beginning_of, is_at_end, marked_places, offset_in_text
 from start_llm.prompt.pieces import Encoded, PieceEncoder
 from start_llm.prompt.prompt_writer import PromptSource, PromptWriter, WrittenPrompt
+from start_llm.prompt.render import RenderedText
 from start_llm.prompt.substitution import with_marks
 from start_llm.prompt.template import PromptTokenizer
 from start_llm.prompt.template_audit.audit import audit
@@ -104,8 +107,10 @@ class Preparer:
             written = self._writer.write(source)
             refuse_beyond_doubt(self._without_words(written.text.whole, native), "messages")
         is_bound = not (read.transient and self._reader.has_moving(native))
+        prompt = self._tokenised(native, written)
         prompt = replace(
-            self._tokenised(native, written),
+            prompt,
+            kept=self._kept_prefixes(request, shown, written.text, prompt),
             conversation=asked.with_shown(self._digests(shown, written)) if is_bound else None,
             has_transient=bool(read.transient),
             omitted_chars=sum(message.omitted_chars for message in asked.canonical),
@@ -144,6 +149,40 @@ class Preparer:
             boundaries=tuple(map(Boundary, ends, encoded.cuts)),
             lasting_end=self._encoded(text.lasting_end, (), runs).ids if text.lasting_end else None,
         )
+
+    def _kept_prefixes(
+        self, request: ChatRequest, shown: Sequence[Message], text: RenderedText, prompt: Prompt
+    ) -> tuple[KeptPrefix, ...]:
+        """Return the beginnings of a prompt that its client asks to keep.
+
+        Args:
+            shown: the request's messages as the template got them.
+            prompt: what the text gives.
+        """
+        ends = {one.message: one.tokens for one in prompt.boundaries}
+        runs = self._images.runs(request.images)
+
+        def tokens_before(message: int, place: KeptPlace) -> int:
+            asked = request.messages[message]
+            if message not in ends or is_at_end(place, asked):
+                return ends.get(message, 0)
+            content = shown[message].content
+            written = text.whole[: text.end_of(message) or 0]
+            beginning = beginning_of(place, asked.content, content)
+            hidden = self._client_marks.hidden
+            offset = beginning and offset_in_text(hidden(beginning), hidden(content), written)
+            return self._tokens_alike(text, offset, runs, prompt.tokens.ids) if offset else 0
+
+        marked = marked_places(request.messages)
+        return tuple(KeptPrefix(tokens_before(message, place), place.seconds) for message, place in marked)
+
+    def _tokens_alike(
+        self, text: RenderedText, offset: int, runs: Mapping[bytes, ImageRun], ids: Sequence[int]
+    ) -> int:
+        """Return how many of a text's tokens do not depend on what follows its first `offset` characters."""
+        cuts = [one.offset for one in text.places if one.offset <= offset]
+        alone = self._encoded(text.whole[:offset], cuts, runs).ids
+        return sum(1 for _ in takewhile(_are_equal, zip(alone, ids, strict=False)))
 
     def _encoded(self, text: str, cuts: Sequence[int], runs: Mapping[bytes, ImageRun]) -> Encoded:
         broken = self._client_marks.broken(text, cuts)
@@ -190,6 +229,10 @@ def _going_on(prompt: Prompt, reply: Message) -> Prompt:
         thinking=False,
         begun_reply=reply,
     )
+
+
+def _are_equal(pair: tuple[int, int]) -> bool:
+    return pair[0] == pair[1]
 
 
 def _tokens(ids: tuple[int, ...], param: str) -> ModelTokens:

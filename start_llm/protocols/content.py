@@ -1,9 +1,11 @@
 """Reads text from the forms that clients send: strings, parts, arguments of calls."""
 
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
-from start_llm.core.chat import Json, Message
+from start_llm.core.chat import Json, KeptPlace, Message
 from start_llm.core.errors import InvalidRequest
+from start_llm.protocols.breakpoints import places, seconds_of
 from start_llm.protocols.fields import Fields, parse_embedded, type_name
 from start_llm.protocols.image_parts import IMAGE_PARTS, ImageParser
 
@@ -13,22 +15,37 @@ TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refu
 _FILE_PARTS = ("file", "input_file")
 
 
-def read_content(item: Fields, name: str = "content", *, images: ImageParser, may_hold_unseen: bool) -> str:
+class MarkedText(NamedTuple):
+    """The text of a message, and the places up to which it is to be kept."""
+
+    text: str
+    kept: tuple[KeptPlace, ...] = ()
+
+
+def read_content(
+    item: Fields,
+    name: str = "content",
+    *,
+    images: ImageParser,
+    may_hold_unseen: bool,
+    keep_s: int | None = None,
+) -> MarkedText:
     """Return a string, or an array of parts joined.
 
     Args:
         images: reads the images among them.
         may_hold_unseen: replace parts that the model cannot see by a note; otherwise refuse them. Clients
             would send a refused part again in every turn, so only those of the current question are.
+        keep_s: seconds for which places are kept whose marks do not say.
 
     Raises:
         InvalidRequest: names a part that is malformed or refused.
     """
     value = item.value(name)
     if value is None:
-        return ""
+        return MarkedText("")
     if isinstance(value, str):
-        return value
+        return MarkedText(value)
     if not isinstance(value, list):
         raise item.expected(name, "a string or an array of parts")
     parts: list[str] = []
@@ -40,7 +57,8 @@ def read_content(item: Fields, name: str = "content", *, images: ImageParser, ma
             parts.append(_part(Fields(part, item.path_of(where)), images, may_hold_unseen=may_hold_unseen))
         else:
             raise item.fail(where, f"must be a string or an object, not {type_name(part)}")
-    return "".join(parts)
+    marks = [seconds_of(part, keep_s) if isinstance(part, dict) else None for part in value]
+    return MarkedText("".join(parts), places(parts, marks))
 
 
 def _part(part: Fields, images: ImageParser, *, may_hold_unseen: bool) -> str:

@@ -21,16 +21,25 @@ def wants_receipt(body: Fields, headers: Mapping[str, str]) -> bool:
 
 
 def receipt_json(receipt: Receipt) -> dict[str, Json]:
-    """Return a receipt. The members between `prompt_tokens` and `drafted` sum to `prompt_tokens`."""
-    return {
+    """Return a receipt. The first five members behind `prompt_tokens` sum to it, and the ranges cover it.
+
+    Where the request marks places to be kept, they follow: `tokens` is null for one that is not kept.
+    """
+    counts: dict[str, Json] = {
         "prompt_tokens": receipt.prompt,
         "from_memory": receipt.from_memory,
         "from_disk": receipt.from_disk,
         "read": receipt.read,
         "told": receipt.told,
         "unread": receipt.unread,
+        "read_ahead": receipt.read_ahead,
         "drafted": receipt.drafted,
+        "ranges": [one._asdict() for one in receipt.ranges],
     }
+    kept: list[Json] = [
+        {"tokens": (receipt.is_kept and one.tokens) or None, "ttl_s": one.seconds} for one in receipt.kept
+    ]
+    return {**counts, "breakpoints": kept} if kept else counts
 
 
 def progress_json(progress: Prefilling) -> dict[str, Json]:

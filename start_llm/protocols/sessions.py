@@ -27,10 +27,12 @@ HEADERS = (
     "x-session-affinity",
     "x-client-request-id",
 )
-_CLASS_OF_CLAUDE_CODE = "x-claude-code-request-class"
-READ_HEADERS = frozenset((*CONVERSATION_HEADERS, *HEADERS, _OF_ITS_AGENT, _CLASS_OF_CLAUDE_CODE))
-"""Every header that is looked at here."""
-_BACKGROUND_CLASSES = ("subagent", "auxiliary")
+PRIORITY_HEADER = "x-start-llm-priority"
+CLASS_OF_CLAUDE_CODE, SUBAGENT_OF_CODEX = "x-claude-code-request-class", "x-openai-subagent"
+READ_HEADERS = frozenset(
+    (*CONVERSATION_HEADERS, *HEADERS, _OF_ITS_AGENT, PRIORITY_HEADER, CLASS_OF_CLAUDE_CODE, SUBAGENT_OF_CODEX)
+)
+"""Every header that is looked at here and in `protocols.urgency`."""
 _LONGEST = 200
 _OF_JSON, _OF_DIGEST = "[", "#"
 """A name that begins so is a JSON array of ids, or the digest of one; any other is an id as it was sent."""
@@ -61,11 +63,6 @@ def lineage(body: Fields) -> Lineage:
     """Return the parent and the branch of the session, if the request states them. Never raises."""
     parent, branch = (next(_ids(_under(keys, body)), None) for keys in (PARENT_KEYS, BRANCH_KEYS))
     return Lineage(parent=parent and _name(parent), branch=branch and _name(branch))
-
-
-def background(headers: Mapping[str, str]) -> bool:
-    """Return True for a background request. Claude Code can send the class of each request. Never raises."""
-    return headers.get(_CLASS_OF_CLAUDE_CODE, "").strip().lower() in _BACKGROUND_CLASSES
 
 
 def _under(keys: Sequence[str], body: Fields) -> list[Json]:

@@ -1,5 +1,6 @@
-"""Answers POST /v1/embeddings."""
+"""Answers POST /v1/embeddings. Texts make way for prompts that somebody waits for, for a while."""
 
+import time
 from collections.abc import Mapping, Sequence
 
 from start_llm.core.chat import Json
@@ -8,6 +9,9 @@ from start_llm.core.errors import InvalidRequest
 from start_llm.protocols.fields import Fields
 from start_llm.protocols.openai.embeddings import EmbeddingInput, parse, reply_body
 from start_llm.server.served_models import ServedEmbedder, ServedModel
+
+_PATIENCE_S, _PATIENCE_OF_A_TEXT_S = 30.0, 1.0
+"""Seconds for which a request makes way, in all and with each text: a search asks for one short text."""
 
 
 def embeddings(asked: Fields, model: ServedModel) -> Mapping[str, Json]:
@@ -31,13 +35,14 @@ def embeddings(asked: Fields, model: ServedModel) -> Mapping[str, Json]:
         )
     longest = min(model.facts.card.context_window, embedder.longest)
     inputs = [_tokens(one, place, embedder, longest) for place, one in enumerate(request.inputs)]
-    vectors = [_vector(ids, embedder) for ids in inputs]
+    until = time.monotonic() + _PATIENCE_S
+    vectors = [_vector(ids, embedder, until) for ids in inputs]
     return reply_body(request, vectors, model.facts.card.id, sum(map(len, inputs)))
 
 
-def _vector(ids: Sequence[int], embedder: ServedEmbedder) -> Sequence[float]:
+def _vector(ids: Sequence[int], embedder: ServedEmbedder, until: float) -> Sequence[float]:
     check_client()
-    return embedder.embed(ids)
+    return embedder.embed(ids, min(max(until - time.monotonic(), 0.0), _PATIENCE_OF_A_TEXT_S))
 
 
 def _tokens(given: EmbeddingInput, place: int, embedder: ServedEmbedder, longest: int) -> Sequence[int]:

@@ -26,7 +26,7 @@ from start_llm.protocols.base import ParsedRequest, Parser, Reply, RequestContex
 from start_llm.protocols.fields import Fields
 from start_llm.protocols.history import told_paths, with_mended_history
 from start_llm.protocols.routes import READING, ROUTES, Route, RouteMatch, RouteTable, shown
-from start_llm.protocols.sessions import background
+from start_llm.protocols.urgency import is_background
 from start_llm.server.dialects import dialect
 from start_llm.server.endpoints import (
     ENDPOINTS,
@@ -178,8 +178,8 @@ class Handler(HttpConnection):
                 unknown_model=self._unknown_model(body),
             )
             self._note_unenforced(call.request, context)
-            is_background = background(self._lower_headers())
-            yield model, call, replace(call.request, tenant=context.tenant, is_background=is_background)
+            gives_way = is_background(body, self._lower_headers(), call.request)
+            yield model, call, replace(call.request, tenant=context.tenant, is_background=gives_way)
 
     def _note_unenforced(self, request: GenerationRequest, context: RequestContext) -> None:
         answer = request.form.answer if isinstance(request, ChatRequest) else None

@@ -57,7 +57,9 @@ class ServedEmbedder(Protocol):
 
     def tokens(self, text: str) -> list[int]: ...
 
-    def embed(self, ids: Sequence[int]) -> list[float]: ...
+    def embed(self, ids: Sequence[int], patience_s: float) -> list[float]:
+        """Return the vector of a text. For so many seconds, requests that somebody waits for go first."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -120,7 +120,9 @@ class Status:
             "requests": self._requests(),
             "engine": self._engine(),
             "speculation": self._speculation(),
-            "idle_work": members(self.metrics.idle, "works read_tokens used_tokens is_paused"),
+            "idle_work": members(
+                self.metrics.idle, "works read_tokens restored_tokens used_tokens is_paused"
+            ),
         }
 
     def _prompt_cache(self) -> dict[str, Json]:

@@ -1,8 +1,11 @@
 """Count where the tokens of one request's prompt come from."""
 
 import time
+from collections.abc import Callable, Sequence
+from functools import cached_property
 
 from start_llm.core.events import Event, Prefilling, Restored, Text
+from start_llm.core.prompt import KeptPrefix
 from start_llm.core.prompt_report import Divergence, Receipt
 
 
@@ -10,20 +13,37 @@ class PromptAccount:
     """Follows the events of one request. Owned by its HTTP thread.
 
     Args:
-        tokens: of the prompt.
+        ids: the tokens of the prompt.
         note: where in the prompt the note is that this request adds; empty if it adds none.
+        kept: the beginnings that its client asks to keep.
+        find_read_ahead: returns how many of so many restored tokens were read before the request came.
 
     Attributes:
         divergence: where it leaves the request that its client compares it with.
     """
 
-    def __init__(self, tokens: int, note: range, divergence: Divergence | None = None) -> None:
+    def __init__(
+        self,
+        ids: Sequence[int],
+        note: range,
+        divergence: Divergence | None = None,
+        kept: tuple[KeptPrefix, ...] = (),
+        find_read_ahead: Callable[[int], int] = lambda _: 0,
+    ) -> None:
         self.divergence = divergence
-        self._tokens = tokens
+        self._ids = ids
+        self._tokens = len(ids)
         self._note = note
+        self._kept = kept
+        self._find_read_ahead = find_read_ahead
         self._restored = Restored(0)
         self._done = 0
         self._drafted = 0
+
+    @cached_property
+    def read_ahead(self) -> int:
+        """Restored tokens that were read before the request came. Asked once, when all are restored."""
+        return self._find_read_ahead(self.cached)
 
     @property
     def cached(self) -> int:
@@ -55,9 +75,13 @@ class PromptAccount:
         return Receipt(
             from_memory=cached - from_disk,
             from_disk=from_disk,
+            read_ahead=self.read_ahead,
             read=self._done - cached - told,
             told=told,
             unread=self._tokens - self._done,
             drafted=self._drafted,
             is_kept=self._restored.miss != "off",
+            kept=self._kept,
+            ids=self._ids,
+            note=self._note,
         )

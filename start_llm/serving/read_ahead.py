@@ -1,9 +1,13 @@
-"""Read what the next request of a conversation will begin with, while the engine has nothing to do.
+"""Read what next requests will begin with, while the engine has nothing to do.
 
 The conversation is prepared as its client will send it, with two different next messages. The tokens that
 both prompts begin with are the work: a reply that was computed behind a message that is gone by then, a turn
 whose reasoning the next prompt leaves out, what closes the reply and opens the next message. They are read by
 a prewarm that is given up for whatever arrives (`engine.schedule`), in free memory only.
+
+After a start, the beginnings of the agents that were used last are read in the same way: what the disk has of
+them comes into memory, and what it has not is computed. Then comes what only the disk has of the
+conversations that came back most; no more than the end of these is computed.
 """
 
 from __future__ import annotations
@@ -15,19 +19,23 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Protocol
 
 from start_llm.core.chat import ChatRequest, Message
 from start_llm.core.engine_request import EngineRequest
 from start_llm.core.errors import EngineDied, RequestError
 from start_llm.core.events import Event, Failed, Finished, Prefilling, Restored
+from start_llm.core.images import FIRST_IMAGE_TOKEN
 from start_llm.core.prompt import ModelTokens
 from start_llm.core.sampling import Sampling
 from start_llm.serving.request_preparation import RequestPreparer
 from start_llm.telemetry.metrics import IdleMetrics
+from start_llm.transcripts.beginnings import Beginning
 from start_llm.transcripts.explain import common_length
 from start_llm.transcripts.transcripts import Transcripts
 from start_llm.transcripts.turn import Turn
+from start_llm.transcripts.turn_store import Variant
 
 _SETTLES_S = 0.25
 """Seconds after a reply before its conversation is looked at: agents often go on at once."""
@@ -36,6 +44,16 @@ _LEAST_TOKENS = 16
 _MOST_WAITING, _MOST_EXPECTED = 8, 256
 _JUDGED, _LEAST_USED = 16, 0.5
 """Works by which it is judged whether they pay, and the share of their tokens that has to be used."""
+_MOST_BEGINNINGS = 4
+_MOST_RETURNING, _RETURNING_WITHIN_S = 4, 86_400.0
+_LEAST_DEPTH = 3
+"""Index of the last message of a conversation that has come back: two questions and their replies."""
+_REQUESTS_TO_USE_IT = 16
+"""Requests of a tenant by which a beginning has to be used that was read for it."""
+_ANY_TOKEN, _MOST_UNKNOWN = 0, 512
+"""What ends a prompt that is only read, and the tokens at an end of which it is not known whether the disk
+has them: files with less than a page are looked at when they are read.
+"""
 _TRIED_ANYWAY = 8
 """While they do not pay, one of so many is done, to find out."""
 _ENDINGS = ("0", "a")
@@ -79,21 +97,27 @@ class _Reply:
             yield replace(self.request, messages=messages, compared_with=None)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Work:
     """Tokens that were read before anybody asked for them.
 
     Attributes:
         ids: of the prompt from its beginning.
-        start: those from here on were computed.
+        start: those from here on were computed, or came from the disk.
+        requests: how many have not used it, where it is not for a certain one.
     """
 
     ids: array[int]
     start: int
+    requests: int = 0
 
     @property
     def tokens(self) -> int:
         return len(self.ids) - self.start
+
+    def used_by(self, ids: Sequence[int], restored: int) -> int:
+        """Return how many of its tokens are among those that were restored for a prompt."""
+        return max(min(common_length(self.ids, array("I", ids)), restored) - self.start, 0)
 
 
 class ReadAhead:
@@ -120,10 +144,26 @@ class ReadAhead:
         self._waiting: deque[_Reply] = deque(maxlen=_MOST_WAITING)
         self._lock = threading.Lock()
         self._expected: OrderedDict[Session, _Work] = OrderedDict()
+        self._beginnings = deque(transcripts.beginnings.latest()[:_MOST_BEGINNINGS])
+        returning = transcripts.store.returning(_MOST_RETURNING, _RETURNING_WITHIN_S)
+        self._returning = deque(one for one in returning if one.depth >= _LEAST_DEPTH)
+        self._tenants = {one.tenant: None for one in transcripts.beginnings.latest()}
+        self._read_for: dict[bytes, list[_Work]] = {}
         self._judged: deque[tuple[int, int]] = deque(maxlen=_JUDGED)
         self._passed_over = 0
         self._is_closing = threading.Event()
         self._thread: threading.Thread | None = None
+
+    def begin(self) -> None:
+        """Begin with what was used last before the start, if anything is known of it."""
+        if self._beginnings or self._returning:
+            self._start_thread()
+
+    def _start_thread(self) -> None:
+        with self._lock:
+            if self._thread is None and not self._is_closing.is_set():
+                self._thread = threading.Thread(target=self._run, name="read-ahead", daemon=True)
+                self._thread.start()
 
     def close(self) -> None:
         """End the thread. What it has submitted is the engine's."""
@@ -144,29 +184,37 @@ class ReadAhead:
         if request.is_background or request.continues_reply or request.images:
             return
         self._replies.put(_Reply(request, reply))
-        with self._lock:
-            if self._thread is None and not self._is_closing.is_set():
-                self._thread = threading.Thread(target=self._run, name="read-ahead", daemon=True)
-                self._thread.start()
+        self._start_thread()
 
-    def note_restored(self, session: Session, ids: Sequence[int], restored: int) -> None:
+    def note_restored(self, session: Session, ids: Sequence[int], restored: int) -> int:
         """Take into account what a request has found in the cache.
 
         Args:
             ids: of its prompt.
             restored: tokens of it.
-        """
-        with self._lock:
-            work = self._expected.pop(session, None)
-            if work is None:
-                return
-            used = max(min(common_length(work.ids, array("I", ids)), restored) - work.start, 0)
-            self._metrics.used_tokens += used
-            self._judge(used, work)
 
-    def _judge(self, used: int, work: _Work) -> None:
+        Returns:
+            How many of these were read ahead, and are used for the first time.
+        """
+        found = 0
+        with self._lock:
+            if work := self._expected.pop(session, None):
+                found += self._judge(work.used_by(ids, restored), work)
+            waiting = self._read_for.get(session[0], [])
+            for work in list(waiting):
+                work.requests += 1
+                used = work.used_by(ids, restored)
+                if used or work.requests == _REQUESTS_TO_USE_IT:
+                    waiting.remove(work)
+                    found += self._judge(used, work)
+        return min(found, restored)
+
+    def _judge(self, used: int, work: _Work) -> int:
+        """Note how many tokens of a work were used, and return them."""
+        self._metrics.used_tokens += used
         self._judged.append((used, work.tokens))
         self._metrics.is_paused = not self._pays
+        return used
 
     @property
     def _pays(self) -> bool:
@@ -175,21 +223,28 @@ class ReadAhead:
         return len(self._judged) < _JUDGED or used >= _LEAST_USED * read
 
     def _run(self) -> None:
-        while reply := self._next():
+        while todo := self._next():
             if self._is_worth_trying():
                 with suppress(RequestError, EngineDied):  # a next request would be refused too
-                    self._read(reply)
+                    todo()
 
-    def _next(self) -> _Reply | None:
-        """Return the newest reply once the engine has nothing to do; None at the end."""
+    def _next(self) -> Callable[[], None] | None:
+        """Return what to do once the engine has nothing to do: read behind the newest reply, or what was used
+        before the start. None at the end.
+        """
         wait_s = _SETTLES_S
-        if not self._waiting:
+        if not (self._waiting or self._beginnings or self._returning):
             self._receive()
         while not self._is_closing.wait(wait_s):
             while not self._replies.empty():
                 self._receive()
             if self._may_work():
-                return self._waiting.pop()
+                if self._waiting:
+                    return partial(self._read, self._waiting.pop())
+                if self._beginnings:
+                    return partial(self._read_beginning, self._beginnings.popleft())
+                if self._returning:
+                    return partial(self._read_returning, self._returning.popleft())
             wait_s = _POLL_S
         return None
 
@@ -215,8 +270,43 @@ class ReadAhead:
         if request is None:
             return
         missing = len(request.prompt) - 1 - self._engine.peek(request).tokens
-        if missing >= _LEAST_TOKENS and self._may_work():
-            self._follow((request.salt, reply.session), request)
+        if missing < _LEAST_TOKENS or not self._may_work():
+            return
+        self._expect((request.salt, reply.session), self._follow(request))
+
+    def _expect(self, session: Session, work: _Work | None) -> None:
+        """Expect the next request of a session to use what was read, if anything was."""
+        if work is None:
+            return
+        with self._lock:
+            self._expected[session] = work
+            self._expected.move_to_end(session)
+            if len(self._expected) > _MOST_EXPECTED:
+                self._judge(0, self._expected.popitem(last=False)[1])
+
+    def _read_beginning(self, beginning: Beginning) -> None:
+        """Have the beginning of an agent's conversations read, from the disk if that has it.
+
+        Raises:
+            RequestError: the engine's queue is full.
+            EngineDied: the engine does not answer.
+        """
+        ids = tuple(beginning.ids)
+        if len(ids) >= self._requests.model.context_window:
+            return
+        work = self._follow(
+            EngineRequest(
+                prompt=ModelTokens(ids),
+                max_tokens=0,
+                sampling=Sampling(),
+                boundaries=(len(ids) - 1,),
+                salt=beginning.tenant,
+                is_idle_work=True,
+            )
+        )
+        if work:
+            with self._lock:
+                self._read_for.setdefault(beginning.tenant, []).append(work)
 
     def _planned(self, reply: _Reply) -> EngineRequest | None:
         """Return a request for what all prompts of the next request begin with; None if it has no name."""
@@ -240,26 +330,46 @@ class ReadAhead:
             is_idle_work=True,
         )
 
-    def _follow(self, session: Session, request: EngineRequest) -> None:
-        """Submit a request, and note what of it was computed until it ended or was given up."""
+    def _read_returning(self, end: Variant) -> None:
+        """Have what only the disk has of a conversation brought into memory. Nothing is computed but the end.
+
+        Raises:
+            RequestError: the engine's queue is full.
+            EngineDied: the engine does not answer.
+        """
+        ids = (*end.tokens(), _ANY_TOKEN)
+        if len(ids) >= self._requests.model.context_window or max(ids) >= FIRST_IMAGE_TOKEN:
+            return
+        for tenant in self._tenants:
+            whole = EngineRequest(prompt=ModelTokens(ids), max_tokens=0, sampling=Sampling(), salt=tenant)
+            known = self._engine.peek(whole).kept
+            if known >= len(ids) // 2:  # it is this tenant's, of whom its pages are
+                is_nearly_whole = len(ids) - known <= _MOST_UNKNOWN
+                prompt = ModelTokens(ids if is_nearly_whole else ids[: known + 1])
+                work = self._follow(replace(whole, prompt=prompt, is_idle_work=True))
+                self._expect((tenant, end.session), work)
+                return
+
+    def _follow(self, request: EngineRequest) -> _Work | None:
+        """Submit a request, and return what of it was read until it ended or was given up, if anything."""
         generation = self._engine.submit(request)
-        start = done = 0
+        start = done = from_disk = 0
         has_ended = False
         while not (has_ended or self._is_closing.is_set()):
             is_given_up = generation.cancelled
             for event in generation.take(_POLL_S):
                 match event:
                     case Restored():
-                        start = done = event.tokens
+                        done, from_disk = event.tokens, event.disk_tokens
+                        start = done - from_disk
                     case Prefilling():
                         done = event.done
                     case _:
                         has_ended |= is_given_up or isinstance(event, Finished | Failed)
-        if done > start:
-            with self._lock:
-                self._metrics.works += 1
-                self._metrics.read_tokens += done - start
-                self._expected[session] = _Work(array("I", request.prompt.ids[:done]), start)
-                self._expected.move_to_end(session)
-                if len(self._expected) > _MOST_EXPECTED:
-                    self._judge(0, self._expected.popitem(last=False)[1])
+        if done == start:
+            return None
+        with self._lock:
+            self._metrics.works += 1
+            self._metrics.restored_tokens += from_disk
+            self._metrics.read_tokens += done - start - from_disk
+        return _Work(array("I", request.prompt.ids[:done]), start)

@@ -5,13 +5,14 @@ generated. `serving.answer` turns the text into events.
 from __future__ import annotations
 
 import time
+from array import array
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol
 
-from start_llm.core.adapters import adapter_label
+from start_llm.core.adapters import BASE_MODEL, adapter_label
 from start_llm.core.chat import ChatRequest, GenerationRequest, RequestOrigin, TextRequest
 from start_llm.core.client_presence import check_client
 from start_llm.core.engine_request import EngineRequest
@@ -36,6 +37,7 @@ from start_llm.serving.request_preparation import PreparedRequest, RequestPrepar
 from start_llm.telemetry.account import Reports, RequestAccount
 from start_llm.telemetry.request_record import RequestFacts, RequestRecord, session_name
 from start_llm.telemetry.trace import session_digest
+from start_llm.transcripts.beginnings import Beginning
 from start_llm.transcripts.divergence import AnsweredRequest, AnsweredRequests
 from start_llm.transcripts.transcripts import Transcripts
 from start_llm.transcripts.turn import Turn
@@ -147,9 +149,9 @@ class Service:
             turn.record_submitted(name_in(origin.id))
             submitted.pop_all()
         model = self._model_of(request)
-        prompt = PromptAccount(len(turn.tokens), turn.note, self._divergence(request, turn, model))
-        answered = partial(self._remember, request.tenant, name_in(origin.id), model, turn)
-        remember = partial(self._look_ahead, request, prepared, turn, prompt, answered)
+        prompt = self._prompt_account(request, prepared, turn, model)
+        answered = partial(self._remember, request, prepared, origin, model, turn)
+        remember = partial(self._look_ahead, request, turn, answered)
         return Answer(
             generation=generation,
             output=output,
@@ -165,6 +167,18 @@ class Service:
         """Return a name for what answers the request: the model and its adapters."""
         return "\n".join([self._model.id, adapter_label(request.options.adapter) or ""])
 
+    def _prompt_account(
+        self, request: GenerationRequest, prepared: PreparedRequest, turn: Turn, model: str
+    ) -> PromptAccount:
+        session, ids, ahead = (
+            (prepared.request.tenant, prepared.session),
+            turn.tokens.ids,
+            self._after.read_ahead,
+        )
+        find = partial(ahead.note_restored, session, ids) if ahead else lambda _: 0
+        divergence = self._divergence(request, turn, model)
+        return PromptAccount(ids, turn.note, divergence, turn.kept, find)
+
     def _divergence(self, request: GenerationRequest, turn: Turn, model: str) -> Divergence | None:
         """Return where a request leaves the one that its client names; None also if it names none."""
         if not isinstance(request, ChatRequest) or request.compared_with is None:
@@ -172,28 +186,32 @@ class Service:
         before = self._after.answered.find(request.tenant, request.compared_with)
         return turn.divergence(before, model) if before else Divergence("unknown")
 
-    def _look_ahead(
-        self,
-        request: GenerationRequest,
-        prepared: PreparedRequest,
-        turn: Turn,
-        prompt: PromptAccount,
-        answered: Callable[[], None],
-    ) -> None:
+    def _look_ahead(self, request: GenerationRequest, turn: Turn, answered: Callable[[], None]) -> None:
         """Remember a request, and have the beginning of the next one read once its reply is recorded."""
         answered()
         reply = turn.take_reply()
         read_ahead = self._after.read_ahead
         if read_ahead and reply and isinstance(request, ChatRequest):
-            session = (prepared.request.tenant, prepared.session)
-            read_ahead.note_restored(session, turn.tokens.ids, prompt.cached)
             kept = request.messages[: len(request.messages) - turn.transient_messages]
             read_ahead.note_reply(replace(request, messages=kept), reply)
 
-    def _remember(self, tenant: bytes, reply_name: str, model: str, turn: Turn) -> None:
-        """Remember a request, so that clients can compare later ones with it."""
-        if turn.computed:
-            self._after.answered.note(tenant, reply_name, AnsweredRequest(model, turn.computed))
+    def _remember(
+        self,
+        request: GenerationRequest,
+        prepared: PreparedRequest,
+        origin: RequestOrigin,
+        model: str,
+        turn: Turn,
+    ) -> None:
+        """Remember a request, so that clients can compare later ones with it, and how its agent begins."""
+        if turn.computed is None:
+            return
+        answered = AnsweredRequest(model, turn.computed)
+        self._after.answered.note(request.tenant, name_in(origin.id), answered)
+        if isinstance(request, ChatRequest) and _is_of_an_agent(request, prepared):
+            ids = turn.tokens.ids[: turn.boundaries[0].tokens + 1] if turn.boundaries else ()
+            beginning = Beginning(prepared.request.tenant, origin.client, array("I", ids))
+            self._transcripts.beginnings.note(beginning)
 
     def _repetition_handling(self, request: GenerationRequest, *, is_guided: bool) -> RepetitionHandling:
         if self._defaults.repetition == "off" or request.options.is_prewarm:
@@ -262,6 +280,7 @@ class Service:
             max_tokens=self._max_tokens(prepared, len(turn.tokens)),
             reasoning=prepared.reasoning_limit,
             boundaries=turn.resume_positions,
+            kept=tuple(one for one in turn.kept if one.tokens),
             repeated_tokens=turn.repeated_tokens,
             salt=request.tenant,
             # The turn that it prepares must not wait for it, as requests of one session wait for each other.
@@ -292,6 +311,13 @@ class Service:
             logit_bias=prepared.logit_bias,
             seed=options.seed,
         )
+
+
+def _is_of_an_agent(request: ChatRequest, prepared: PreparedRequest) -> bool:
+    """Return whether others of its conversations will begin as this one does, with rules of the client."""
+    is_usual = prepared.adapters == BASE_MODEL and not (request.images or request.is_background)
+    first = next(iter(prepared.prompt.boundaries), None)
+    return is_usual and request.messages[0].role == "system" and bool(first) and first.message == 0
 
 
 def _image_spans(request: EngineRequest) -> Sequence[ImageSpan]:

@@ -51,12 +51,14 @@ class IdleMetrics:
 
     Attributes:
         works: prompts of which something was read.
-        read_tokens, used_tokens: of these, and those that a request then found.
+        read_tokens, restored_tokens: of these, those that were computed, and those that only the disk had.
+        used_tokens: of both, those that a request then found.
         is_paused: too few were used of late, so that little is read.
     """
 
     works: int = 0
     read_tokens: int = 0
+    restored_tokens: int = 0
     used_tokens: int = 0
     is_paused: bool = False
 

@@ -75,8 +75,15 @@ _MODEL_COUNTERS: tuple[_Series[ModelMetrics], ...] = (
         "Tokens of drafts that became the reply's.",
         lambda of: of.engine.drafts.accepted_tokens,
     ),
-    _Series("idle_read_tokens", "Tokens that were read while nobody waited.", lambda of: of.idle.read_tokens),
-    _Series("idle_used_tokens", "Of these, tokens that a request used.", lambda of: of.idle.used_tokens),
+    _Series(
+        "idle_read_tokens", "Tokens that were computed while nobody waited.", lambda of: of.idle.read_tokens
+    ),
+    _Series(
+        "idle_restored_tokens",
+        "Tokens that came from the disk while nobody waited.",
+        lambda of: of.idle.restored_tokens,
+    ),
+    _Series("idle_used_tokens", "Of both, tokens that a request used.", lambda of: of.idle.used_tokens),
     _Series("engine_failures", "Engine actions that raised an error.", lambda of: of.engine.failures),
     _Series("prompt_cache_lookups", "Prompts that were looked up.", lambda of: of.cache.lookups),
     _Series("prompt_cache_hits", "Prompts of which something was cached.", lambda of: of.cache.hits),

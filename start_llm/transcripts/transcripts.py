@@ -8,6 +8,7 @@ from start_llm.core.canonical import CanonicalMessage, Conversation
 from start_llm.core.chat import KeptReasoning, Message
 from start_llm.core.images import FIRST_IMAGE_TOKEN, HIDDEN_IMAGE
 from start_llm.telemetry.metrics import TranscriptMetrics
+from start_llm.transcripts.beginnings import Beginnings
 from start_llm.transcripts.bind import Encode
 from start_llm.transcripts.guard import ConversationNames
 from start_llm.transcripts.prefix_history import PrefixHistory
@@ -24,12 +25,14 @@ class TranscriptStores:
         reasoning_texts: reasoning for clients that do not send it back.
         seen: all prefixes that were ever computed, even if their tokens are gone.
         names: knows which conversation names stand for a single conversation.
+        beginnings: those of the agents that were used last.
     """
 
     store: TranscriptStore
     reasoning_texts: ReasoningStore
     seen: PrefixHistory
     names: ConversationNames
+    beginnings: Beginnings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

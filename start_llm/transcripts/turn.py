@@ -68,6 +68,7 @@ class Turn:
         repeated_tokens: number of tokens that stand for messages which were computed before, with the same
             tokens or others.
         prefix_match: how much of the prompt was found in the store.
+        kept: the beginnings of `tokens` that the client asks to keep; of 0 tokens where one is not known.
         note: the place in `tokens` of the note that this request adds; empty if it adds none.
     """
 
@@ -98,6 +99,7 @@ class Turn:
         self.repeated_tokens = repeated_tokens
         self.prefix_match = prefix_match
         self.note = range(bound.before_note, bound.before_note + bound.note_tokens)
+        self.kept = tuple(one._replace(tokens=self._position(one.tokens)) for one in prompt.kept)
 
     @classmethod
     def begin(cls, transcripts: Transcripts, prompt: Prompt, window: int) -> Turn:
@@ -130,6 +132,19 @@ class Turn:
         proven = guard.proven(bound.prefix) if bound and bound.prefix else -1
         match = PrefixMatch.of(chosen, seen, refusal)
         return cls(transcripts, prompt, chosen, repeated_tokens, match, proven)
+
+    def _position(self, tokens: int) -> int:
+        """Return where a position of the fresh rendering is in the tokens to compute.
+
+        It is 0 if recorded tokens stand there, and are others.
+        """
+        fresh_ids, ids = self._request.tokens.ids, self.tokens.ids
+        ends = {one.message: one.tokens for one in self.boundaries}
+        common = (one for one in reversed(self._request.boundaries) if one.message in ends)
+        before = next((one for one in common if one.tokens <= tokens), None)
+        known, start = (before.tokens, ends[before.message]) if before else (0, 0)
+        end = start + tokens - known
+        return end if ids[start:end] == fresh_ids[known:tokens] else 0
 
     @property
     def transient_messages(self) -> int:

@@ -138,6 +138,20 @@ class TranscriptStore:
         with self._lock:
             return tuple(self._nodes.get(key, ()))
 
+    def returning(self, count: int, within_s: float) -> list[Variant]:
+        """Return the ends of the conversations that came back most often, as their messages tell.
+
+        Args:
+            within_s: seconds since their last use, at most.
+        """
+        with self._lock:
+            oldest = self.clock() - within_s
+            recent = (one for one in self._leaves() if one.last_used >= oldest)
+            ends: dict[str, Variant] = {}
+            for one in sorted(recent, key=lambda one: (one.depth, one.last_used)):
+                ends[one.session] = one
+            return heapq.nlargest(count, ends.values(), key=lambda one: (one.depth, one.last_used))
+
     def use(self, variant: Variant) -> None:
         """Mark a variant and its ancestors as used now."""
         with self._lock:

@@ -31,6 +31,7 @@ from start_llm.serving.service import ReplyDefaults
 from start_llm.storage.database import DatabaseTable
 from start_llm.telemetry.metrics import CacheMetrics, TranscriptMetrics
 from start_llm.telemetry.trace import Trace, start_trace
+from start_llm.transcripts.beginnings import Beginnings
 from start_llm.transcripts.guard import ConversationNames
 from start_llm.transcripts.prefix_history import PrefixHistory
 from start_llm.transcripts.reasoning_store import ReasoningStore
@@ -104,6 +105,7 @@ def transcript_stores(settings: Settings, table: TableMaker = no_table) -> Trans
         reasoning_texts=ReasoningStore(_MAX_REASONING_BYTES, table=table("reasoning")),
         seen=PrefixHistory(table=table("prefixes")),
         names=ConversationNames(table=table("names")),
+        beginnings=Beginnings(table=table("beginnings")),
     )
 
 
@@ -115,6 +117,7 @@ def transcripts(
         reasoning_texts=stores.reasoning_texts,
         seen=stores.seen,
         names=stores.names,
+        beginnings=stores.beginnings,
         recent=RecentConversations(),
         metrics=TranscriptMetrics(stores.store.metrics),
         canonical_reply=canonical_reply,

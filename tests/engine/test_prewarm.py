@@ -10,7 +10,7 @@ import pytest
 from start_llm.core.engine_request import EngineRequest
 from start_llm.core.events import Failed, Finished, Restored, Text, Usage
 from start_llm.engine.generation import Generation
-from start_llm.engine.schedule import PREWARM_PATIENCE_S, Schedule
+from start_llm.engine.schedule import BACKGROUND_PATIENCE_S, Schedule
 from tests.cache.conversations import Cached
 from tests.engine.harness import CHUNK, Stepper, Watched, engine_request
 from tests.engine.test_guards import Counting, check, counting
@@ -136,7 +136,7 @@ def test_it_waits_no_longer_than_its_patience():
     warm = stepper.submit(prewarm(PROMPTS[1]))
     stepper.step(5)
     assert not warm.look()
-    clock.now += PREWARM_PATIENCE_S
+    clock.now += BACKGROUND_PATIENCE_S
     stepper.finish(warm)
     assert reply.ending is None
     reply.generation.cancel()
@@ -158,7 +158,7 @@ def test_after_its_patience_it_is_a_request_like_any_other():
     schedule = Schedule(clock)
     warm, request = Generation(prewarm()), Generation(engine_request(PROMPT))
     schedule.add(warm, SPEED)
-    clock.now += PREWARM_PATIENCE_S
+    clock.now += BACKGROUND_PATIENCE_S
     schedule.add(request, SPEED)
     assert [one.generation for one in drained(schedule)] == [warm, request]
 
@@ -204,7 +204,7 @@ def test_a_loop_that_only_prewarms_makes_way_for_other_models():
     assert not stepper.loop.yields, "it has nothing to do"
     warm = half_read(stepper)
     assert stepper.loop.yields
-    clock.now += PREWARM_PATIENCE_S
+    clock.now += BACKGROUND_PATIENCE_S
     assert not stepper.loop.yields
     stepper.finish(warm)
     reply = stepper.submit(engine_request(PROMPTS[0], 3))

@@ -141,11 +141,6 @@ def computed_beside(*, is_given_up: bool) -> list[str]:
     return ["short" if one.generation is short else "another" for one in drained(schedule)]
 
 
-def test_what_nobody_waits_for_lets_others_go_first():
-    assert order_of((0, of(100, is_background=True)), (0.5, of(100))) == [1, 0]
-    assert order_of((0, of(100, is_background=True)), (1.5, of(100))) == [0, 1]
-
-
 # ------------------------------------------------------------------------------------------------ the prompts
 
 

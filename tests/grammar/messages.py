@@ -23,6 +23,7 @@ _USAGE = {
     "input_tokens",
     "cache_creation_input_tokens",
     "cache_read_input_tokens",
+    "cache_creation",
     "output_tokens",
     "output_tokens_details",
 }
@@ -133,7 +134,9 @@ def read(events: Sequence[Json]) -> Told:
         blocks.take(event)
     content = blocks.end()
     assert (delta["delta"]["stop_reason"] == "tool_use") <= any(one["type"] == "tool_use" for one in content)
-    return Told({**message, "content": content, **_ended(delta), "usage": delta["usage"]})
+    return Told(
+        {**message, "content": content, **_ended(delta), "usage": {**message["usage"], **delta["usage"]}}
+    )
 
 
 def put_together(events: Sequence[Json]) -> Json:
@@ -147,7 +150,7 @@ def _started(event: Json) -> Json:
     message = event["message"]
     expect(event, type="message_start")
     expect(message, type="message", role="assistant", content=[], stop_reason=None, stop_sequence=None)
-    assert message["usage"].keys() == _USAGE
+    assert message["usage"].keys() == _USAGE | {"service_tier"}
     assert (message["usage"]["cache_read_input_tokens"], message["usage"]["output_tokens"]) == (0, 0)
     assert re.fullmatch(r"msg_[A-Za-z0-9]+", message["id"])
     return message

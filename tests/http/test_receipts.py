@@ -41,12 +41,27 @@ def checked(usage: Json) -> Json:
     prompt = usage[read] + usage.get("cache_read_input_tokens", 0)
     assert sum(receipt[one] for one in SOURCES) == receipt["prompt_tokens"] == prompt
     assert receipt["from_memory"] + receipt["from_disk"] == cached
-    assert min(receipt.values()) >= 0
+    assert min(value for value in receipt.values() if isinstance(value, int)) >= 0
+    check_ranges(receipt)
     assert receipt["drafted"] <= usage.get("completion_tokens", usage.get("output_tokens"))
     assert details.get("cache_write_tokens", receipt["read"] + receipt["told"]) == (
         receipt["read"] + receipt["told"]
     )
     return receipt
+
+
+def check_ranges(receipt: Json) -> None:
+    """They follow each other from the first token to the last, and have the lengths of the parts."""
+    ranges = receipt["ranges"]
+    ends = [0, *(one["end"] for one in ranges)]
+    assert [one["start"] for one in ranges] == ends[:-1]
+    assert ends[-1] == receipt["prompt_tokens"]
+    lengths = dict.fromkeys(("restored", "read", "told", "unread"), 0)
+    for one in ranges:
+        lengths[one["source"]] += one["end"] - one["start"]
+    assert lengths.pop("restored") == receipt["from_memory"] + receipt["from_disk"]
+    assert lengths == {source: receipt[source] for source in lengths}
+    assert receipt["read_ahead"] <= receipt["from_memory"] + receipt["from_disk"]
 
 
 def last_usage(reply: Reply) -> Json:
@@ -81,7 +96,7 @@ def courses(draw: st.DrawFn) -> tuple[int, range, list[Event]]:
 @given(courses())
 def test_the_parts_sum_to_the_prompt_wherever_a_request_ends(course: tuple[int, range, list[Event]]):
     tokens, note, events = course
-    account = PromptAccount(tokens, note)
+    account = PromptAccount(range(tokens), note)
     for event in events:
         account.note(event)
         receipt = account.receipt()
@@ -95,7 +110,7 @@ def test_the_parts_sum_to_the_prompt_wherever_a_request_ends(course: tuple[int, 
 
 def test_a_note_that_is_cached_already_is_not_told_again():
     for cached, told in ((0, 10), (25, 5), (40, 0)):
-        account = PromptAccount(50, range(20, 30))
+        account = PromptAccount(range(50), range(20, 30))
         account.note(Restored(cached))
         account.note(Text("x", (1,)))
         receipt = account.receipt()

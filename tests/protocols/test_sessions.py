@@ -9,7 +9,6 @@ from start_llm.protocols.fields import Fields
 from start_llm.protocols.sessions import (
     BRANCH_KEYS,
     PARENT_KEYS,
-    background,
     conversation_id,
     lineage,
     session_id,
@@ -39,22 +38,6 @@ def test_every_name_works_in_the_body_and_inside_its_objects(key):
     assert found(**{key: "abc"}) == "abc"
     for name in NESTED_OBJECTS:
         assert found(**{name: {key: "abc"}}) == "abc"
-
-
-@pytest.mark.parametrize(
-    ("said", "is_background"),
-    [
-        ("main", False),
-        ("compaction", False),
-        ("subagent", True),
-        (" Auxiliary ", True),
-        ("", False),
-        ("é", False),
-    ],
-)
-def test_claude_code_says_what_nobody_looks_at(said, is_background):
-    assert background({"x-claude-code-request-class": said}) == is_background
-    assert not background({})
 
 
 @pytest.mark.parametrize("header", HEADERS)

@@ -18,6 +18,7 @@ from start_llm.core.canonical import (
 )
 from start_llm.prompt.canonical_form import canonical_reply
 from start_llm.telemetry.metrics import TranscriptMetrics
+from start_llm.transcripts.beginnings import Beginnings
 from start_llm.transcripts.guard import ConversationNames
 from start_llm.transcripts.prefix_history import PrefixHistory
 from start_llm.transcripts.reasoning_store import ReasoningStore
@@ -40,6 +41,7 @@ def transcripts(
         "reasoning_texts": ReasoningStore(max_bytes),
         "seen": PrefixHistory(),
         "names": ConversationNames(),
+        "beginnings": Beginnings(),
     } | policy
     return Transcripts(
         recent=RecentConversations(),

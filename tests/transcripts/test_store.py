@@ -300,3 +300,12 @@ def assert_all_is_counted(store: TranscriptStore) -> None:
         one.children == {id(other): other for other in variants if other.parent is one} for one in variants
     )
     assert all(any(one.parent is other for other in variants) for one in variants if one.parent)
+
+
+def test_the_conversations_that_came_back_most_are_those_with_most_messages_of_late():
+    """The clock is read twice for each."""
+    store = store_of()
+    for name, depth in (("long ago", 50), ("a", 2), ("b", 8), ("c", 4), ("b", 3), ("d", 4)):
+        add(store, CanonicalKey(f"{name} {depth}".encode()), depth, range(depth + 1), session=name)
+    found = [(one.session, one.depth) for one in store.returning(3, within_s=10)]
+    assert found == [("b", 8), ("d", 4), ("c", 4)]

@@ -100,7 +100,9 @@ class DiskRestorer:
         self._running: list[DiskRestore] = []
         self._pace = RestorePace()
 
-    def begin(self, match: PromptMatch, *, room: int, may_look: bool, speed: float) -> DiskWait | None:
+    def begin(
+        self, match: PromptMatch, *, room: int, may_look: bool, speed: float, is_idle_work: bool = False
+    ) -> DiskWait | None:
         """Begin to restore what memory does not have of a prompt.
 
         Returns what the prompt has to wait for: a restore, or something after which to ask again. None if
@@ -110,6 +112,7 @@ class DiskRestorer:
             room: tokens that its caches can hold before they grow.
             may_look: headers of files may be read first.
             speed: tokens that are computed in a second.
+            is_idle_work: nobody asked for it yet, so that neither files nor pages count as used.
         """
         tier, kept = self._tier, match.plan.length
         if tier.is_hanging() or not tier.is_on or not may_be_worth_it(match.ids, kept):
@@ -127,7 +130,7 @@ class DiskRestorer:
             for file in plan.files:
                 file.is_passed_over = True
             return None
-        return self._follow(plan, saves) or self._read(plan, match, room, saves)
+        return self._follow(plan, saves) or self._read(plan, match, room, is_idle_work=is_idle_work)
 
     def leave(self, wait: DiskWait) -> None:
         """Note that a prompt does not wait any longer. As long as this is not over, no other one waits.
@@ -174,12 +177,13 @@ class DiskRestorer:
             may_look=may_look,
         )
 
-    def _read(self, plan: DiskPlan, match: PromptMatch, room: int, saves: int) -> DiskRestore:
+    def _read(self, plan: DiskPlan, match: PromptMatch, room: int, *, is_idle_work: bool) -> DiskRestore:
         size, root, ids = self._restorer.store.tree.page_size, match.root, match.ids
         end = plan.path[-1].end if plan.path else 0
         ends = [len(file.header.tokens) for file in (plan.last, plan.state) if file and file.header]
         needed = end + size * len(plan.pages) + max(ends, default=0)
         seq_cache = self._restorer.buffers(plan.path, self._shape.nothing(), root, ids, max(room, needed))
+        seq_cache.is_idle_work = is_idle_work
         with self._restorer.store.rollback_on_error(seq_cache):
             buffers = Incoming(self._layers, seq_cache.caches, is_in_place=self._is_in_place)
             parts = list(self._parts(plan, root, ids, buffers))
@@ -190,9 +194,10 @@ class DiskRestorer:
                 buffers=buffers,
                 read=DiskRead(parts=parts, most_ahead=_most_ahead(parts) if buffers.takes_early else None),
                 began=time.perf_counter(),
-                saves=saves,
+                saves=plan.length - match.plan.length,
             )
-            self._tier.touch([part.file for part in parts])
+            if not is_idle_work:
+                self._tier.touch([part.file for part in parts])
         self._running.append(restore)
         self._tier.read(restore.read)
         return restore

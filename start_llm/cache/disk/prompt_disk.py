@@ -30,7 +30,14 @@ class PromptDisk:
         self._metrics = metrics
 
     def wait_for(
-        self, ids: tuple[int, ...], salt: bytes, capacity: int, *, speed: float, may_look: bool = True
+        self,
+        ids: tuple[int, ...],
+        salt: bytes,
+        capacity: int,
+        *,
+        speed: float,
+        may_look: bool = True,
+        is_idle_work: bool = False,
     ) -> DiskWait | None:
         """Begin to restore from the disk what memory does not have of a prompt.
 
@@ -41,11 +48,14 @@ class PromptDisk:
             capacity: tokens that the caches should take without growing.
             speed: tokens that are computed in a second; nothing is restored that is computed faster.
             may_look: headers of files may be read first.
+            is_idle_work: nobody asked for it yet, so that nothing counts as used.
         """
         if self.restorer is None:
             return None
         match = self._lookup.match(ids, salt)
-        wait = self.restorer.begin(match, room=capacity, may_look=may_look, speed=speed)
+        wait = self.restorer.begin(
+            match, room=capacity, may_look=may_look, speed=speed, is_idle_work=is_idle_work
+        )
         self._metrics.cut_images += isinstance(wait, DiskRestore) and wait.plan.is_cut
         return wait
 

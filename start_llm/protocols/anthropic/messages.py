@@ -11,7 +11,7 @@ from start_llm.core.chat import ChatRequest, Json, Message
 from start_llm.core.errors import InvalidRequest
 from start_llm.core.events import Finished, FinishReason, Output, Prefilling, Usage
 from start_llm.core.ids import name_in
-from start_llm.core.prompt_report import Divergence
+from start_llm.core.prompt_report import Divergence, Receipt
 from start_llm.core.sampling import Range
 from start_llm.protocols.anthropic.content_blocks import (
     BlockGrew,
@@ -101,6 +101,9 @@ _MISS_REASONS = {
     "unknown": "previous_message_not_found",
 }
 """`CacheMissReason` of anthropic 2.14, by the place of the divergence."""
+_HOUR_S = 3600
+_TIER = "standard"
+"""The one of Anthropic's tiers in which a request is served: none is bought, and none is a batch."""
 _DELTAS: Mapping[Member, tuple[str, str]] = {
     "thinking": ("thinking_delta", "thinking"),
     "signature": ("signature_delta", "signature"),
@@ -209,7 +212,10 @@ class MessagesReply:
 
     def opening(self, prompt_tokens: int, divergence: Divergence | None = None) -> Iterable[SSEFrame]:
         """Send the prompt's length: some clients read it here and ignore the final usage."""
-        counts = _usage(Usage(prompt_tokens, cached=0, completion=0))
+        counts: dict[str, Json] = {
+            **_usage(Usage(prompt_tokens, cached=0, completion=0), Receipt()),
+            "service_tier": _TIER,
+        }
         message = self._message([], None, None, counts, divergence)
         yield _frame("message_start", message=message)
         for block in self.unavailable:
@@ -237,10 +243,11 @@ class MessagesReply:
     def whole(self, events: list[Output], end: Finished) -> Mapping[str, Json]:
         blocks = whole_blocks(_steps(self._new_writer(), events))
         first: list[Json] = [dict(block) for block in self.unavailable]
-        return self._message([*first, *blocks], *_stopped(end), self._counts(end), end.divergence)
+        counts = {**self._counts(end), "service_tier": _TIER}
+        return self._message([*first, *blocks], *_stopped(end), counts, end.divergence)
 
     def _counts(self, end: Finished) -> dict[str, Json]:
-        counts = _usage(end.usage)
+        counts = _usage(end.usage, end.receipt)
         return {**counts, "receipt": receipt_json(end.receipt)} if self.with_receipt else counts
 
     def _whole_block(self, block: Mapping[str, Json]) -> Iterator[SSEFrame]:
@@ -319,6 +326,17 @@ def _stopped(end: Finished) -> tuple[str, str | None]:
     return _STOP_REASONS[end.reason], None
 
 
+def _written(receipt: Receipt) -> dict[str, int]:
+    """Return the tokens that were computed up to the places that a request marks, by how long they stay."""
+    written = {"5m": 0, "1h": 0}
+    done = receipt.from_memory + receipt.from_disk
+    for place in sorted(receipt.kept) if receipt.is_kept else ():
+        end = min(place.tokens, receipt.prompt - receipt.unread)
+        written["1h" if place.seconds >= _HOUR_S else "5m"] += max(end - done, 0)
+        done = max(done, end)
+    return written
+
+
 def _diagnostics(divergence: Divergence | None) -> Json:
     """Return why the prompt cache could not go on from the earlier request; None if it could."""
     if divergence is None:
@@ -329,12 +347,19 @@ def _diagnostics(divergence: Divergence | None) -> Json:
     return {"cache_miss_reason": reason}
 
 
-def _usage(usage: Usage) -> dict[str, Json]:
-    """Return the real counts. `input_tokens` counts the prompt tokens that were computed."""
+def _usage(usage: Usage, receipt: Receipt) -> dict[str, Json]:
+    """Return the real counts. The first three sum to the prompt.
+
+    Tokens that were computed are `cache_creation_input_tokens` up to the last place that the request marks,
+    and `input_tokens` behind it.
+    """
+    written = _written(receipt)
+    created = sum(written.values())
     return {
-        "input_tokens": usage.prompt - usage.cached,
-        "cache_creation_input_tokens": 0,
+        "input_tokens": usage.prompt - usage.cached - created,
+        "cache_creation_input_tokens": created,
         "cache_read_input_tokens": usage.cached,
+        "cache_creation": {f"ephemeral_{ttl}_input_tokens": tokens for ttl, tokens in written.items()},
         "output_tokens": usage.completion,
         "output_tokens_details": {"thinking_tokens": usage.reasoning},
     }

@@ -5,9 +5,18 @@ Unknown parts are not refused, because clients react to a refusal by changing th
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import add
 
-from start_llm.core.chat import Json, JsonAnswer, Message, OutputConstraint, ToolCall
-from start_llm.protocols.content import TOOL_REFERENCE, text_or_note
+from start_llm.core.chat import Json, JsonAnswer, KeptPlace, Message, OutputConstraint, ToolCall
+from start_llm.protocols.breakpoints import (
+    WHOLE,
+    places,
+    seconds_of,
+    seconds_of_request,
+    with_end_kept,
+    with_tools_kept,
+)
+from start_llm.protocols.content import TOOL_REFERENCE, MarkedText, text_or_note
 from start_llm.protocols.fields import Fields
 from start_llm.protocols.image_parts import ImageParser, question_among
 from start_llm.protocols.openai.chat_input import ToolSchemas, tool_names
@@ -44,7 +53,8 @@ def read_conversation(body: Fields, open_reasoning: Opener, images: ImageParser)
         for index, item in enumerate(items)
         for message in _messages(item, replace(reading, is_newest_user=index == newest))
     )
-    return (*_system(body, reading), *read)
+    messages = with_tools_kept((*_system(body, reading), *read), body.objects("tools"))
+    return with_end_kept(messages, seconds_of_request(body))
 
 
 def read_tools(body: Fields) -> tuple[ToolSchemas, ToolSchemas]:
@@ -100,7 +110,12 @@ class _Reading:
 
     def joined(self, blocks: Sequence[Fields]) -> str:
         """Return the joined text: blocks are equivalent to one string."""
-        return "".join(map(self.text_of, blocks))
+        return self.content(blocks).text
+
+    def content(self, blocks: Sequence[Fields]) -> MarkedText:
+        """Return the joined text, and the places up to which it is to be kept."""
+        texts = list(map(self.text_of, blocks))
+        return MarkedText("".join(texts), places(texts, _marks(blocks)))
 
     def text_of(self, block: Fields) -> str:
         """Return the text of a block for the model."""
@@ -120,13 +135,19 @@ def _messages(item: Fields, reading: _Reading) -> Iterator[Message]:
 
 def _system(body: Fields, reading: _Reading) -> Iterator[Message]:
     """Yield one message for all blocks of the system text."""
-    texts = [reading.text_of(block) for block in _blocks(body, "system")]
+    blocks = _blocks(body, "system")
+    texts = [reading.text_of(block) for block in blocks]
     if any(texts):
-        yield Message(role="system", content=_BETWEEN_SYSTEM_BLOCKS.join(text for text in texts if text))
+        between = (
+            _BETWEEN_SYSTEM_BLOCKS if text and any(texts[:at]) else "" for at, text in enumerate(texts)
+        )
+        apart = list(map(add, between, texts))
+        yield Message(role="system", content="".join(apart), kept=places(apart, _marks(blocks)))
 
 
 def _system_in_place(blocks: Sequence[Fields], reading: _Reading) -> Iterator[Message]:
-    yield Message(role="system", content=reading.joined(blocks))
+    text, kept = reading.content(blocks)
+    yield Message(role="system", content=text, kept=kept)
 
 
 def _question(blocks: Sequence[Fields], reading: _Reading) -> Iterator[Message]:
@@ -134,9 +155,10 @@ def _question(blocks: Sequence[Fields], reading: _Reading) -> Iterator[Message]:
     results, said = _parted(blocks, _RESULT)
     for result in results:
         yield _result(result, reading)
-    text = replace(reading, refuses_images=reading.is_newest_user and not results).joined(said)
+    refusing = replace(reading, refuses_images=reading.is_newest_user and not results)
+    text, kept = refusing.content(said)
     if text or not results:
-        yield Message(role="user", content=text)
+        yield Message(role="user", content=text, kept=kept)
 
 
 def _result(block: Fields, reading: _Reading) -> Message:
@@ -148,6 +170,7 @@ def _result(block: Fields, reading: _Reading) -> Message:
         content=failed + _BETWEEN_BLOCKS_OF_A_RESULT.join(filter(None, map(reading.text_of, blocks))),
         tool_call_id=block.text("tool_use_id"),
         tool_references=tuple(reference.required_text("tool_name") for reference in references),
+        kept=_whole([block, *blocks]),
     )
 
 
@@ -156,12 +179,14 @@ def _reply(blocks: Sequence[Fields], reading: _Reading) -> Iterator[Message]:
     calls, others = _parted(blocks, _CALL)
     reasoning_texts, said = _parted(others, _TOLD_REASONING, _HIDDEN_REASONING)
     found = [_reasoning(one, reading.open_reasoning) for one in reasoning_texts]
+    text, kept = reading.content(said)
     yield Message(
         role="assistant",
-        content=reading.joined(said),
+        content=text,
         reasoning="".join(one.reasoning for one in found) or None,
         tool_calls=tuple(map(_call, calls)),
         reply_name=next((one.reply_name for one in found if one.reply_name), ""),
+        kept=(*kept, *_whole(calls)),
     )
 
 
@@ -194,6 +219,18 @@ def _reasoning(block: Fields, open_reasoning: Opener) -> Sealed:
 
 
 # ------------------------------------------------------------------------------------------------- blocks
+
+
+def _marks(blocks: Sequence[Fields]) -> list[int | None]:
+    return [seconds_of(block.data) for block in blocks]
+
+
+def _whole(blocks: Sequence[Fields]) -> tuple[KeptPlace, ...]:
+    """Return a place at the end of the message if one of these blocks, which are no part of its text, is
+    marked.
+    """
+    seconds = max((kept or 0 for kept in _marks(blocks)), default=0)
+    return (KeptPlace(WHOLE, seconds),) if seconds else ()
 
 
 def _blocks(holder: Fields, name: str) -> list[Fields]:

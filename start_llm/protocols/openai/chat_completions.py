@@ -55,6 +55,7 @@ from start_llm.protocols.openai.constraints import (
 )
 from start_llm.protocols.receipts import wants_receipt
 from start_llm.protocols.sessions import conversation_id, lineage, session_id
+from start_llm.protocols.urgency import service_tier
 
 
 def parse(body: Fields, headers: Mapping[str, str], context: RequestContext) -> ParsedRequest:
@@ -98,6 +99,7 @@ def parse(body: Fields, headers: Mapping[str, str], context: RequestContext) -> 
         with_receipt=wants_receipt(body, headers),
         with_progress=body.boolean("return_progress"),
         with_logprobs=wants_logprobs,
+        service_tier=service_tier(body, headers),
         custom_tools=frozenset(custom_tools),
     )
     demanded = demanded_tool(body, names, elsewhere)

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 
 from start_llm.core.chat import Json, Message, Role, TextGrammar, ToolCall, tool_name
+from start_llm.protocols.breakpoints import seconds_of_request, with_end_kept, with_tools_kept
 from start_llm.protocols.content import TOOL_REFERENCE, begins_reply, read_arguments, read_content
 from start_llm.protocols.custom_tools import custom_arguments, custom_grammar, custom_schema
 from start_llm.protocols.fields import Fields
@@ -19,7 +20,7 @@ ROLES: Mapping[str, Role] = {
 
 
 _CUSTOM = "custom"
-_TRANSPORT = ("defer_loading", "cache_control")
+_TRANSPORT = ("defer_loading", "cache_control", "prompt_cache_breakpoint")
 """Members of a tool for the server, not for the model."""
 
 
@@ -35,17 +36,21 @@ def read_messages(body: Fields, images: ImageParser) -> tuple[Message, ...]:
         raise body.fail("messages", "must be an array with at least one message")
     images.make_room(body, items)
     question = question_among([item.value("role") for item in items])
-    return tuple(
-        _message(item, images, may_hold_unseen=index != question) for index, item in enumerate(items)
-    )
+    keep_s = seconds_of_request(body)
+    messages = [
+        _message(item, images, may_hold_unseen=index != question, keep_s=keep_s)
+        for index, item in enumerate(items)
+    ]
+    return with_end_kept(with_tools_kept(messages, body.objects("tools")), keep_s)
 
 
-def _message(item: Fields, images: ImageParser, *, may_hold_unseen: bool) -> Message:
+def _message(item: Fields, images: ImageParser, *, may_hold_unseen: bool, keep_s: int | None) -> Message:
     role = item.choice("role", ROLES)
-    content = read_content(item, images=images, may_hold_unseen=may_hold_unseen)
+    content, kept = read_content(item, images=images, may_hold_unseen=may_hold_unseen, keep_s=keep_s)
     if role == "assistant":
         reasoning = item.text("reasoning_content") or item.text("reasoning")
-        return Message(role=role, content=content, reasoning=reasoning, tool_calls=_tool_calls(item))
+        calls = _tool_calls(item)
+        return Message(role=role, content=content, reasoning=reasoning, tool_calls=calls, kept=kept)
     if role == "tool":
         return Message(
             role=role,
@@ -53,8 +58,15 @@ def _message(item: Fields, images: ImageParser, *, may_hold_unseen: bool) -> Mes
             tool_call_id=item.text("tool_call_id" if item.value("role") == "tool" else "name"),
             tool_references=_tool_references(item),
             name=item.text("name"),
+            kept=kept,
         )
-    return Message(role=role, content=content, tool_references=_tool_references(item), name=item.text("name"))
+    return Message(
+        role=role,
+        content=content,
+        tool_references=_tool_references(item),
+        name=item.text("name"),
+        kept=kept,
+    )
 
 
 def _tool_references(item: Fields) -> tuple[str, ...]:

@@ -17,6 +17,7 @@ class CompletionReply:
     Attributes:
         with_receipt: usage has a receipt.
         with_progress: the stream tells how far the prompt is read.
+        service_tier: how the request is served; None if it does not ask for that.
         id: has a prefix of its own for each of the two.
     """
 
@@ -27,17 +28,19 @@ class CompletionReply:
     with_logprobs: bool
     with_receipt: bool = False
     with_progress: bool = False
+    service_tier: str | None = None
     id: str = ""
     created: int = field(default_factory=lambda: int(time.time()))
 
     def head(self, kind: str) -> dict[str, Json]:
-        return {
+        head: dict[str, Json] = {
             "id": self.id,
             "object": kind,
             "created": self.created,
             "model": self.requested_model,
             "system_fingerprint": self.model.card.id,
         }
+        return head if self.service_tier is None else {**head, "service_tier": self.service_tier}
 
     def token_ids(self, events: Iterable[Output]) -> dict[str, Json]:
         """Return the ids of every token, including markup, if they were requested."""

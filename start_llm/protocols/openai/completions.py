@@ -31,6 +31,7 @@ from start_llm.protocols.logprobs import TextOffsets, text_logprobs
 from start_llm.protocols.openai.completion_reply import CompletionReply
 from start_llm.protocols.receipts import wants_receipt
 from start_llm.protocols.sessions import lineage, session_id
+from start_llm.protocols.urgency import service_tier
 
 _PREWARMING_LIMITS = ("max_tokens", "n_predict")
 
@@ -72,6 +73,7 @@ def parse(body: Fields, headers: Mapping[str, str], context: RequestContext) -> 
         with_receipt=wants_receipt(body, headers),
         with_progress=body.boolean("return_progress"),
         with_logprobs=top_logprobs is not None,
+        service_tier=service_tier(body, headers),
     )
     return ParsedRequest(request, reply, stream)
 

@@ -17,6 +17,12 @@ from start_llm.protocols.base import (
     new_id,
     openai_error,
 )
+from start_llm.protocols.breakpoints import (
+    applied_options,
+    seconds_of_request,
+    with_end_kept,
+    with_tools_kept,
+)
 from start_llm.protocols.effort import read_template_options, read_thinking
 from start_llm.protocols.fields import Fields
 from start_llm.protocols.generation_fields import (
@@ -43,6 +49,7 @@ from start_llm.protocols.responses.response_store import StoredResponse
 from start_llm.protocols.responses.tools import Toolbox, read_toolbox, runs_elsewhere
 from start_llm.protocols.sessions import conversation_id, lineage, session_id
 from start_llm.protocols.tool_types import responses_tool_type
+from start_llm.protocols.urgency import service_tier
 
 _LIMITS = ("max_output_tokens", "max_completion_tokens", "max_tokens")
 _LOGPROBS = "message.output_text.logprobs"
@@ -108,7 +115,12 @@ def parse(body: Fields, headers: Mapping[str, str], context: RequestContext) -> 
         compared_with=compared_with,
     )
     reply = ResponseReply(
-        asked=_writable(_repeated(body, context, conversation, options)),
+        asked=_writable(
+            {
+                **_repeated(body, context, conversation, options),
+                "service_tier": service_tier(body, headers),
+            }
+        ),
         toolbox=toolbox,
         as_summary=_wants_summary(body),
         sealed=partial(context.seal.seal, tenant=context.tenant),
@@ -196,6 +208,7 @@ def _read_messages(
         images=images,
         opened=partial(context.seal.open, tenant=context.tenant),
         tell=context.notices.tell,
+        keep_s=(keep_s := seconds_of_request(body)),
     )
     items = conversation.fields
     images.make_room(body, items)
@@ -203,7 +216,8 @@ def _read_messages(
     if not messages:
         raise body.fail("input", "must be a string, or an array with at least one item that says something")
     told = conversation.instructions
-    return (Message(role="system", content=told), *messages) if told else messages
+    messages = (Message(role="system", content=told), *messages) if told else messages
+    return with_end_kept(with_tools_kept(messages, body.objects("tools")), keep_s)
 
 
 def _read_form(body: Fields, toolbox: Toolbox, elsewhere: Collection[str]) -> OutputConstraint:
@@ -278,6 +292,7 @@ def _repeated(
         "parallel_tool_calls": body.boolean("parallel_tool_calls", default=True),
         "previous_response_id": body.value("previous_response_id"),
         "prompt_cache_key": body.value("prompt_cache_key"),
+        "prompt_cache_options": applied_options(body),
         "reasoning": {name: asked.get(name) for name in ("effort", "summary")},
         "store": _stores(body, options),
         "temperature": options.sampling.temperature,

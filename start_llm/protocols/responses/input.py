@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from start_llm.core.chat import Json, Message, Role, ToolCall
+from start_llm.core.chat import Json, KeptPlace, Message, Role, ToolCall
 from start_llm.core.errors import NotFound
 from start_llm.core.ids import RANDOM_LENGTH, name_in
 from start_llm.protocols.base import new_id
@@ -96,12 +96,14 @@ class ItemReader:
         images: reads the images among the items.
         opened: opens reasoning that was sealed for this tenant; None for any other text.
         tell: prints a notice in the terminal about items that the model does not see.
+        keep_s: seconds for which marked places are kept whose marks do not say.
     """
 
     toolbox: Toolbox
     images: ImageParser
     opened: Callable[[str], Sealed | None]
     tell: Tell
+    keep_s: int | None = None
 
     def messages(self, items: Sequence[Fields]) -> tuple[Message, ...]:
         """Return the conversation.
@@ -117,7 +119,7 @@ class ItemReader:
     def _read(self, item: Fields, *, may_hold_unseen: bool) -> Message | None:
         kind = kind_of(item)
         if kind == "message":
-            return _message(item, self.images, may_hold_unseen=may_hold_unseen)
+            return self._message(item, may_hold_unseen=may_hold_unseen)
         reader = _READERS.get(kind)
         if reader is None:
             self.tell(f"Items of type {kind!r} are not shown to the model.")
@@ -170,8 +172,19 @@ class ItemReader:
         return _of_reply(item, content=text)
 
     def result(self, item: Fields) -> Message:
-        content = read_content(item, "output", images=self.images, may_hold_unseen=True)
-        return Message(role="tool", content=content, tool_call_id=item.text("call_id"))
+        content, kept = read_content(
+            item, "output", images=self.images, may_hold_unseen=True, keep_s=self.keep_s
+        )
+        return Message(role="tool", content=content, tool_call_id=item.text("call_id"), kept=kept)
+
+    def _message(self, item: Fields, *, may_hold_unseen: bool) -> Message:
+        role = item.choice("role", ROLES)
+        content, kept = read_content(
+            item, images=self.images, may_hold_unseen=may_hold_unseen, keep_s=self.keep_s
+        )
+        if role == "assistant":
+            return _of_reply(item, content=content, kept=kept)
+        return Message(role=role, content=content, kept=kept)
 
 
 _READERS: Mapping[str, Callable[[ItemReader, Fields], Message | None]] = {
@@ -186,12 +199,6 @@ _READERS: Mapping[str, Callable[[ItemReader, Fields], Message | None]] = {
     **dict.fromkeys(BUILT_IN_OUTPUTS, ItemReader.built_in_result),
     **dict.fromkeys(VENDOR_ITEMS, ItemReader.vendor_item),
 }
-
-
-def _message(item: Fields, images: ImageParser, *, may_hold_unseen: bool) -> Message:
-    role = item.choice("role", ROLES)
-    content = read_content(item, images=images, may_hold_unseen=may_hold_unseen)
-    return _of_reply(item, content=content) if role == "assistant" else Message(role=role, content=content)
 
 
 def _texts(item: Fields, name: str, *, between: str) -> str:
@@ -240,4 +247,9 @@ def _joined(reply: Message, more: Message) -> Message:
         reasoning=(reply.reasoning or "") + (more.reasoning or "") or None,
         tool_calls=(*reply.tool_calls, *more.tool_calls),
         reply_name=reply.reply_name or more.reply_name,
+        kept=(*reply.kept, *(_behind(place, len(reply.content)) for place in more.kept)),
     )
+
+
+def _behind(place: KeptPlace, characters: int) -> KeptPlace:
+    return place._replace(characters=place.characters + characters)

@@ -1,0 +1,58 @@
+"""Finds the places in a prompt up to which its client asks to keep it."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from start_llm.core.chat import KeptPlace, Message
+
+MOST_KEPT = 4
+"""Places of a request: Anthropic refuses more, and OpenAI takes the last ones."""
+
+
+class MarkedPlace(NamedTuple):
+    """A place of the message `message`."""
+
+    message: int
+    place: KeptPlace
+
+
+def marked_places(messages: Sequence[Message]) -> list[MarkedPlace]:
+    """Return the last places of a request that are marked, in its order."""
+    marked = [MarkedPlace(at, place) for at, one in enumerate(messages) for place in one.kept]
+    return marked[-MOST_KEPT:]
+
+
+def is_at_end(place: KeptPlace, message: Message) -> bool:
+    """Return whether a place is at the end of its message."""
+    is_behind_text = place.characters >= len(message.content.rstrip()) and not message.tool_calls
+    return place.characters < 0 or is_behind_text
+
+
+def beginning_of(place: KeptPlace, asked: str, shown: str) -> str | None:
+    """Return what is in front of a place inside a message.
+
+    Args:
+        asked: the message's content as the client sent it.
+        shown: the same without what is removed from its beginning.
+
+    Returns:
+        None if more was changed, or if the place is in what was removed.
+    """
+    inside = place.characters - (len(asked) - len(shown))
+    return shown[:inside] if asked.endswith(shown) and inside > 0 else None
+
+
+def offset_in_text(beginning: str, content: str, written: str) -> int | None:
+    """Return the character of a rendered text behind the beginning of a content.
+
+    Args:
+        written: the text up to the end of the message with this content.
+
+    Returns:
+        None if the template writes it otherwise.
+    """
+    body, end = content.strip(), len(written.rstrip())
+    if not (content.startswith(beginning) and written.endswith(body, 0, end)):
+        return None
+    trimmed = len(content) - len(content.lstrip())
+    return end - len(body) + min(max(len(beginning) - trimmed, 0), len(body))

@@ -1,0 +1,101 @@
+"""Remembers how the prompts of the agents that were used last begin: their tools and system texts."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from array import array
+from dataclasses import dataclass
+
+from start_llm.storage.database import DatabaseTable
+from start_llm.storage.database_file import UNREADABLE, decode_json, encode_json
+
+_MOST = 16
+_LEAST_TOKENS = 64
+"""Shorter ones are read in no time."""
+_KEY_BYTES = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Beginning:
+    """What all conversations of an agent begin with.
+
+    Attributes:
+        tenant: whose it is.
+        program: which client sends it; empty if it does not say.
+        ids: the tokens up to the end of the first message, and the one behind it.
+    """
+
+    tenant: bytes
+    program: str
+    ids: array[int]
+
+    @property
+    def key(self) -> bytes:
+        """A digest of whose it is and of its tokens."""
+        said = b"".join((len(self.tenant).to_bytes(4, "little"), self.tenant, self.ids.tobytes()))
+        return hashlib.blake2b(said, digest_size=_KEY_BYTES).digest()
+
+    def encode(self) -> bytes:
+        """Return the value of a row: length of the JSON, the JSON, the tokens in this machine's order."""
+        described = encode_json((self.tenant, self.program))
+        return b"".join((len(described).to_bytes(4, "little"), described, self.ids.tobytes()))
+
+    @classmethod
+    def decode(cls, data: bytes) -> Beginning:
+        """Read the value of a row.
+
+        Raises:
+            ValueError, TypeError: it is none (see `UNREADABLE`).
+        """
+        end = 4 + int.from_bytes(data[:4], "little")
+        tenant, program = decode_json(data[4:end])
+        ids = array("I")
+        ids.frombytes(data[end:])
+        return cls(bytes.fromhex(tenant), str(program), ids)
+
+
+class Beginnings:
+    """The beginnings that were used last. Safe to use from any thread.
+
+    Args:
+        table: keeps them for the next process.
+    """
+
+    def __init__(self, *, table: DatabaseTable | None = None) -> None:
+        self._table = table
+        self._known: dict[bytes, Beginning] = {}
+        self._lock = threading.Lock()
+        for row in table.rows() if table else ():
+            try:
+                self._known[row.key] = Beginning.decode(row.value)
+            except UNREADABLE:
+                if table:
+                    table.reject(row.key)
+        self._forget_some()
+
+    def note(self, beginning: Beginning) -> None:
+        """Note that a conversation with this beginning was answered."""
+        if len(beginning.ids) < _LEAST_TOKENS:
+            return
+        key = beginning.key
+        with self._lock:
+            before = self._known.pop(key, None)
+            self._known[key] = beginning
+            if self._table is not None and before and before.program == beginning.program:
+                self._table.touch(key)
+            elif self._table is not None:
+                self._table.put(key, beginning.encode())
+            self._forget_some()
+
+    def latest(self) -> list[Beginning]:
+        """Return all of them, the one used last first."""
+        with self._lock:
+            return list(reversed(self._known.values()))
+
+    def _forget_some(self) -> None:
+        while len(self._known) > _MOST:
+            oldest = next(iter(self._known))
+            del self._known[oldest]
+            if self._table is not None:
+                self._table.delete(oldest)

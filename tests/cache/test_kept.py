@@ -1,0 +1,151 @@
+"""What a client asks to keep stays at least so long, as far as there is room, and is found exactly there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from start_llm.cache.checkpoints import MAX_OF_A_CONVERSATION, checkpoint_to_drop
+from start_llm.core.prompt import KeptPrefix
+from tests.cache.conversations import Cached
+from tests.cache.test_checkpoints import CHEAP, Conversations
+from tests.engine.harness import engine_request
+from tests.engine.test_guards import check, counting
+from tests.engine.test_prewarm import restored
+from tests.engine.test_turns import Clock
+
+BOTH = pytest.mark.parametrize("has_state", [False, True])
+TOKEN_BYTES = 2 * 32 * 4
+"""One layer of the counting network has keys and values of 32 numbers, four bytes each."""
+PLACE, LENGTH = 333, 600
+HOUR = 3600
+
+
+def prompt(seed: int, length: int = LENGTH) -> tuple[int, ...]:
+    return tuple(int(n) for n in np.random.default_rng(seed).integers(0, 400, length))
+
+
+def keeping(clock: Clock, **changes: Any) -> Cached:
+    """Return an engine whose cache goes by this clock too."""
+    stepper = counting(clock=clock, **changes)
+    stepper.cache._clock = stepper.cache._evictor._clock = clock
+    return stepper
+
+
+def say(stepper: Cached, ids: tuple[int, ...], *kept: tuple[int, int], **more: Any) -> int:
+    """Return how many tokens were restored."""
+    asked = engine_request(ids, 2, kept=tuple(KeptPrefix(*one) for one in kept), **more)
+    request = stepper.submit(asked)
+    stepper.finish(request)
+    return restored(request)
+
+
+@BOTH
+def test_another_prompt_goes_on_exactly_there(has_state: bool):
+    stepper = keeping(Clock(), has_state=has_state)
+    ids = prompt(1)
+    say(stepper, ids, (PLACE, 300), boundaries=(100, 590))
+    assert say(stepper, (*ids[:PLACE], *prompt(2, 200)), boundaries=(100, 500)) == PLACE
+    check(stepper)
+
+
+def test_without_it_a_state_is_not_there():
+    stepper = keeping(Clock(), has_state=True)
+    ids = prompt(1)
+    say(stepper, ids, boundaries=(100, 590))
+    assert say(stepper, (*ids[:PLACE], *prompt(2, 200)), boundaries=(100, 500)) == 100
+
+
+@BOTH
+def test_it_outlives_what_was_used_later_while_it_is_to_stay(has_state: bool):
+    """Memory for four prompts, of which eight come, an hour long."""
+    clock = Clock()
+    stepper = keeping(clock, has_state=has_state, budget=4 * LENGTH * TOKEN_BYTES + 60_000)
+    ids = prompt(1)
+    say(stepper, ids, (PLACE, HOUR), boundaries=(PLACE, 590))
+    for seed in range(2, 10):
+        clock.now += HOUR / 10
+        say(stepper, prompt(seed), boundaries=(100, 590))
+    assert stepper.cached.evictions
+    found = say(stepper, (*ids[:PLACE], *prompt(20, 50)), boundaries=(PLACE, 370))
+    assert found == (PLACE if has_state else pytest.approx(PLACE, abs=32))
+
+
+@BOTH
+def test_it_is_evicted_as_everything_else_behind_that(has_state: bool):
+    clock = Clock()
+    stepper = keeping(clock, has_state=has_state, budget=4 * LENGTH * TOKEN_BYTES + 60_000)
+    ids = prompt(1)
+    say(stepper, ids, (PLACE, 300), boundaries=(PLACE, 590))
+    for seed in range(2, 10):
+        clock.now += HOUR / 10
+        say(stepper, prompt(seed), boundaries=(100, 590))
+    assert say(stepper, (*ids[:PLACE], *prompt(20, 50)), boundaries=(PLACE, 370)) == 0
+
+
+def test_what_is_restored_stays_anew():
+    """Each use counts from its own time, as with both vendors."""
+    clock = Clock()
+    stepper = keeping(clock)
+    ids = prompt(1)
+    say(stepper, ids, (PLACE, 300))
+    clock.now += 200
+    say(stepper, (*ids[:400], *prompt(2, 50)), (PLACE, 300))
+    kept = {page.kept_until for page in stepper.cache._store.tree.pages() if page.end <= PLACE}
+    assert kept == {clock.now + 300}
+
+
+def test_there_is_no_room_for_it_beside_running_requests():
+    """The budget counts first: a request is not refused for what another one asks to keep."""
+    stepper = keeping(Clock(), budget=LENGTH * TOKEN_BYTES + 60_000)
+    say(stepper, prompt(1), (590, HOUR))
+    assert say(stepper, prompt(2), boundaries=(100, 590)) == 0
+    assert stepper.cached.evictions
+
+
+def test_an_operator_s_limit_of_age_counts_before_it():
+    clock = Clock()
+    stepper = keeping(clock)
+    limits = stepper.cache._evictor.limits
+    stepper.cache._evictor.limits = type(limits)(budget_bytes=limits.budget_bytes, cache_ttl_s=60.0)
+    say(stepper, prompt(1), (590, HOUR))
+    clock.now += 100
+    stepper.cache.shrink()
+    assert say(stepper, prompt(1)) == 0
+
+
+def test_the_short_page_at_its_end_stays_too():
+    clock = Clock()
+    stepper = keeping(clock)
+    ids = prompt(1)
+    say(stepper, ids, (595, 300))
+    (seq_cache,) = stepper.cache._store.seq_caches
+    stepper.cache._store.split_into_pages(seq_cache)
+    last = max(stepper.cache._store.tree.pages(), key=lambda page: page.end)
+    assert (last.end > 595, last.kept_until) == (True, clock.now + 300)
+
+
+def test_a_preempted_prompt_still_asks_for_it():
+    stepper = keeping(Clock(), has_state=True)
+    ids = prompt(1, 1500)
+    asked = engine_request(ids, 2, kept=(KeptPrefix(1111, 300),), boundaries=(100, 1490))
+    long = stepper.submit(asked)
+    stepper.step_until(lambda: long.progress)
+    short = stepper.submit(engine_request(prompt(2, 20), 2))
+    stepper.finish(short)
+    assert not long.ending
+    stepper.finish(long)
+    assert say(stepper, (*ids[:1111], *prompt(3, 50)), boundaries=(100, 1150)) == 1111
+
+
+def test_states_that_are_to_stay_are_not_dropped_for_later_ones_of_the_conversation():
+    talk = Conversations()
+    places = [talk.keep(range(5 + 40 * n)) for n in range(MAX_OF_A_CONVERSATION + 1)]
+    for one in places[1:-1]:
+        one.kept_until = 100.0
+    ends = [one.position for one in places]
+    assert checkpoint_to_drop(places[-1], CHEAP, ends, is_tight=False, now=50.0) is None
+    assert checkpoint_to_drop(places[-1], CHEAP, ends, is_tight=True, now=50.0) is not None, "memory is short"
+    assert checkpoint_to_drop(places[-1], CHEAP, ends, is_tight=False, now=100.0) is not None

@@ -1,0 +1,173 @@
+"""What was read ahead is judged by what requests then find of it."""
+
+from __future__ import annotations
+
+import time
+from array import array
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from start_llm.core.canonical import CanonicalKey
+from start_llm.core.engine_request import EngineRequest
+from start_llm.core.events import Event, Finished, Prefilling, Restored, Usage
+from start_llm.serving import read_ahead
+from start_llm.serving.read_ahead import ReadAhead
+from start_llm.telemetry.metrics import IdleMetrics
+from start_llm.transcripts.beginnings import Beginning, Beginnings
+from start_llm.transcripts.guard import Claims, MessageDetails
+from start_llm.transcripts.turn_store import PrefixNode
+from tests.transcripts.fakes import transcripts
+
+LENGTH, FROM_DISK = 200, 150
+
+
+class FakeGeneration:
+    """A prewarm of which `FROM_DISK` tokens come from the disk."""
+
+    cancelled = False
+
+    def __init__(self, request: EngineRequest) -> None:
+        tokens = len(request.prompt)
+        self._events: list[Event] = [
+            Restored(FROM_DISK, disk_tokens=FROM_DISK),
+            Prefilling(tokens - 1, tokens),
+            Finished("length", Usage(prompt=tokens, cached=FROM_DISK, completion=0)),
+        ]
+
+    def take(self, timeout_s: float) -> list[Event]:
+        del timeout_s
+        events, self._events = self._events, []
+        return events
+
+
+class FakeEngine:
+    def __init__(self) -> None:
+        self.submitted: list[EngineRequest] = []
+
+    def submit(self, request: EngineRequest) -> FakeGeneration:
+        self.submitted.append(request)
+        return FakeGeneration(request)
+
+    def peek(self, request: EngineRequest) -> Restored:
+        """The disk has all conversations of one tenant but the last 600 tokens of long ones."""
+        length = len(request.prompt)
+        return Restored(0, kept=(length - 600 if length > 1000 else length - 60) * (request.salt == b"us"))
+
+
+type Talk = tuple[str, int, int]
+"""A conversation: the name of its session, the index of its last message, its tokens."""
+
+
+def of(number: int, length: int = LENGTH) -> Beginning:
+    return Beginning(b"us", "pi", array("I", range(number, number + length)))
+
+
+@contextmanager
+def reading(
+    *known: Beginning, window: int = 1000, may_work: bool = True, talks: Sequence[Talk] = ()
+) -> Generator[Any]:
+    beginnings = Beginnings()
+    for one in known:
+        beginnings.note(one)
+    recorded = transcripts(lambda _: b"", lambda _: (), beginnings=beginnings)
+    for name, depth, length in talks:
+        ids = array("I", range(length))
+        place = PrefixNode(CanonicalKey(name.encode()), depth, length)
+        details = [MessageDetails(())] * (depth + 1)
+        recorded.store.add(place, ids, details, claims=Claims(), session=name)
+    requests: Any = SimpleNamespace(model=SimpleNamespace(context_window=window))
+    engine, metrics = FakeEngine(), IdleMetrics()
+    ahead = ReadAhead(cast("Any", engine), requests, recorded, metrics, lambda: may_work)
+    ahead.begin()
+    try:
+        yield SimpleNamespace(ahead=ahead, engine=engine, metrics=metrics)
+    finally:
+        ahead.close()
+
+
+@pytest.fixture(autouse=True)
+def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(read_ahead, "_SETTLES_S", 0.001)
+
+
+def wait_for_works(found: Any, count: int) -> None:
+    end = time.monotonic() + 10
+    while found.metrics.works < count:
+        assert time.monotonic() < end
+        time.sleep(0.005)
+    time.sleep(0.02)  # for more of them
+
+
+def test_beginnings_are_read_the_one_used_last_first():
+    with reading(of(0), of(1000)) as found:
+        wait_for_works(found, 2)
+    assert [one.prompt.ids[0] for one in found.engine.submitted] == [1000, 0]
+    (request, _) = found.engine.submitted
+    assert (request.is_idle_work, request.max_tokens, request.salt) == (True, 0, b"us")
+    assert (request.boundaries, len(request.prompt)) == ((LENGTH - 1,), LENGTH)
+    assert found.metrics == IdleMetrics(
+        works=2, read_tokens=2 * (LENGTH - 1 - FROM_DISK), restored_tokens=2 * FROM_DISK
+    )
+
+
+def test_a_request_that_begins_so_has_used_it_once():
+    with reading(of(0)) as found:
+        wait_for_works(found, 1)
+        for session in ("one", "two"):
+            found.ahead.note_restored((b"us", session), [*range(LENGTH - 1), 7, 7], LENGTH - 1)
+    assert found.metrics.used_tokens == LENGTH - 1
+
+
+def test_requests_of_others_use_nothing():
+    with reading(of(0)) as found:
+        wait_for_works(found, 1)
+        found.ahead.note_restored((b"them", "one"), range(LENGTH), LENGTH - 1)
+        found.ahead.note_restored((b"us", "one"), range(500, 700), 0)
+    assert found.metrics.used_tokens == 0
+
+
+def test_a_beginning_that_nobody_uses_counts_as_unused():
+    with reading(of(0)) as found:
+        wait_for_works(found, 1)
+        for number in range(15):
+            found.ahead.note_restored((b"us", str(number)), range(500, 700), 0)
+        assert not found.ahead._judged
+        found.ahead.note_restored((b"us", "last"), range(500, 700), 0)
+        assert list(found.ahead._judged) == [(0, LENGTH - 1)]
+        found.ahead.note_restored((b"us", "later"), range(LENGTH), LENGTH - 1)
+    assert found.metrics.used_tokens == 0
+
+
+def test_what_does_not_fit_the_window_is_not_read_and_no_more_than_four_are():
+    with reading(*(of(300 * n) for n in range(6)), of(5000, 1000)) as found:
+        wait_for_works(found, 3)
+    assert [one.prompt.ids[0] for one in found.engine.submitted] == [1500, 1200, 900]
+
+
+def test_conversations_that_came_back_are_read_those_with_most_messages_first():
+    """Of a long one only what the disk is known to have; none that was asked once, or fills the window."""
+    talks = [("once", 2, 500), ("twice", 4, 500), ("often", 20, 1500), ("longer", 30, 3000)]
+    other = Beginning(b"them", "pi", array("I", range(100)))
+    with reading(other, of(0, 10), talks=talks, window=2500) as found:
+        found.ahead._tenants[b"us"] = None
+        wait_for_works(found, 3)
+        found.ahead.note_restored((b"us", "twice"), range(500), 499)
+    _, often, twice = found.engine.submitted
+    assert (len(often.prompt), often.salt, often.is_idle_work) == (1501 - 600 + 1, b"us", True)
+    assert (len(twice.prompt), twice.salt) == (501, b"us")
+    assert found.metrics.used_tokens == 499
+
+
+def test_nothing_is_read_while_the_machine_may_not_work():
+    with reading(of(0), may_work=False) as found:
+        time.sleep(0.15)
+    assert not found.engine.submitted
+
+
+def test_without_beginnings_no_thread_is_started():
+    with reading() as found:
+        assert found.ahead._thread is None
