@@ -28,13 +28,13 @@ def demo() -> Iterator[Server]:
         yield server
 
 
-def in_four_characters(system: str, description: str) -> int:
-    return (len(system) + len(description)) // 4
+def in_four_characters(system: str) -> int:
+    return len(system) // 4
 
 
 def test_a_client_needs_twice_its_own_prompt() -> None:
     pi = CLIENTS["pi"]
-    own = in_four_characters("x" * pi.prompt.system, "x" * pi.prompt.tools)
+    own = sum(pi.prompt) // 4
     assert unsuited(pi, 2 * own, in_four_characters) == ""
     assert unsuited(pi, 2 * own - 1, in_four_characters) == (
         f"the client's own prompt has about {own:,} tokens, and the window {2 * own - 1:,}"
@@ -48,14 +48,29 @@ def test_a_large_window_suits_all_and_a_tiny_one_none() -> None:
 
 @pytest.mark.parametrize("limit", [2000, 2600 - 400])
 def test_a_template_that_cuts_the_prompt_off_does_not_suit(limit: int) -> None:
-    def count(system: str, description: str) -> int:
-        return in_four_characters(system[:limit], description)
+    def count(system: str) -> int:
+        return in_four_characters(system[:limit])
 
     assert unsuited(CLIENTS["pi"], 131_072, count) == "the model's template cuts the client's own prompt off"
 
 
 def test_nobody_is_judged_by_a_server_that_does_not_count() -> None:
-    assert unsuited_clients(1000, lambda *_: None) == {}
+    assert unsuited_clients(1000, lambda _: None) == {}
+
+
+def test_all_clients_are_judged_by_the_longest_prompt_if_the_template_shows_it_whole() -> None:
+    counted: list[int] = []
+
+    def count(system: str) -> int:
+        counted.append(len(system))
+        return in_four_characters(system)
+
+    clients = unsuited_clients(6000, count)
+    longest = max(client.prompt.system for client in CLIENTS.values())
+    assert counted == [longest, longest - 400]
+    assert clients == {name: unsuited(CLIENTS[name], 6000, in_four_characters) for name in clients}
+    assert {"claude", "codex"} <= clients.keys()
+    assert "pi" not in clients
 
 
 def test_the_list_of_clients_says_who_suits_the_model(home: Home, demo: Server) -> None:
