@@ -81,6 +81,7 @@ def test_the_list_of_clients_says_who_suits_the_model(home: Home, demo: Server) 
     assert lines[-1] == f"  Judged for demo, which is served at {demo.url}."
 
 
+@pytest.mark.thorough
 def test_who_launches_a_client_that_does_not_suit_is_told_before_it_starts(home: Home, demo: Server) -> None:
     done = home.run("launch", "--base-url", demo.url, "claude", name="claude")
     assert done.returncode == 0, "without a terminal nobody is asked"
@@ -93,6 +94,7 @@ def test_who_launches_a_client_that_does_not_suit_is_told_before_it_starts(home:
     assert (done.returncode, done.stderr) == (0, "")
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(("answer", "status", "starts"), [("n", 1, False), ("", 1, False), ("y", 0, True)])
 def test_in_a_terminal_the_user_is_asked(
     answer: str, status: int, starts: bool, home: Home, demo: Server
