@@ -46,6 +46,12 @@ def test_a_large_window_suits_all_and_a_tiny_one_none() -> None:
     assert unsuited_clients(1000, in_four_characters).keys() == CLIENTS.keys()
 
 
+def test_where_the_longest_prompt_is_cut_off_each_client_is_judged_by_its_own() -> None:
+    found = unsuited_clients(131_072, lambda system: in_four_characters(system[:16_000]))
+    assert list(found) == CUT_BY_THE_DEMO
+    assert {*found.values()} == {"the model's template cuts the client's own prompt off"}
+
+
 @pytest.mark.parametrize("limit", [2000, 2600 - 400])
 def test_a_template_that_cuts_the_prompt_off_does_not_suit(limit: int) -> None:
     def count(system: str) -> int:
