@@ -2,6 +2,7 @@
 
 import shutil
 from collections.abc import Callable, Container, Iterator, Mapping
+from functools import partial
 from itertools import cycle, islice
 
 from start_llm.launch.client import Client
@@ -19,35 +20,36 @@ _LEAST_SHOWN = 40
 """Tokens that the last characters of a text have at least, if the template shows them."""
 
 
-def unsuited(client: Client, window: int, count: CountTokens) -> str:
-    """Return why a client does not suit a model; empty if it does, or nobody can tell.
+def judge(window: int, count: CountTokens) -> Callable[[Client], str]:
+    """Return what tells why a client does not suit a model: empty if it does, or nobody can tell.
+
+    Where the template shows the longest of their prompts whole, that one alone is counted: all are alike.
 
     Args:
         window: the model's, in tokens.
         count: counts as the model does.
     """
-    whole = count(_text(client.prompt.system))
-    if _is_cut_off(client, whole, count):
-        return "the model's template cuts the client's own prompt off"
-    return _too_long(client, window, whole, client.prompt.system)
-
-
-def unsuited_clients(window: int, count: CountTokens) -> dict[str, str]:
-    """Return the clients that do not suit a model, and why.
-
-    Where the template shows the longest of their prompts whole, that one alone is counted: all are alike.
-    """
     longest = max(CLIENTS.values(), key=lambda client: client.prompt.system)
     whole = count(_text(longest.prompt.system))
     if _is_cut_off(longest, whole, count):
-        found = {name: unsuited(client, window, count) for name, client in CLIENTS.items()}
-    else:
-        length = longest.prompt.system
-        found = {name: _too_long(client, window, whole, length) for name, client in CLIENTS.items()}
-    return {name: why for name, why in found.items() if why}
+        return partial(_judged_by_itself, window, count)
+    return partial(_too_long, window, whole, longest.prompt.system)
 
 
-def _too_long(client: Client, window: int, tokens: int | None, characters: int) -> str:
+def unsuited_clients(window: int, count: CountTokens) -> dict[str, str]:
+    """Return the clients that do not suit a model, and why: see `judge`."""
+    reason = judge(window, count)
+    return {name: why for name, client in CLIENTS.items() if (why := reason(client))}
+
+
+def _judged_by_itself(window: int, count: CountTokens, client: Client) -> str:
+    whole = count(_text(client.prompt.system))
+    if _is_cut_off(client, whole, count):
+        return "the model's template cuts the client's own prompt off"
+    return _too_long(window, whole, client.prompt.system, client)
+
+
+def _too_long(window: int, tokens: int | None, characters: int, client: Client) -> str:
     """Return why a client's prompt is too long, where so many characters have so many tokens."""
     total = round((tokens or 0) * sum(client.prompt) / characters)
     if 2 * total <= window:

@@ -54,7 +54,7 @@ def test_the_client_gets_what_its_row_says_and_nothing_else_changes(name, home, 
     said = "".join(f"{note}\n" for note in setup.notes)
     if why := unsuited_for(setup.served).get(name):
         said += f"{name} does not suit {setup.served.model}: {why}.\n"
-        said += "These suit it: pi. Try: start_llm launch pi\n"
+        said += "These suit it: pi, continue. Try: start_llm launch pi\n"
     assert (done.returncode, done.stdout, done.stderr) == (0, "", said)
     assert told.arguments == words
     assert told.cwd == str(ROOT)

@@ -14,7 +14,7 @@ import pytest
 
 from start_llm.config.paths import DEMO_MODEL
 from start_llm.launch.clients import CLIENTS
-from start_llm.launch.suitability import unsuited, unsuited_clients
+from start_llm.launch.suitability import judge, unsuited_clients
 from tests.launch.home import ROOT, Home
 from tests.serving import Server, serving
 
@@ -35,8 +35,8 @@ def in_four_characters(system: str) -> int:
 def test_a_client_needs_twice_its_own_prompt() -> None:
     pi = CLIENTS["pi"]
     own = sum(pi.prompt) // 4
-    assert unsuited(pi, 2 * own, in_four_characters) == ""
-    assert unsuited(pi, 2 * own - 1, in_four_characters) == (
+    assert judge(2 * own, in_four_characters)(pi) == ""
+    assert judge(2 * own - 1, in_four_characters)(pi) == (
         f"the client's own prompt has about {own:,} tokens, and the window {2 * own - 1:,}"
     )
 
@@ -57,7 +57,7 @@ def test_a_template_that_cuts_the_prompt_off_does_not_suit(limit: int) -> None:
     def count(system: str) -> int:
         return in_four_characters(system[:limit])
 
-    assert unsuited(CLIENTS["pi"], 131_072, count) == "the model's template cuts the client's own prompt off"
+    assert judge(131_072, count)(CLIENTS["pi"]) == "the model's template cuts the client's own prompt off"
 
 
 def test_nobody_is_judged_by_a_server_that_does_not_count() -> None:
@@ -74,9 +74,8 @@ def test_all_clients_are_judged_by_the_longest_prompt_if_the_template_shows_it_w
     clients = unsuited_clients(6000, count)
     longest = max(client.prompt.system for client in CLIENTS.values())
     assert counted == [longest, longest - 400]
-    assert clients == {name: unsuited(CLIENTS[name], 6000, in_four_characters) for name in clients}
-    assert {"claude", "codex"} <= clients.keys()
-    assert "pi" not in clients
+    assert clients.keys() == {name for name, client in CLIENTS.items() if sum(client.prompt) > 4 * 3000}
+    assert clients.keys() == CLIENTS.keys() - {"pi", "continue"}
 
 
 def test_the_list_of_clients_says_who_suits_the_model(home: Home, demo: Server) -> None:
