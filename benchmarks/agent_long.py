@@ -187,16 +187,8 @@ def long(
     folder = real_model.model_folder(kind, real_model.default_folder(), wheels)
     rendering = Rendering(folder)
     table(
-        *(
-            "client",
-            "prompt",
-            "requests",
-            "computed",
-            "unavoidable",
-            "efficiency",
-            "first token, warm ÷ cold",
-        ),
-        *("computed after a restart", "unavoidable", "first token ÷ cold"),
+        "client | prompt | requests | computed | unavoidable | efficiency | first token, warm ÷ cold | "
+        "computed after a restart | unavoidable | first token ÷ cold"
     )
     for length in tokens:
         for client in clients:

@@ -14,6 +14,7 @@ import mlx.core as mx
 
 from benchmarks.agent_servers import HttpServer
 from benchmarks.harness import FOLDER, row, table
+from benchmarks.networks import FAMILIES
 from scripts import tiny_models
 from scripts.agent_sessions import reduced
 from start_llm.cache.layers import Layers
@@ -22,7 +23,6 @@ from tests.agents.agent_account import Charge, Ledger, Message, Rendering, Reque
 from tests.agents.agent_shapes import Reply, ServerFailed
 from tests.serving import Server, serving
 
-FAMILIES = {"dense": "qwen3", "hybrid": "qwen3_5", "sliding": "gemma3_text", "latent": "glm4_moe_lite"}
 PAGE = 16
 """Tokens of a page: as small beside the prompts as pages are beside those that were recorded."""
 LEAST_EFFICIENCY = 0.97
@@ -205,16 +205,8 @@ def traces(
     """
     recorded = _sessions(file, sessions, requests)
     table(
-        "family",
-        "kept",
-        "disk",
-        "requests",
-        "prompt tokens",
-        "unavoidable",
-        "computed",
-        "efficiency",
-        "evictions",
-        "written",
+        "family | kept | disk | requests | prompt tokens | unavoidable | computed | efficiency | "
+        "evictions | written"
     )
     for name in family:
         model = tiny_models.build(FAMILIES[name], folder / name, hidden=64, layers=4)

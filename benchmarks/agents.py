@@ -7,7 +7,6 @@ import sys
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated
@@ -15,6 +14,7 @@ from typing import Annotated
 from benchmarks import agent_idle, agent_long, agent_traces, servers
 from benchmarks.agent_servers import Bare, HttpServer, Restarted
 from benchmarks.harness import Part, refuse, row, table
+from benchmarks.networks import FAMILIES
 from tests.agents.agent_account import Rendering
 from tests.agents.agent_shapes import (
     FULL,
@@ -40,14 +40,8 @@ def _ours(folder: Path, _: Rendering) -> Generator[Server]:
 @contextmanager
 def _theirs(folder: Path, _: Rendering) -> Generator[Server]:
     """It takes this name for the model it was given, too."""
-    port = servers.free_port()
-    command = [sys.executable, "-m", "mlx_lm", "server", "--model", str(folder), "--port", str(port)]
-    probe = partial(servers.health_seconds, port)
-    with TemporaryDirectory() as logs, servers.running(command, probe, log=Path(logs) / "log"):
-        yield HttpServer(f"http://127.0.0.1:{port}/v1", "default_model")
-
-
-FAMILIES = {"dense": "qwen3", "hybrid": "qwen3_5", "sliding": "gemma3_text", "latent": "glm4_moe_lite"}
+    with TemporaryDirectory() as logs, servers.served_by_mlx_lm(folder, log=Path(logs) / "log") as server:
+        yield HttpServer(f"http://127.0.0.1:{server.port}/v1", "default_model")
 
 
 @contextmanager
@@ -126,18 +120,8 @@ def turns(
     """
     plan = Plan(shapes, QUICK if quick else FULL, own)
     table(
-        *(
-            "family",
-            "shape",
-            "server",
-            "requests",
-            "prompt tokens",
-            "new",
-            "unavoidable",
-            "computed",
-            "again",
-        ),
-        *("worst", "engine", "efficiency", "new / computed", "TTFT mean", "TTFT max", "wall"),
+        "family | shape | server | requests | prompt tokens | new | unavoidable | computed | again | "
+        "worst | engine | efficiency | new / computed | TTFT mean | TTFT max | wall"
     )
     if base_url:
         if model is None:

@@ -11,7 +11,6 @@ from pathlib import Path
 
 from benchmarks import cache_memory, cache_speed
 from benchmarks.cache_engine import (
-    FAMILIES,
     MAX_STEPS,
     REPLY_TOKENS,
     SMALL,
@@ -24,6 +23,7 @@ from benchmarks.cache_engine import (
     prompt,
 )
 from benchmarks.harness import Part
+from benchmarks.networks import FAMILIES
 from start_llm.cache.tail_index import common_length
 from start_llm.core.events import Finished
 from tests.engine.harness import engine_request

@@ -13,6 +13,7 @@ import mlx.core as mx
 from mlx_lm.generate import generation_stream
 
 from benchmarks.harness import row, table
+from benchmarks.networks import FAMILIES, resources_of
 from scripts import tiny_models
 from start_llm.cache.eviction import EvictionLimits
 from start_llm.cache.layers import Layers
@@ -22,7 +23,7 @@ from start_llm.engine.pacing import LONGEST_CHUNK
 from start_llm.engine.resources import EngineResources
 from start_llm.models.loader import load
 from start_llm.telemetry.metrics import CacheMetrics
-from tests.engine.harness import Stepper, Watched, engine_request, uncached_resources
+from tests.engine.harness import Stepper, Watched, engine_request
 
 PAGE = 256
 """Tokens of a page: the default of the setting."""
@@ -35,7 +36,6 @@ VOCABULARY = 1500
 MAX_STEPS = 100_000
 
 
-FAMILIES = {"dense": "qwen3", "hybrid": "qwen3_5", "sliding": "gemma3_text", "latent": "glm4_moe_lite"}
 USUAL_FAMILIES = ("dense", "hybrid", "sliding")
 type Families = Annotated[Sequence[str], FAMILIES]
 
@@ -104,10 +104,7 @@ def models(folder: Path, families: Sequence[str], size: Size) -> Iterator[Model]
 def build(folder: Path, family: str, size: Size) -> Model:
     tiny_models.build(family, folder, hidden=size.hidden, layers=size.layers, **size.config)
     loaded = load(folder)
-    resources = uncached_resources(
-        loaded.network, loaded.tokenizer.token_bytes, frozenset(), max_sequences=4, batches=True
-    )
-    return Model(family, size, resources, Layers(loaded.network))
+    return Model(family, size, resources_of(loaded), Layers(loaded.network))
 
 
 def prompt(length: int, seed: int = 0) -> tuple[int, ...]:
@@ -181,7 +178,7 @@ def marks[**Options](part: Callable[Options, None]) -> Callable[Options, None]:
 
     @wraps(part)
     def run(*arguments: Options.args, **options: Options.kwargs) -> None:
-        table("mark", "family", "size", "measured", "limit")
+        table("mark | family | size | measured | limit")
         with mx.stream(generation_stream):
             part(*arguments, **options)
 

@@ -50,7 +50,7 @@ def cases(words: Sequence[str]) -> Iterator[Case]:
 
 def assumptions(_: Path) -> None:
     """Print chips, models, and what holds for all."""
-    table("chip", "memory", "for the model", "peak bandwidth", "prefill", "a layer's launch", "source")
+    table("chip | memory | for the model | peak bandwidth | prefill | a layer's launch | source")
     for chip in CHIPS:
         row(
             chip.name,
@@ -62,8 +62,7 @@ def assumptions(_: Path) -> None:
             chip.source,
         )
     print()
-    columns = ("shape", "layers", "parameters", "for a token", "weights", "cache of a token", "state")
-    table("model, 4 bits", *columns)
+    table("model, 4 bits | shape | layers | parameters | for a token | weights | cache of a token | state")
     for model in MODELS:
         _model_row(model)
     print(
@@ -118,7 +117,7 @@ def play(_: Path, *, words: Sequence[str] = ()) -> Iterator[str]:
         if case.scenario.columns != columns:
             columns = case.scenario.columns
             print()
-            table(*columns, "mark")
+            table(" | ".join((*columns, "mark")))
         row(case.chip.name, case.model.name, *outcome.cells, "**fails**" if outcome.failed else "holds")
         yield from (f"{case.name}: {demand}" for demand in outcome.failed)
     if left_out:

@@ -242,7 +242,7 @@ def answers(
     if unclear := [length for length in tokens if LONGEST < length < BEYOND]:
         refuse(f"--tokens {unclear[0]}: from {LONGEST} to {BEYOND} no answer is right for every text")
     tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
-    table("behaviour", "tokens", "right", "share")
+    table("behaviour | tokens | right | share")
     with servers.served("--model", model, proxy=True) as server, ThreadPoolExecutor(AT_ONCE) as pool:
         for length in tokens:
             count = -(-prompts // 5) if length >= BEYOND else prompts

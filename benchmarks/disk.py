@@ -23,6 +23,7 @@ from mlx_lm.generate import generation_stream
 
 from benchmarks import disk_kills, disk_restarts
 from benchmarks.harness import Part, row, table
+from benchmarks.networks import resources_of
 from scripts import tiny_models
 from start_llm.cache.buffers import KVShape
 from start_llm.cache.disk.disk_folder import DiskLimits
@@ -35,7 +36,7 @@ from start_llm.engine.inbox import DiskNews
 from start_llm.models.loader import load
 from start_llm.storage.disk_thread import DiskThread
 from start_llm.telemetry.metrics import CacheMetrics, DiskMetrics
-from tests.engine.harness import Stepper, engine_request, uncached_resources
+from tests.engine.harness import Stepper, engine_request
 from tests.serving import Server, serving
 
 PAGE = PIECE = 256
@@ -216,8 +217,8 @@ def restore(
         print(f"A token has {kib:.0f} KiB of KV.")
         print(f"{shortest:,} tokens are computed in {whole:.2f} s, as it is told here {pieces:.2f} s.\n")
         table(
-            *("tokens", "KV", "computing", "GB/s written", "GB/s restored", "restore ÷ computing"),
-            *("÷ copy in memory", "files ÷ KV", "peak beyond the end, pages"),
+            "tokens | KV | computing | GB/s written | GB/s restored | restore ÷ computing | "
+            "÷ copy in memory | files ÷ KV | peak beyond the end, pages"
         )
         for count in tokens:
             measure(network, shape, Path(place) / str(count), count, cold=cold)
@@ -286,9 +287,7 @@ def beside(folder: Path, *, hidden: int = 512, layers: int = 4) -> None:
     alone, together, written = list[float](), list[float](), list[int]()
     with mx.stream(generation_stream):
         model = load(tiny_models.build("qwen3", folder / "model", hidden=hidden, layers=layers))
-        resources = uncached_resources(
-            model.network, model.tokenizer.token_bytes, frozenset(), max_sequences=2, batches=True
-        )
+        resources = resources_of(model, 2)
         with closing(Kept(model.network, folder / "ssd", shape_of(model.network), idle_s=0)) as one:
             stepper = Stepper(replace(resources, cache=one.cache), clock=time.monotonic)
             one.tier.traffic.notify = partial(_wake, stepper)

@@ -121,8 +121,8 @@ def restarts(
         write_after_s: the server's setting
     """
     table(
-        *("family", "end", "later turns", "new tokens", "computed", "never stopped"),
-        *("most beyond what is new", "from the disk", "equal replies", "slowest start"),
+        "family | end | later turns | new tokens | computed | never stopped | most beyond what is new | "
+        "from the disk | equal replies | slowest start"
     )
     for name in family:
         os.environ |= settings(folder / name, write_after_s)

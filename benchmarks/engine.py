@@ -131,7 +131,7 @@ def _compared(name: str, rounds: int, side: Callable[[Bare | Served], float]) ->
     with servers.served("--model", bare.folder, "--batch", STREAMS) as server:
         served = Served(server.port)
         rates = alternate(rounds, lambda _: side(served), lambda _: side(bare), warm_up=1)
-    table("", "bare mlx_lm", "served", f"served / bare, median of {rounds}")
+    table(f" | bare mlx_lm | served | served / bare, median of {rounds}")
     ours, theirs = medians(rates)
     row(name, f"{theirs:.1f} tok/s", f"{ours:.1f} tok/s", f"{ratio(rates):.3f}")
 

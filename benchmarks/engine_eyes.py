@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Annotated
 
 from benchmarks.harness import alternate, medians, ratio, row, table
+from benchmarks.networks import resources_of
 from scripts import tiny_vision_models
 from start_llm.models.loader import load
-from tests.engine.harness import Stepper, engine_request, uncached_resources
+from tests.engine.harness import Stepper, engine_request
 
 PROMPT, REPLY, CHUNK = 512, 160, 64
 MARK = 1.02
@@ -31,19 +32,12 @@ def eyes(
     in which the engine's own work counts most.
     """
     model = load(tiny_vision_models.build(family, folder))
-    seeing = uncached_resources(
-        network=model.network,
-        token_bytes=model.tokenizer.token_bytes,
-        eos_token_ids=frozenset(),
-        max_sequences=4,
-        batches=True,
-        vision=model.vision,
-    )
+    seeing = resources_of(model, vision=model.vision)
     engines = [Stepper(one, longest_chunk=CHUNK) for one in (seeing, replace(seeing, vision=None))]
     gc.disable()  # so that no engine pays for what the other one leaves
     times = alternate(rounds, *(partial(_milliseconds, engine) for engine in engines), warm_up=2)
     gc.enable()
-    table("", "with eyes", "without", "ratio")
+    table(" | with eyes | without | ratio")
     for place, name in enumerate(("chunk", "step")):
         pairs = [(with_eyes[place], without[place]) for with_eyes, without in times]
         row(f"ms of a {name}", *(f"{one:.3f}" for one in medians(pairs)), f"{ratio(pairs):.3f}")

@@ -278,7 +278,7 @@ def families(
     rounds a family after 2,048 tokens takes about a minute on two idle cores, and the time grows with the
     square of the length.
     """
-    table("family", "prompt", "work", "bare mlx_lm", "served", "served / bare", "by CPU time", "at least")
+    table("family | prompt | work | bare mlx_lm | served | served / bare | by CPU time | at least")
     for family in families:
         for rates in measure(family, lengths, rounds):
             row(*rates.cells())

@@ -97,7 +97,7 @@ def sampling(
     """
     if not model:
         tiny_models.build("qwen3", folder, hidden=hidden, layers=layers, vocab_size=vocabulary)
-    table("sampling", "greedy, ms a step", "sampled, ms a step", "sampled / greedy", "at most")
+    table("sampling | greedy, ms a step | sampled, ms a step | sampled / greedy | at most")
     with _engine(Path(model) if model else folder) as engine:
         for name, way in WAYS.items():
             sides = (partial(_step_ms, engine, one, tokens) for one in (way, GREEDY))

@@ -13,10 +13,9 @@ import json
 import re
 import selectors
 import statistics
-import sys
 import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -156,14 +155,12 @@ def follow_up(number: int) -> list[Message]:
 def both(folder: Path, most: int, hidden: int, family: str = "qwen3") -> Generator[tuple[Server, Server]]:
     """start_llm and mlx_lm.server on the same model, for so many streams at once."""
     model = tiny_models.build(family, folder, hidden=hidden)
-    port = servers.free_port()
-    other = [sys.executable, "-m", "mlx_lm", "server", "--model", str(model), "--port", str(port)]
-    other += ["--decode-concurrency", str(most), "--log-level", "ERROR"]
-    with ExitStack() as stack:
-        ours = stack.enter_context(servers.served("--model", model, "--batch", most, log=folder / "ours.log"))
-        probe, log = partial(servers.health_seconds, port), folder / "theirs.log"
-        process = stack.enter_context(servers.running(other, probe, log=log))
-        yield Server("start_llm", ours.port, ours.pid), Server("mlx_lm.server", port, process)
+    options = ("--decode-concurrency", str(most), "--log-level", "ERROR")
+    with (
+        servers.served("--model", model, "--batch", most, log=folder / "ours.log") as ours,
+        servers.served_by_mlx_lm(model, *options, log=folder / "theirs.log") as theirs,
+    ):
+        yield Server("start_llm", ours.port, ours.pid), Server("mlx_lm.server", theirs.port, theirs.pid)
 
 
 def streams(
@@ -184,14 +181,8 @@ def streams(
         hidden: width of the model
     """
     table(
-        "streams of tokens: tokens per second",
-        "start_llm",
-        "mlx_lm.server",
-        "ratio (≥ 1.0)",
-        "ms to the first token",
-        "ratio (≤ 1.1)",
-        "CPU µs per token",
-        "events per token",
+        "streams of tokens: tokens per second | start_llm | mlx_lm.server | ratio (≥ 1.0) | "
+        "ms to the first token | ratio (≤ 1.1) | CPU µs per token | events per token"
     )
     for family in families:
         (folder / family).mkdir()
@@ -236,7 +227,7 @@ def first_token(
         server.first_s([question(number, PREFIX_WORDS)], sampling)
         return 1000 * server.first_s(follow_up(number), sampling)
 
-    table("", "start_llm", "mlx_lm.server", "ratio (mark)")
+    table(" | start_llm | mlx_lm.server | ratio (mark)")
     with both(folder, 1, hidden) as sides:
         for sampling in samplings:
             ways = [partial(warm, server=server, sampling=sampling) for server in sides]

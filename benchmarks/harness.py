@@ -161,10 +161,10 @@ def machine(*packages: str) -> str:
     return f"{system}, Python {platform.python_version()}, {versions}, {blas}"
 
 
-def table(*columns: str) -> None:
-    """Print the head of a table."""
-    row(*columns)
-    print(f"|{'---|' * len(columns)}", flush=True)
+def table(head: str) -> None:
+    """Print the head of a table, whose headings have ` | ` between them."""
+    row(head)
+    print(f"|{'---|' * (1 + head.count(' | '))}", flush=True)
 
 
 def row(*cells: object) -> None:

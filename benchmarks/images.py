@@ -69,7 +69,7 @@ def sent(port: int, body: bytes, path: str = "/v1/chat/completions") -> tuple[in
 
 def refusals(folder: Path) -> None:
     """What bad images cost: each is sent three times, in a body of its own; the fastest counts."""
-    table("refused", "status", "ms", "MiB more than before")
+    table("refused | status | ms | MiB more than before")
     with _seeing(folder) as server:
         for name, data in bad_images():
             body = body_of(data_url(data) if data else "data:image/png;base64,####")
@@ -86,7 +86,7 @@ def pauses(folder: Path) -> None:
     Their tokens are only counted: what is measured is the way to the engine.
     """
     large = counting_body(data_url(saved(Pillow.effect_noise((3150, 3180), 90).convert("RGB"), "BMP")))
-    table(f"pauses of a stream, bodies of {len(large) / 1e6:.0f} MB", "median, ms", "99 %", "worst")
+    table(f"pauses of a stream, bodies of {len(large) / 1e6:.0f} MB | median, ms | 99 % | worst")
     with _seeing(folder) as server:
         for name, body in (("alone", None), ("beside large bodies", large)):
             times = sorted(1000 * one for one in _pauses(server.port, body))
@@ -122,7 +122,7 @@ def _seeing(folder: Path) -> Generator[servers.Served]:
 
 def photos(_: Path) -> None:
     """What it takes to check photos of 12 megapixels, at first and when they are known."""
-    table("12 megapixels", "MiB", "ms at first", "ms known")
+    table("12 megapixels | MiB | ms at first | ms known")
     photo = Pillow.effect_noise((4000, 3000), 60).convert("RGB")
     for kind in ("JPEG", "PNG", "WEBP", "AVIF", "BMP"):
         data, limits = saved(photo, kind), ImageSettings(max_bytes=2**27)

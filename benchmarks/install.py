@@ -199,7 +199,7 @@ def beside(folder: Path, *, commit: str = "HEAD~1", rounds: int = 3) -> None:
         shutil.rmtree(folder / f"{name}-{number}")
         return served.reply_s, served.proxy_s, len(served.lines)
 
-    table("commit", "first reply after, s", "through the proxy after, s", f"lines (medians of {rounds})")
+    table(f"commit | first reply after, s | through the proxy after, s | lines (medians of {rounds})")
     starts = alternate(rounds, *(partial(start, name) for name in names))
     for name, measured in zip(names, zip(*starts, strict=True), strict=True):
         row(name, *(f"{one:.1f}" for one in medians(measured)))

@@ -210,7 +210,8 @@ def kv_bits(folder: Path, *, real: Path | None = None) -> None:
     """
     sizes = REAL if real else SMALL
     formats = formats_of(sizes.page)
-    table(f"{sizes.known} tokens restored, {sizes.said} said, {sizes.places} places", *formats)
+    told = f"{sizes.known} tokens restored, {sizes.said} said, {sizes.places} places"
+    table(" | ".join((told, *formats)))
     for subject in _subjects(folder, real):
         row(subject.name, *losses(subject, sizes, formats))
 
@@ -230,7 +231,8 @@ def _subjects(folder: Path, real: Path | None) -> Iterator[Subject]:
 def kv_costs(_: Path) -> None:
     """What quantised pages save and cost: share of bytes, and CPU ms to quantise and to restore."""
     widths = (64, 128, 256)
-    table(f"{_PAGE} tokens, 8 layers of 8 heads, bfloat16", *(f"{width} elements a head" for width in widths))
+    heads = (f"{width} elements a head" for width in widths)
+    table(" | ".join((f"{_PAGE} tokens, 8 layers of 8 heads, bfloat16", *heads)))
     for name in formats_of(_PAGE):
         row(name, *(cost(name, width) for width in widths))
 
@@ -247,8 +249,8 @@ def float32(_: Path, *, models: Sequence[Path] = ()) -> None:
         models: folders
     """
     table(
-        *("model", "weights", "load", "highest memory", "a token", f"{PROMPT} tokens of a prompt", "faster"),
-        *("KL, top-1", "exactly"),
+        f"model | weights | load | highest memory | a token | {PROMPT} tokens of a prompt | faster | "
+        "KL, top-1 | exactly"
     )
     for folder in models:
         cells, stored_s, stored = measure(folder, NEVER)

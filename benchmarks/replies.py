@@ -198,7 +198,7 @@ def held(_: Path) -> None:
     """
     plain = prose(ARGUMENT_LETTERS)
     tokens = ARGUMENT_LETTERS // LETTERS_PER_TOKEN
-    table(f"text argument of {tokens:,} tokens", "median", "most", "quoted: median", "quoted: most")
+    table(f"text argument of {tokens:,} tokens | median | most | quoted: median | quoted: most")
     for name, writer in sorted(WRITERS.items()):
         half = len(plain) // 2
         quoting = f"{plain[:half]}\n{writer.call('write', text='a')}\n{plain[half:]}"
@@ -220,7 +220,7 @@ def reading(_: Path, *, rounds: int = 5, tokens: int = 30_000) -> None:
         tokens: of each reply
     """
     share = f"of a core at {TOKENS_PER_SECOND} tok/s"
-    table("reply", "tokens", "CPU per token", share, "last / first quarter")
+    table(f"reply | tokens | CPU per token | {share} | last / first quarter")
     gc.disable()
     for name, make in REPLIES.items():
         pieces = tokens_of(make(tokens * LETTERS_PER_TOKEN))
@@ -238,7 +238,7 @@ def unclosed(_: Path, *, rounds: int = 5) -> Iterator[str]:
 
     At the end all of it turns out to be text: under 100 ms after 200 kB.
     """
-    table(f"{UNCLOSED_LETTERS // 1000} kB of unclosed calls", "dearest token", "end")
+    table(f"{UNCLOSED_LETTERS // 1000} kB of unclosed calls | dearest token | end")
     for name, (family, unit, last) in UNCLOSED.items():
         text = unit * (UNCLOSED_LETTERS // len(unit)) + last
         worst, closing = zip(*(end(family, text) for _ in range(rounds)), strict=True)
@@ -277,7 +277,7 @@ def damaged(
         show: examples of each harm
     """
     counted = (*damage.HARMS, "words")
-    table("notation", "outputs", "calls", *counted, "CPU")
+    table(f"notation | outputs | calls | {' | '.join(counted)} | CPU")
     for name in notations:
         writer, tally, began = WRITERS[name], damage.Tally(), time.process_time()
         tags = damage.Tags.of(writer)

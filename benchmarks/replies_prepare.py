@@ -116,7 +116,7 @@ def prepare(_: Path, *, rounds: int = 15, tokens: int = 30_000) -> None:
     Args:
         tokens: about as many as the prompt has
     """
-    table("template", "tokens", "prepared", "tokenised whole", "ratio (<= 0.25)")
+    table("template | tokens | prepared | tokenised whole | ratio (<= 0.25)")
     for trait in TRAITS:
         desk, pairs, ids = Desk(trait, tokens), list[tuple[float, float]](), tuple[int, ...]()
         while len(pairs) < rounds:
@@ -133,7 +133,7 @@ def many(_: Path, *, rounds: int = 15, messages: Sequence[int] = (2000, 4000, 80
     And one that finds as much and may take none of it, because a status in its first message is another one
     and nothing proves whose it is.
     """
-    table("messages", "what is known", "bound", "prepared", "bound in", "both")
+    table("messages | what is known | bound | prepared | bound in | both")
     for count in messages:
         chat = Many(count)
         chat.bind("known")

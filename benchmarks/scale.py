@@ -44,7 +44,7 @@ def simulation(
         decode: tokens a second of each reply
     """
     sessions, machine = fleet.recorded_sessions(), Machine(budget=budget, prefill=prefill, decode=decode)
-    table("agents", "servers", "routed by", "hit rate", "efficiency", "wait, median", "wait, 95 %")
+    table("agents | servers | routed by | hit rate | efficiency | wait, median | wait, 95 %")
     for count in agents:
         for size in servers:
             for name in routers:
@@ -66,7 +66,7 @@ def servers(folder: Path, *, conversations: int = 20, turns: int = 5) -> Iterabl
     """
     model = tiny_models.build("qwen3", folder / "model", hidden=64, layers=2)
     rendering = Rendering(model)
-    table("", "requests", "unavoidable", "computed", "efficiency", "paid")
+    table(" | requests | unavoidable | computed | efficiency | paid")
     with ServerFleet.started(model, folder / "state") as running:
         for title, is_named in (("with session ids", True), ("without", False)):
             played = Conversations(title, running.door, rendering, conversations, is_named=is_named)

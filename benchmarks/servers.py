@@ -96,7 +96,7 @@ def bare_socket(port: int, path: str, body: bytes) -> socket.socket:
 
 @dataclass(frozen=True)
 class Served:
-    """A server that runs: its port, the proxy's if it has one, and its process."""
+    """A server that runs: its port, the proxy's (0 without one), and its process."""
 
     port: int
     proxy_port: int
@@ -129,6 +129,15 @@ def served(*options: object, proxy: bool = False, log: Path | None = None) -> Ge
     probes = [partial(health_seconds, one) for one in ((port, proxy_port) if proxy else (port,))]
     with running(command, *probes, patience_s=120 if proxy else 60, log=log) as pid:
         yield Served(port, proxy_port, pid)
+
+
+@contextmanager
+def served_by_mlx_lm(model: Path, *options: str, log: Path) -> Generator[Served]:
+    """mlx_lm.server with these options, from the moment that it answers."""
+    port = free_port()
+    command = [sys.executable, "-m", "mlx_lm", "server", "--model", str(model), "--port", str(port), *options]
+    with running(command, partial(health_seconds, port), log=log) as pid:
+        yield Served(port, 0, pid)
 
 
 @contextmanager

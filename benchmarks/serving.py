@@ -43,7 +43,7 @@ def proxy(_: Path, *, rounds: int = 20) -> None:
     The demo model is served, and the same requests go to both ports in turn. It answers at once, so what is
     seen is the proxy.
     """
-    table("", "server", "through the proxy", "added", f"ratio, medians of {rounds}")
+    table(f" | server | through the proxy | added | ratio, medians of {rounds}")
     with servers.served("--demo", proxy=True) as server:
         for name, padding in BODIES.items():
             for streamed, places in ((True, ("first event", "each event")), (False, ("whole reply",))):
@@ -96,9 +96,7 @@ def proxy_streams(
         tokens: of each reply
     """
     model = tiny_models.build("qwen3", folder, hidden=128, layers=2)
-    table(
-        "", "server", "through the proxy", f"ratio, medians of {rounds} (≥ {LEAST_KEPT:g} from 8 streams on)"
-    )
+    table(f" | server | through the proxy | ratio, medians of {rounds} (≥ {LEAST_KEPT:g} from 8 streams on)")
     with servers.served("--model", model, "--batch", max(counts), proxy=True) as server:
         ports = (server.proxy_port, server.port)
         for path in STREAMED:
@@ -254,7 +252,7 @@ def pages(folder: Path, *, tabs: int = 10, seconds: float = 30) -> Iterator[str]
         _fill_records(server.port)
         done = threading.Event()
         alone = _share(server, [], seconds, done)
-        table("tabs", "ask every", "for", "CPU of a core", "answer, median", "bytes")
+        table("tabs | ask every | for | CPU of a core | answer, median | bytes")
         for interval_s, knows_records in ((5.0, True), (2.0, True), (2.0, False)):
             done = threading.Event()
             opened = [

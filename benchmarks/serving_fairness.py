@@ -282,7 +282,7 @@ def fairness(folder: Path, *, rounds: int = 3, words: Sequence[str] = ()) -> Ite
         bench = Bench(server)
         bench.warm_up()
         print(f"undisturbed: {bench.usual_s:.3f} s, median of {UNDISTURBED}\n")
-        table("beside", "outcome", "seconds", "delay, median", "delay, worst", "server's MB")
+        table("beside | outcome | seconds | delay, median | delay, worst | server's MB")
         for large in wanted:
             for see in (bench.beside, bench.beside_leavers):
                 for turn in range(rounds):

@@ -8,6 +8,7 @@ import subprocess
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -38,6 +39,9 @@ _LEAD = 1e4
 _LOOKED_UP = 2000
 """Tokens of which each is looked up."""
 _TENANT = b"tenant"
+COSTS = (1.0, 1.1, 1.2, 1.5, 2.0)
+_SHORTEST = 21
+"""Tokens of a reply that is replayed."""
 _FEWEST = 60
 """Tokens of a reply that is timed."""
 
@@ -114,12 +118,25 @@ def _edits(commit: str, path: str) -> Iterator[Mapping[str, str]]:
 # --------------------------------------------------------------------------------------------------- forwards
 
 
+@dataclass
 class Account:
-    """The passes of replies of one kind."""
+    """The passes of replies of one kind.
 
-    def __init__(self) -> None:
-        self.replies = self.tokens = self.passes = self.drafted = self.accepted = 0
-        self.cost = 0.0
+    Attributes:
+        gain: decides how much is drafted of them.
+    """
+
+    gain: DraftGain
+    replies: int = 0
+    tokens: int = 0
+    passes: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    cost: float = 0.0
+
+    def cells(self) -> tuple[object, ...]:
+        shares = (f"{one / self.tokens:.3f}" for one in (self.passes, self.cost))
+        return self.replies, self.tokens, *shares, f"{self.accepted / max(self.drafted, 1):.2f}"
 
 
 class Encoded(NamedTuple):
@@ -142,11 +159,7 @@ def encoded(session: Session, model: LoadedModel) -> Encoded:
 
 
 def replay(
-    session: Encoded,
-    gain: DraftGain,
-    account: Account,
-    guide: Guide | None = None,
-    earlier: EarlierTexts | None = None,
+    session: Encoded, account: Account, guide: Guide | None = None, earlier: EarlierTexts | None = None
 ) -> None:
     """Draft a recorded reply, of which it is known what is right.
 
@@ -161,11 +174,11 @@ def replay(
     while done < len(session.reply):
         rest = session.reply[done:]
         found = partial(earlier.find_longest, _TENANT, index)
-        drafted, right = _drafted(found, rest, gain, guide)
+        drafted, right = _drafted(found, rest, account.gain, guide)
         account.passes += 1
         account.drafted += drafted
         account.accepted += right
-        account.cost += gain.times.seconds(1 + drafted)
+        account.cost += account.gain.times.seconds(1 + drafted)
         index.extend(rest[: right + 1])
         if guide:
             guide.advance(rest[: right + 1])
@@ -191,9 +204,7 @@ def _drafted(
     return len(drafted), right
 
 
-def forwards(
-    folder: Path, *, commits: int = 60, most: int = 150, costs: Sequence[float] = (1.0, 1.1, 1.2, 1.5, 2.0)
-) -> Iterator[str]:
+def forwards(_: Path, *, commits: int = 60, most: int = 150, costs: Sequence[float] = COSTS) -> None:
     """Forward passes for each token of recorded replies, with the tokenizer of real weights.
 
     Args:
@@ -201,40 +212,32 @@ def forwards(
         most: replies of each kind.
         costs: what passes of 1, 2, 4, 8 and 16 tokens cost, in passes of one.
     """
-    del folder
-    model = load(real_model.model_folder("float32", real_model.default_folder()))
-    accounts: dict[str, Account] = {}
-    gains: dict[str, DraftGain] = {}
+    model = _real_weights()
+    accounts = _accounts(costs)
     for session in sessions(commits):
-        account = accounts.setdefault(session.kind, Account())
-        if account.replies >= most:
-            continue
-        gain = gains.setdefault(session.kind, DraftGain(PassTimes(dict(zip(PASSES, costs, strict=True)))))
-        recorded = encoded(session, model)
-        if len(recorded.reply) > 20:
-            replay(recorded, gain, account)
-    _tell(accounts, gains)
-    yield from ()
+        account = accounts[session.kind]
+        recorded = encoded(session, model) if account.replies < most else None
+        if recorded and len(recorded.reply) >= _SHORTEST:
+            replay(recorded, account)
+    _tell(accounts)
 
 
-def _tell(accounts: Mapping[str, Account], gains: Mapping[str, DraftGain]) -> None:
-    table("", "replies", "tokens", "passes a token", "cost a token", "accepted", "rejected cost")
+def _real_weights(kind: str = "float32") -> LoadedModel:
+    return load(real_model.model_folder(kind, real_model.default_folder()))
+
+
+def _accounts(costs: Sequence[float]) -> defaultdict[str, Account]:
+    """Return the accounts of all kinds of sessions, in which passes of each length cost so much."""
+    return defaultdict(lambda: Account(DraftGain(PassTimes(dict(zip(PASSES, costs, strict=True))))))
+
+
+def _tell(accounts: Mapping[str, Account]) -> None:
+    table(" | replies | tokens | passes a token | cost a token | accepted | rejected cost")
     for kind, one in accounts.items():
-        rejected = gains[kind].metrics.rejected_s / one.cost
-        row(
-            kind,
-            one.replies,
-            one.tokens,
-            f"{one.passes / one.tokens:.3f}",
-            f"{one.cost / one.tokens:.3f}",
-            f"{one.accepted / max(one.drafted, 1):.2f}",
-            f"{rejected:.3f}",
-        )
+        row(kind, *one.cells(), f"{one.gain.metrics.rejected_s / one.cost:.3f}")
 
 
-def earlier(
-    folder: Path, *, commits: int = 40, most: int = 8, costs: Sequence[float] = (1.0, 1.1, 1.2, 1.5, 2.0)
-) -> Iterator[str]:
+def earlier(_: Path, *, commits: int = 40, most: int = 8, costs: Sequence[float] = COSTS) -> None:
     """Forward passes without and with what earlier conversations said; each commit counts as one.
 
     Args:
@@ -242,23 +245,19 @@ def earlier(
         most: replies of each kind in a conversation, of which each also has those before it.
         costs: what passes of 1, 2, 4, 8 and 16 tokens cost, in passes of one.
     """
-    del folder
-    model = load(real_model.model_folder("float32", real_model.default_folder()))
+    model = _real_weights()
     conversations = [_conversations(commit, model, most) for commit in reversed(_latest(commits))]
     for is_alone, title in ((True, "each by itself"), (False, "with earlier ones")):
-        accounts, gains = defaultdict[str, Account](Account), dict[str, DraftGain]()
-        texts = defaultdict[str, EarlierTexts](EarlierTexts)
+        accounts, texts = _accounts(costs), defaultdict[str, EarlierTexts](EarlierTexts)
         for kind, replies in (pair for kinds in conversations for pair in kinds.items()):
-            gain = gains.setdefault(kind, DraftGain(PassTimes(dict(zip(PASSES, costs, strict=True)))))
             said: list[int] = []
             for prompt, reply, plain in replies:
                 source = None if is_alone else texts[kind]
-                replay(Encoded([*said, *prompt], reply, plain), gain, accounts[kind], earlier=source)
+                replay(Encoded([*said, *prompt], reply, plain), accounts[kind], earlier=source)
                 said += [*prompt, *reply]
             texts[kind].add(_TENANT, said)
         row(title)
-        _tell(accounts, gains)
-    yield from ()
+        _tell(accounts)
 
 
 def _conversations(commit: str, model: LoadedModel, most: int) -> dict[str, list[Encoded]]:
@@ -267,7 +266,7 @@ def _conversations(commit: str, model: LoadedModel, most: int) -> dict[str, list
     for session in _sessions_of(commit):
         if len(kinds[session.kind]) < most:
             recorded = encoded(session, model)
-            if len(recorded.reply) > 20:
+            if len(recorded.reply) >= _SHORTEST:
                 kinds[session.kind].append(recorded)
     return kinds
 
@@ -284,9 +283,7 @@ _CALL = Grammar(
 )
 
 
-def calls(
-    folder: Path, *, commits: int = 25, most: int = 60, costs: Sequence[float] = (1.0, 1.1, 1.2, 1.5, 2.0)
-) -> Iterator[str]:
+def calls(_: Path, *, commits: int = 25, most: int = 60, costs: Sequence[float] = COSTS) -> None:
     """Forward passes for each token of calls that a grammar demands, with the tokenizer of real weights.
 
     Args:
@@ -294,26 +291,16 @@ def calls(
         most: calls.
         costs: what passes of 1, 2, 4, 8 and 16 tokens cost, in passes of one.
     """
-    del folder
-    model = load(real_model.model_folder("float32", real_model.default_folder()))
-    enforcer, account = Enforcer(model.tokenizer, model.vocabulary), Account()
-    gain = DraftGain(PassTimes(dict(zip(PASSES, costs, strict=True))))
+    model = _real_weights()
+    enforcer, account = Enforcer(model.tokenizer, model.vocabulary), _accounts(costs)["edit"]
     for session in sessions(commits):
         if session.kind != "edit" or account.replies == most:
             continue
         written = json.dumps(session.arguments, ensure_ascii=False)
         call = f'<tool_call>\n{{"name": "Edit", "arguments": {written}}}\n</tool_call>'
-        recorded = encoded(session._replace(wrote=call), model)
-        replay(recorded, gain, account, enforcer.guide(_CALL))
-    table("calls", "tokens", "passes a token", "cost a token", "accepted")
-    row(
-        account.replies,
-        account.tokens,
-        f"{account.passes / account.tokens:.3f}",
-        f"{account.cost / account.tokens:.3f}",
-        f"{account.accepted / max(account.drafted, 1):.2f}",
-    )
-    yield from ()
+        replay(encoded(session._replace(wrote=call), model), account, enforcer.guide(_CALL))
+    table("calls | tokens | passes a token | cost a token | accepted")
+    row(*account.cells())
 
 
 # ------------------------------------------------------------------------------------------------------- wall
@@ -363,7 +350,7 @@ def timed(stepper: Stepper, network: Recorded, session: Encoded) -> Timed:
 
 
 def wall(
-    folder: Path,
+    _: Path,
     *,
     kind: Annotated[str, real_model.KINDS] = "float32",
     commits: int = 40,
@@ -380,8 +367,7 @@ def wall(
         tokens: of a reply, at most; prompts have up to ten times as many.
         rounds: of each reply, drafted and not.
     """
-    del folder
-    model = load(real_model.model_folder(kind, real_model.default_folder()))
+    model = _real_weights(kind)
     layers = layers_of(model.network)
     times = measure_passes(model.network, layers.fresh(), measure_work(model.network, layers).pace)
     if times is None:
@@ -390,15 +376,7 @@ def wall(
     row("passes of", *PASSES, "tokens, in ms:", *(f"{1000 * times.seconds(one):.1f}" for one in PASSES))
     network = Recorded(model.network)
     resources = uncached_resources(network, model.tokenizer.token_bytes, frozenset(), 1, batches=False)
-    table(
-        "",
-        "replies",
-        "passes a token",
-        "seconds, drafted / not",
-        "rejected, of the time",
-        "drafts",
-        "accepted",
-    )
+    table(" | replies | passes a token | seconds, drafted / not | rejected, of the time | drafts | accepted")
     for name, replies in _short_sessions(model, commits, most, tokens).items():
         gain = DraftGain(PassTimes({one: times.seconds(one) for one in PASSES}))
         plain, drafting = Stepper(resources), Stepper(resources, gain=gain)
@@ -438,7 +416,7 @@ def _short_sessions(model: LoadedModel, commits: int, most: int, tokens: int) ->
 # ---------------------------------------------------------------------------------------------------- lookups
 
 
-def lookups(folder: Path, *, tokens: int = 100_000, commits: int = 200) -> Iterator[str]:
+def lookups(_: Path, *, tokens: int = 100_000, commits: int = 200) -> None:
     """What the index of a long prompt takes: to make it, to look something up for each token, and in bytes.
 
     A look-up is one in the sequence, and where that has no long match one in all that a tenant said before.
@@ -447,8 +425,7 @@ def lookups(folder: Path, *, tokens: int = 100_000, commits: int = 200) -> Itera
         tokens: of the prompt, from files of this repository.
         commits: whose files are read.
     """
-    del folder
-    model = load(real_model.model_folder("float32", real_model.default_folder()))
+    model = _real_weights()
     read: list[int] = []
     for session in sessions(commits):
         if len(read) > tokens + _LOOKED_UP:
@@ -467,7 +444,7 @@ def lookups(folder: Path, *, tokens: int = 100_000, commits: int = 200) -> Itera
         index.extend([token])
         earlier.find_longest(_TENANT, index, 15)
         taken.append(time.perf_counter() - began)
-    table("tokens", "made in, ms", "bytes a token", "look-up, µs: median", "99 %")
+    table("tokens | made in, ms | bytes a token | look-up, µs: median | 99 %")
     taken.sort()
     row(
         len(prompt),
@@ -475,7 +452,6 @@ def lookups(folder: Path, *, tokens: int = 100_000, commits: int = 200) -> Itera
         f"{index.nbytes / len(index):.1f}",
         *(f"{1e6 * taken[int(share * len(taken))]:.1f}" for share in (0.5, 0.99)),
     )
-    yield from ()
 
 
 PARTS: Mapping[str, Part] = {

@@ -6,17 +6,11 @@ import os
 import time
 import traceback
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 
 from benchmarks.harness import row, table
-from scripts import tiny_models, tiny_vision_models
-from start_llm.cache.layers import Layers
-from start_llm.engine.self_test import check_batching
-from start_llm.models.loader import load
+from benchmarks.networks import build_world
 from tests.engine.drafted import Outcome, Play
-from tests.engine.harness import uncached_resources
-from tests.vision.seeing import pictures
 
 os.environ["MLX_ENABLE_TF32"] = "0"  # the tie rule is that of float32, not of a GPU's shorter matrices
 
@@ -25,8 +19,6 @@ FAMILIES = ("qwen3", "qwen3_5", "gemma3_text", "gpt_oss", "glm4_moe_lite")
 EYES = ("qwen3_5",)
 _REQUESTS = 40
 """Of one engine."""
-_ROWS = 4
-_PICTURES = 5
 
 
 def law(folder: Path, *, requests: int = 20_000, minutes: float = 60, first: int = 0) -> Iterator[str]:
@@ -46,8 +38,8 @@ def law(folder: Path, *, requests: int = 20_000, minutes: float = 60, first: int
     """
     end = time.monotonic() + 60 * minutes
     table(
-        *("family", "engines", "requests", "given up", "preempted", "evictions", "drafted", "accepted"),
-        *("tokens compared", "ties", "wrong", "seconds"),
+        "family | engines | requests | given up | preempted | evictions | drafted | accepted | "
+        "tokens compared | ties | wrong | seconds"
     )
     worlds = [(name, False) for name in FAMILIES] + [(name, True) for name in EYES]
     for number, (family, sees) in enumerate(worlds):
@@ -56,22 +48,13 @@ def law(folder: Path, *, requests: int = 20_000, minutes: float = 60, first: int
 
 
 def _family(folder: Path, family: str, sees: bool, requests: int, left_s: float, first: int) -> Iterator[str]:
-    build = tiny_vision_models.build if sees else partial(tiny_models.build, hidden=128, layers=2)
-    model = load(build(family, folder / ("eyes" if sees else "text")))
-    shifts = model.vision is not None and model.vision.moves_positions
-    resources = uncached_resources(
-        network=model.network,
-        token_bytes=model.tokenizer.token_bytes,
-        eos_token_ids=frozenset(),
-        max_sequences=_ROWS,
-        batches=check_batching(model.network, Layers(model.network).fresh, _ROWS, shifts=shifts).batches,
-        vision=model.vision,
-    )
-    sent = pictures(model, _PICTURES) if sees else ()
+    world = build_world(family, folder / ("eyes" if sees else "text"), images=sees)
     began, outcome, seed = time.monotonic(), Outcome(), first
     while outcome.requests < requests and (seed == first or time.monotonic() - began < left_s):
         try:
-            Play(resources, seed, outcome, sent).run(min(_REQUESTS, requests - outcome.requests))
+            Play(world.resources, seed, outcome, world.pictures).run(
+                min(_REQUESTS, requests - outcome.requests)
+            )
         except Exception:  # noqa: BLE001 - whatever breaks is told, with the number of its engine
             outcome.wrong.append(f"engine {seed}: {traceback.format_exc()}")
         seed += 1

@@ -9,21 +9,16 @@ import time
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 
 from benchmarks import truth_real, truth_several, truth_types
 from benchmarks.harness import Part, row, table
-from scripts import tiny_models, tiny_vision_models
-from start_llm.cache.layers import Layers
+from benchmarks.networks import World, build_world
+from scripts import tiny_vision_models
 from start_llm.core.events import Finished
-from start_llm.engine.resources import EngineResources
-from start_llm.engine.self_test import check_batching
-from start_llm.models.loader import load
 from tests.cache.conversations import (
     PLENTY,
     Cached,
-    Picture,
     Talkers,
     Turn,
     chunked,
@@ -36,11 +31,8 @@ from tests.cache.conversations import (
 )
 from tests.cache.disk import OnDisk
 from tests.cache.integrity import check_cache
-from tests.engine.harness import Stepper, uncached_resources
+from tests.engine.harness import Stepper
 from tests.ties import Tally
-from tests.vision.seeing import pictures
-
-os.environ["MLX_ENABLE_TF32"] = "0"  # the limits are those of float32, not of a GPU's shorter matrices
 
 os.environ["MLX_ENABLE_TF32"] = "0"  # the limits are those of float32, not of a GPU's shorter matrices
 
@@ -49,10 +41,8 @@ FAMILIES = (
     *("gemma3_text", "gpt_oss", "glm4_moe_lite"),
 )
 """Plain twice, experts, recurrent layers twice, windows twice, latent."""
-ROWS = 4
 CHUNK = 512
 TIGHT_TOKENS = 300
-PICTURES = 5
 FRESH_LOOP = 0.5
 RESTART = 0.25
 MAX_DIFFERENCE = 1e-4
@@ -192,31 +182,6 @@ class Conversation:
             raise RuntimeError(f"logits of a prompt of {len(ids)} tokens differ by {difference:.1e}")
 
 
-@dataclass(frozen=True)
-class World:
-    """What conversations of one family are played with."""
-
-    resources: EngineResources
-    pictures: Sequence[Picture] = ()
-
-
-def build(family: str, folder: Path, *, images: bool) -> World:
-    """No token ends a reply: it is as long as it is asked to be."""
-    build_one = tiny_vision_models.build if images else partial(tiny_models.build, hidden=128, layers=2)
-    model = load(build_one(family, folder))
-    shifts = model.vision is not None and model.vision.moves_positions
-    batches = check_batching(model.network, Layers(model.network).fresh, ROWS, shifts=shifts).batches
-    resources = uncached_resources(
-        network=model.network,
-        token_bytes=model.tokenizer.token_bytes,
-        eos_token_ids=frozenset(),
-        max_sequences=ROWS,
-        batches=batches,
-        vision=model.vision,
-    )
-    return World(resources, pictures(model, PICTURES) if images else ())
-
-
 def replies(
     _: Path,
     *,
@@ -255,14 +220,14 @@ def replies(
         restarts: the cache has a disk tier; one round of four ends with a cache that is stopped, or killed
     """
     table(
-        *("family", "conversations", "requests", "left in prompt + in reply", "replies compared"),
-        *("tokens compared", "ties", "wrong", "restored tokens", "from the disk", "evictions", "hand-overs"),
-        *("largest logit difference", "seconds"),
+        "family | conversations | requests | left in prompt + in reply | replies compared | "
+        "tokens compared | ties | wrong | restored tokens | from the disk | evictions | hand-overs | "
+        "largest logit difference | seconds"
     )
     for name in family or (tiny_vision_models.VISION_FAMILIES if images else FAMILIES):
         account, began = Account(name), time.perf_counter()
         with tempfile.TemporaryDirectory() as folder:
-            world = build(name, Path(folder), images=images)
+            world = build_world(name, Path(folder), images=images)
         for number in range(first, first + conversations):
             _play(world, account, number, rounds=rounds, restarts=restarts, seed=seed)
         if not account.tally.has_rare_ties:

@@ -14,12 +14,13 @@ from mlx_lm.generate import generate_step
 from tokenizers import Tokenizer
 
 from benchmarks.harness import row, table
+from benchmarks.networks import resources_of
 from scripts import real_model
 from start_llm.core.events import Finished, Text
 from start_llm.engine.resources import EngineResources
 from start_llm.models.loader import load
 from tests.cache.conversations import Cached, Tokens
-from tests.engine.harness import Stepper, Watched, engine_request, uncached_resources
+from tests.engine.harness import Stepper, Watched, engine_request
 
 MODULES = ("bisect", "heapq", "textwrap", "queue", "shlex", "csv", "sched", "keyword")
 LIKELIEST = 20
@@ -203,15 +204,13 @@ def real(
         wheels: a folder with the wheels of the packages
     """
     table(
-        *("model", "replies", "", "the same", "differ from token (lead of the cold one's choice)"),
-        "largest difference",
+        "model | replies |  | the same | differ from token (lead of the cold one's choice) | "
+        "largest difference"
     )
     for kind in kinds:
         folder = real_model.model_folder(kind, real_model.default_folder(), wheels)
         model = load(folder)
-        resources = uncached_resources(
-            model.network, model.tokenizer.token_bytes, frozenset(), max_sequences=len(MODULES), batches=True
-        )  # no token ends a reply, so all are of one length
+        resources = resources_of(model, len(MODULES))
         asked_for = prompts_of(folder, prompts, prompt_tokens)
         references = cold(resources, asked_for, reply_tokens)
         rows: list[Row] = []

@@ -134,8 +134,7 @@ def several(
     """
     for family in FAMILIES:
         tiny_models.build(family, folder / family, hidden=128, layers=2)
-    columns = ("models", "at once", "replies", "streams", "switches", "wrong", "efficiency", "memory")
-    table(*columns, "seconds")
+    table("models | at once | replies | streams | switches | wrong | efficiency | memory | seconds")
     for count in models:
         for loaded in (0, 1):
             yield from play(folder, FAMILIES[:count], loaded, requests // clients, clients)

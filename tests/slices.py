@@ -100,31 +100,38 @@ def spread(cases: Sequence[Case]) -> set[int]:
     Cases with a value that no other has come first. Then the one with the most values that none has yet; of
     several, one whose values and pairs of values are the rarest so far.
     """
-    parts = [tuple(enumerate(case)) for case in cases]
-    often = Counter[Hashable](part for case in parts for part in case)
-    left, met = set(often), Counter[Hashable]()
-    chosen = [index for index, case in enumerate(parts) if any(often[part] == 1 for part in case)]
-    for index in chosen:
-        _meet(parts[index], left, met)
+    parts = _numbered(enumerate(case) for case in cases)
+    pairs = _numbered(combinations(case, 2) for case in parts)
+    often = Counter(part for case in parts for part in case)
+    left, (parts_met, pairs_met) = set(often), ([0] * sum(map(len, one)) for one in (parts, pairs))
+    chosen: list[int] = []
+
+    def choose(index: int) -> None:
+        chosen.append(index)
+        left.difference_update(parts[index])
+        for met, numbers in ((parts_met, parts[index]), (pairs_met, pairs[index])):
+            for number in numbers:
+                met[number] += 1
+
+    def rarity(index: int) -> tuple[int, int]:
+        return sum(map(parts_met.__getitem__, parts[index])), sum(map(pairs_met.__getitem__, pairs[index]))
+
+    for index, case in enumerate(parts):
+        if any(often[part] == 1 for part in case):
+            choose(index)
     useful = list(range(len(parts)))
     while left:
         gains = {i: gain for i in useful if (gain := len(left.intersection(parts[i])))}
         useful = list(gains)
         most = max(gains.values())
-        best = min((i for i, gain in gains.items() if gain == most), key=lambda i: _rarity(parts[i], met))
-        chosen.append(best)
-        _meet(parts[best], left, met)
+        choose(min((i for i, gain in gains.items() if gain == most), key=rarity))
     return set(chosen)
 
 
-def _meet(case: Case, left: set[Hashable], met: Counter[Hashable]) -> None:
-    left.difference_update(case)
-    met.update(case)
-    met.update(combinations(case, 2))
-
-
-def _rarity(case: Case, met: Counter[Hashable]) -> tuple[int, int]:
-    return sum(met[part] for part in case), sum(met[pair] for pair in combinations(case, 2))
+def _numbered(cases: Iterable[Iterable[Hashable]]) -> list[list[int]]:
+    """Return a number for each thing of each case, the same for equal things."""
+    numbers: dict[Hashable, int] = {}
+    return [[numbers.setdefault(one, len(numbers)) for one in case] for case in cases]
 
 
 def _functions(items: Iterable[pytest.Item]) -> Iterator[list[pytest.Function]]:

@@ -344,14 +344,15 @@ def test_a_good_value_is_read_and_changes_nothing_else(name):
         assert all(value_of(settings, other) == value_of(Settings(), other) for other in others)
 
 
-@pytest.mark.parametrize(("name", "text"), [(name, text) for name in VALUES for text in VALUES[name].bad])
-def test_a_bad_value_is_refused_with_name_value_source_and_what_is_expected(name, text):
+@pytest.mark.parametrize("name", [name for name in VALUES if VALUES[name].bad])
+def test_a_bad_value_is_refused_with_name_value_source_and_what_is_expected(name):
     row = ACTING[name]
-    with pytest.raises(SettingsError) as refused:
-        load(environment(**{name: text}))
-    shown = "..." if row.kind.is_secret else repr(text)
-    assert str(refused.value) == f"{name}={shown} (environment): expected {row.kind.expected}."
     assert any(word in row.kind.expected for word in (" from ", "one of ", "one or more "))
+    for text in VALUES[name].bad:
+        with pytest.raises(SettingsError) as refused:
+            load(environment(**{name: text}))
+        shown = "..." if row.kind.is_secret else repr(text)
+        assert str(refused.value) == f"{name}={shown} (environment): expected {row.kind.expected}."
 
 
 @pytest.mark.parametrize("name", ACTING)
@@ -363,13 +364,13 @@ def test_flags_win_over_the_environment_which_wins_over_the_file(name):
     assert found == [high_value, middle_value, low_value]
 
 
-@pytest.mark.parametrize("empty", ["", " ", "\t\n"])
 @pytest.mark.parametrize("name", ACTING)
-def test_an_empty_value_is_unset_and_the_next_source_counts(name, empty):
+def test_an_empty_value_is_unset_and_the_next_source_counts(name):
     text, value = VALUES[name].good[0]
-    assert load(environment(**{name: empty})) == Settings()
-    settings = load(environment(**{name: empty}), SettingSource(".env", {name: text}))
-    assert value_of(settings, name) == value
+    for empty in ("", " ", "\t\n"):
+        assert load(environment(**{name: empty})) == Settings()
+        settings = load(environment(**{name: empty}), SettingSource(".env", {name: text}))
+        assert value_of(settings, name) == value
 
 
 def test_an_unknown_family_is_refused_with_the_names_of_all_and_every_name_is_a_family():

@@ -3,7 +3,7 @@
 import argparse
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,12 +11,13 @@ from typing import Any
 from start_llm.config.paths import from_root
 from start_llm.config.settings import Settings
 from start_llm.core.errors import LaunchError
+from start_llm.launch.client import Client
 from start_llm.launch.clients import CLIENTS
 from start_llm.launch.http_requests import Address, count_tokens
 from start_llm.launch.own_settings import OwnSettings
 from start_llm.launch.server_info import ServerInfo, find_running
 from start_llm.launch.setup import Setup, as_script, become, make_setup, program_of
-from start_llm.launch.suitability import is_installed, menu, unsuited, unsuited_clients
+from start_llm.launch.suitability import is_installed, judge, menu, unsuited_clients
 
 OWN_OPTIONS = ("--base-url", "--model")
 """Options that `launch` takes for its own behind the client's name too, where users write them."""
@@ -47,8 +48,9 @@ def launch(settings: Settings, options: argparse.Namespace) -> int:
     setup = _setup(settings, options)
     for note in setup.notes:
         print(note, file=sys.stderr)
-    why = _complaint(options.client, setup.served)
-    if not why or _goes_on(options.client, setup.served, why):
+    reason = judge(setup.served.window, _counter(setup.served))
+    why = reason(CLIENTS[options.client])
+    if not why or _goes_on(options.client, setup.served.model, why, reason):
         become(program, setup, options.arguments, os.environ)
     return _NOT_STARTED
 
@@ -98,14 +100,10 @@ def _counter(served: ServerInfo) -> Any:
     return partial(count_tokens, Address(served.url, served.key), served.model)
 
 
-def _complaint(name: str, served: ServerInfo) -> str:
-    return unsuited(CLIENTS[name], served.window, _counter(served))
-
-
-def _goes_on(name: str, served: ServerInfo, why: str) -> bool:
+def _goes_on(name: str, model: str, why: str, reason: Callable[[Client], str]) -> bool:
     """Tell that a client does not suit the model. Ask whether to go on, if somebody can answer."""
-    print(f"{name} does not suit {served.model}: {why}.", file=sys.stderr)
-    for line in _proposals(name, served):
+    print(f"{name} does not suit {model}: {why}.", file=sys.stderr)
+    for line in _proposals(name, reason):
         print(line, file=sys.stderr)
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         return True
@@ -113,9 +111,9 @@ def _goes_on(name: str, served: ServerInfo, why: str) -> bool:
     return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 
-def _proposals(name: str, served: ServerInfo) -> Iterator[str]:
+def _proposals(name: str, reason: Callable[[Client], str]) -> Iterator[str]:
     """Yield what would suit: another client."""
-    others = [one for one in CLIENTS if one != name and not _complaint(one, served)]
+    others = [one for one, client in CLIENTS.items() if one != name and not reason(client)]
     here = [one for one in others if is_installed(one, os.environ.get("PATH"))]
     if here:
         yield f"These suit it: {', '.join(here)}. Try: start_llm launch {here[0]}"

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator
 from start_llm.audit.call_round_trip import unread_call
 from start_llm.audit.subject import AuditedModel
 from start_llm.config.paths import DEMO_MODEL, program
-from start_llm.core.chat import ChatRequest, Json, Message
+from start_llm.core.chat import ChatRequest, Message
 from start_llm.core.errors import RequestError
 from start_llm.core.model_card import KVAtRest, ModelCard
 from start_llm.launch.clients import CLIENTS
@@ -72,12 +72,10 @@ def notes(card: ModelCard, model: AuditedModel) -> Iterator[str]:
 def unsuited_by(model: AuditedModel, window: int) -> dict[str, str]:
     """Return the coding clients that do not suit a model, and why."""
 
-    def count(system: str, description: str) -> int | None:
-        function: Json = {"name": "read", "description": description, "parameters": {"type": "object"}}
+    def count(system: str) -> int | None:
         messages = (Message(role="system", content=system), Message(role="user", content="Hello"))
-        tools = ({"type": "function", "function": function},) if description else ()
         try:
-            return len(model.prompt(ChatRequest(messages=messages, tools=tools)).tokens.ids)
+            return len(model.prompt(ChatRequest(messages=messages)).tokens.ids)
         except RequestError:
             return None
 

@@ -65,20 +65,12 @@ def _open(url: str, key: str, patience_s: float, body: Any) -> Any:
     return opener.open(request, timeout=patience_s)
 
 
-def count_tokens(
-    place: Address, model: str, system: str, description: str = "", patience_s: float = _ASK_S
-) -> int | None:
-    """Return the tokens of a prompt with a system text and a tool's description; None if nobody tells.
+def count_tokens(place: Address, model: str, system: str, patience_s: float = _ASK_S) -> int | None:
+    """Return the tokens of a prompt with a system text; None if nobody tells.
 
     The server loads the model for it.
     """
-    tool = {"name": "read", "description": description, "input_schema": {"type": "object", "properties": {}}}
-    asked = {
-        "model": model,
-        "system": system,
-        "messages": [{"role": "user", "content": "Hello"}],
-        **({"tools": [tool]} if description else {}),
-    }
+    asked = {"model": model, "system": system, "messages": [{"role": "user", "content": "Hello"}]}
     try:
         answer = ask(f"{place.url}/v1/messages/count_tokens", place.key, patience_s, asked)
         return next(positive_numbers(json.loads(answer.body), ("input_tokens",)), None) if answer else None

@@ -2,13 +2,14 @@
 
 import shutil
 from collections.abc import Callable, Container, Iterator, Mapping
+from functools import partial
 from itertools import cycle, islice
 
 from start_llm.launch.client import Client
 from start_llm.launch.clients import CLIENTS
 
-type CountTokens = Callable[[str, str], int | None]
-"""Returns the tokens of a prompt, given its system text and a tool's description; None if nobody knows."""
+type CountTokens = Callable[[str], int | None]
+"""Returns the tokens of a prompt, given its system text; None if nobody knows."""
 
 _SENTENCE = (
     "Before you edit a file, read the part that you change, and keep the style of the code around it; "
@@ -19,39 +20,50 @@ _LEAST_SHOWN = 40
 """Tokens that the last characters of a text have at least, if the template shows them."""
 
 
-def unsuited(client: Client, window: int, count: CountTokens) -> str:
-    """Return why a client does not suit a model; empty if it does, or nobody can tell.
+def judge(window: int, count: CountTokens) -> Callable[[Client], str]:
+    """Return what tells why a client does not suit a model: empty if it does, or nobody can tell.
+
+    Where the template shows the longest of their prompts whole, that one alone is counted: all are alike.
 
     Args:
         window: the model's, in tokens.
         count: counts as the model does.
     """
-    if _is_cut_off(client, count):
-        return "the model's template cuts the client's own prompt off"
-    return _too_long(client, window, count)
+    longest = max(CLIENTS.values(), key=lambda client: client.prompt.system)
+    whole = count(_text(longest.prompt.system))
+    if _is_cut_off(longest, whole, count):
+        return partial(_judged_by_itself, window, count)
+    return partial(_too_long, window, whole, longest.prompt.system)
 
 
 def unsuited_clients(window: int, count: CountTokens) -> dict[str, str]:
-    """Return the clients that do not suit a model, and why."""
-    longest = max(CLIENTS.values(), key=lambda client: client.prompt.system)
-    judge = unsuited if _is_cut_off(longest, count) else _too_long
-    found = {name: judge(client, window, count) for name, client in CLIENTS.items()}
-    return {name: why for name, why in found.items() if why}
+    """Return the clients that do not suit a model, and why: see `judge`."""
+    reason = judge(window, count)
+    return {name: why for name, client in CLIENTS.items() if (why := reason(client))}
 
 
-def _too_long(client: Client, window: int, count: CountTokens) -> str:
-    if 2 * sum(client.prompt) <= window:
-        return ""  # a token of English has at least a character
-    total = count(_text(client.prompt.system), _text(client.prompt.tools))
-    if total is None or 2 * total <= window:
+def _judged_by_itself(window: int, count: CountTokens, client: Client) -> str:
+    whole = count(_text(client.prompt.system))
+    if _is_cut_off(client, whole, count):
+        return "the model's template cuts the client's own prompt off"
+    return _too_long(window, whole, client.prompt.system, client)
+
+
+def _too_long(window: int, tokens: int | None, characters: int, client: Client) -> str:
+    """Return why a client's prompt is too long, where so many characters have so many tokens."""
+    total = round((tokens or 0) * sum(client.prompt) / characters)
+    if 2 * total <= window:
         return ""
     return f"the client's own prompt has about {total:,} tokens, and the window {window:,}"
 
 
-def _is_cut_off(client: Client, count: CountTokens) -> bool:
-    """Return True if a template shows nothing of the end of a system text as long as the client's."""
-    length = client.prompt.system
-    whole, shortened = (count(_text(one), "") for one in (length, length - _LAST_CHARACTERS))
+def _is_cut_off(client: Client, whole: int | None, count: CountTokens) -> bool:
+    """Return True if a template shows nothing of the end of a system text as long as the client's.
+
+    Args:
+        whole: the tokens of that text.
+    """
+    shortened = count(_text(client.prompt.system - _LAST_CHARACTERS))
     return whole is not None and shortened is not None and whole - shortened < _LEAST_SHOWN
 
 

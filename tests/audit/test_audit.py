@@ -47,6 +47,7 @@ def test_every_kind_of_request_says_words_that_may_not_get_lost():
     assert all(meanings(words_of(request)) for request in KINDS.values()), "a person is told what they are"
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("on", [True, False])
 @pytest.mark.parametrize("trait", TRAITS)
 def test_a_reply_is_written_as_the_model_writes_it(trait, on):

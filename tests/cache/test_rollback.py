@@ -29,6 +29,7 @@ def compute(network: Any, caches: list[Any], ids: list[int]) -> mx.array:
     return logits
 
 
+@pytest.mark.product
 @pytest.mark.parametrize("before", [5, 127, 128, 150])
 @pytest.mark.parametrize("passes", [(9,), (1,), (1, 4, 1, 1)])
 def test_what_was_computed_since_is_forgotten(network, before: int, passes: tuple[int, ...]):

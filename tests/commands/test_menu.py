@@ -157,6 +157,7 @@ def test_the_doctor_has_the_server_stopped_after_a_question(server: Server) -> N
     assert user.ran == [["stop"], ["doctor"]]
 
 
+@pytest.mark.thorough
 def test_a_model_that_the_server_has_is_loaded(server: Server, started: list[Sequence[str]]) -> None:
     server.post("/v1/models/llama/unload", {})
     user = User(state_of(server), "2", "llama", "q")
@@ -195,6 +196,7 @@ def test_a_client_is_launched_and_ends_the_menu(
     assert "does not suit the model" in line
 
 
+@pytest.mark.thorough
 def test_a_client_that_is_not_there_is_installed_after_a_question(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -29,6 +29,8 @@ from tests.engine.harness import GREEDY, Stepper, engine_request, uncached_resou
 from tests.engine.test_drafts import FAMILIES
 from tests.vision.seeing import model_of, picture, pictures, prompt, resources_of, words
 
+pytestmark = [pytest.mark.product, pytest.mark.sample(3)]
+
 
 def text_resources(folder: Path) -> EngineResources:
     model = load(folder)

@@ -28,6 +28,8 @@ from tests.engine.harness import (
 )
 from tests.ties import Tally, greedy_reference
 
+pytestmark = [pytest.mark.product, pytest.mark.sample(2)]
+
 FAMILIES = ["qwen3", "gemma3_text", "qwen3_5", "glm4_moe_lite", "gpt_oss"]
 """Plain; windows of 128; recurrent layers; latent; windows of 128 with sinks."""
 LENGTHS = (40, 7, 150, 33, 90, 12, 61, 5)

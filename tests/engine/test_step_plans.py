@@ -159,6 +159,7 @@ def led(*, has_state: bool, seed: int) -> tuple[Leader, list[EngineRequest], lis
 CASES = [(has_state, seed) for has_state in (False, True) for seed in range(6)]
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(("has_state", "seed"), CASES)
 def test_whoever_executes_the_same_plans_computes_keeps_and_evicts_the_same(has_state, seed):
     leader, requests, replies = led(has_state=has_state, seed=seed)

@@ -20,9 +20,11 @@ from tests.grammar import wire
 from tests.http.test_conversations import system, user, words
 from tests.server.client import Reply, ask
 from tests.serving import Server, serving
+from tests.slices import rounds
 
 type Json = dict[str, Any]
 
+REQUESTS = rounds(200, checked=100, few=40)
 SOURCES = ("from_memory", "from_disk", "read", "told", "unread")
 CHAT, TEXT, MESSAGES, RESPONSES = (
     "/v1/chat/completions",
@@ -180,11 +182,11 @@ class Crowd:
 
 @pytest.mark.parametrize("family", ["qwen3", "qwen3_5"])
 def test_the_receipts_of_many_random_requests_sum_up(family: str, tiny_model: TinyModel):
-    with serving(tiny_model(family, hidden=128, layers=2), thinking=False, batch=4) as server:
+    with serving(tiny_model(family, hidden=64, layers=2), thinking=False, batch=4) as server:
         crowd = Crowd(server, seed=1)
-        crowd.run(200)
+        crowd.run(REQUESTS)
         stats = server.get("/stats")
-    assert len(crowd.receipts) == 200
+    assert len(crowd.receipts) == REQUESTS
     total = {one: sum(receipt[one] for receipt in crowd.receipts) for one in SOURCES}
     assert min(total["from_memory"], total["read"], total["told"], total["unread"]) > 0, "all of it happens"
     assert stats["requests"]["cached_tokens"] == total["from_memory"]

@@ -38,7 +38,7 @@ def told_apart(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("name", CLIENTS)
-@pytest.mark.sample(6)
+@pytest.mark.sample(9)
 def test_the_client_gets_what_its_row_says_and_nothing_else_changes(name, home, server):
     words = ["-p", "two words", "--model=x", "--help", "--base-url", "y", "--", ""]
     before = home.environment(name)
@@ -54,7 +54,7 @@ def test_the_client_gets_what_its_row_says_and_nothing_else_changes(name, home, 
     said = "".join(f"{note}\n" for note in setup.notes)
     if why := unsuited_for(setup.served).get(name):
         said += f"{name} does not suit {setup.served.model}: {why}.\n"
-        said += "These suit it: pi. Try: start_llm launch pi\n"
+        said += "These suit it: pi, continue. Try: start_llm launch pi\n"
     assert (done.returncode, done.stdout, done.stderr) == (0, "", said)
     assert told.arguments == words
     assert told.cwd == str(ROOT)
@@ -68,7 +68,7 @@ def test_the_client_gets_what_its_row_says_and_nothing_else_changes(name, home, 
 
 
 @pytest.mark.parametrize("name", CLIENTS)
-@pytest.mark.sample(5)
+@pytest.mark.sample(9)
 def test_the_printed_lines_do_in_a_shell_what_launch_does(name, home, server):
     home.run("launch", "--base-url", server.url, name)
     launched = home.told()
@@ -108,6 +108,7 @@ def test_the_key_is_the_proxys_and_a_placeholder_without_one(home, server):
     assert home.told().environment["ANTHROPIC_AUTH_TOKEN"] == "local"
 
 
+@pytest.mark.thorough
 def test_a_server_that_asks_for_a_key_is_told_it(home, tiny_model):
     with serving(tiny_model("qwen3"), access_keys=("sk-own", "sk-other")) as server:
         own = home.environment(
@@ -125,6 +126,7 @@ def test_a_server_that_asks_for_a_key_is_told_it(home, tiny_model):
         assert "set PROXY_API_KEY or MLX_API_KEY" in without.stderr
 
 
+@pytest.mark.thorough
 def test_the_server_is_found_by_the_settings_also_while_its_proxy_is_not_there(home, server):
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))
@@ -133,6 +135,7 @@ def test_the_server_is_found_by_the_settings_also_while_its_proxy_is_not_there(h
     assert home.told().environment["ANTHROPIC_BASE_URL"] == server.url
 
 
+@pytest.mark.thorough
 def test_a_base_url_may_end_in_v1_as_openai_clients_write_it(home, server):
     assert home.run("launch", "--base-url", f"{server.url}/v1/", "claude").returncode == 0
     assert home.told().environment["ANTHROPIC_BASE_URL"] == server.url
@@ -169,6 +172,7 @@ def test_standard_input_and_output_are_the_clients(home, server):
     assert (done.returncode, done.stdout, done.stderr) == (0, "said\nand done", "")
 
 
+@pytest.mark.thorough
 def test_the_client_does_not_inherit_what_python_ignores(home, server):
     """With SIGPIPE ignored, `yes` complains of a broken pipe."""
     (home.programs / "pi").write_text("#!/bin/sh\nyes | head -n 1\n")
@@ -285,6 +289,7 @@ def test_other_servers_that_tell_a_window_under_another_name_do(home):
         assert (served.window, served.reply) == (8192, 1000)
 
 
+@pytest.mark.thorough
 def test_a_proxy_of_the_environment_is_not_asked_for_a_server_here(home, server):
     environment = home.environment("pi", HTTP_PROXY="http://127.0.0.1:9", http_proxy="http://127.0.0.1:9")
     environment = {name: value for name, value in environment.items() if name.lower() != "no_proxy"}

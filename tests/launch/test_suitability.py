@@ -14,7 +14,7 @@ import pytest
 
 from start_llm.config.paths import DEMO_MODEL
 from start_llm.launch.clients import CLIENTS
-from start_llm.launch.suitability import unsuited, unsuited_clients
+from start_llm.launch.suitability import judge, unsuited_clients
 from tests.launch.home import ROOT, Home
 from tests.serving import Server, serving
 
@@ -28,15 +28,15 @@ def demo() -> Iterator[Server]:
         yield server
 
 
-def in_four_characters(system: str, description: str) -> int:
-    return (len(system) + len(description)) // 4
+def in_four_characters(system: str) -> int:
+    return len(system) // 4
 
 
 def test_a_client_needs_twice_its_own_prompt() -> None:
     pi = CLIENTS["pi"]
-    own = in_four_characters("x" * pi.prompt.system, "x" * pi.prompt.tools)
-    assert unsuited(pi, 2 * own, in_four_characters) == ""
-    assert unsuited(pi, 2 * own - 1, in_four_characters) == (
+    own = sum(pi.prompt) // 4
+    assert judge(2 * own, in_four_characters)(pi) == ""
+    assert judge(2 * own - 1, in_four_characters)(pi) == (
         f"the client's own prompt has about {own:,} tokens, and the window {2 * own - 1:,}"
     )
 
@@ -46,16 +46,36 @@ def test_a_large_window_suits_all_and_a_tiny_one_none() -> None:
     assert unsuited_clients(1000, in_four_characters).keys() == CLIENTS.keys()
 
 
+def test_where_the_longest_prompt_is_cut_off_each_client_is_judged_by_its_own() -> None:
+    found = unsuited_clients(131_072, lambda system: in_four_characters(system[:16_000]))
+    assert list(found) == CUT_BY_THE_DEMO
+    assert {*found.values()} == {"the model's template cuts the client's own prompt off"}
+
+
 @pytest.mark.parametrize("limit", [2000, 2600 - 400])
 def test_a_template_that_cuts_the_prompt_off_does_not_suit(limit: int) -> None:
-    def count(system: str, description: str) -> int:
-        return in_four_characters(system[:limit], description)
+    def count(system: str) -> int:
+        return in_four_characters(system[:limit])
 
-    assert unsuited(CLIENTS["pi"], 131_072, count) == "the model's template cuts the client's own prompt off"
+    assert judge(131_072, count)(CLIENTS["pi"]) == "the model's template cuts the client's own prompt off"
 
 
 def test_nobody_is_judged_by_a_server_that_does_not_count() -> None:
-    assert unsuited_clients(1000, lambda *_: None) == {}
+    assert unsuited_clients(1000, lambda _: None) == {}
+
+
+def test_all_clients_are_judged_by_the_longest_prompt_if_the_template_shows_it_whole() -> None:
+    counted: list[int] = []
+
+    def count(system: str) -> int:
+        counted.append(len(system))
+        return in_four_characters(system)
+
+    clients = unsuited_clients(6000, count)
+    longest = max(client.prompt.system for client in CLIENTS.values())
+    assert counted == [longest, longest - 400]
+    assert clients.keys() == {name for name, client in CLIENTS.items() if sum(client.prompt) > 4 * 3000}
+    assert clients.keys() == CLIENTS.keys() - {"pi", "continue"}
 
 
 def test_the_list_of_clients_says_who_suits_the_model(home: Home, demo: Server) -> None:
@@ -66,6 +86,7 @@ def test_the_list_of_clients_says_who_suits_the_model(home: Home, demo: Server) 
     assert lines[-1] == f"  Judged for demo, which is served at {demo.url}."
 
 
+@pytest.mark.thorough
 def test_who_launches_a_client_that_does_not_suit_is_told_before_it_starts(home: Home, demo: Server) -> None:
     done = home.run("launch", "--base-url", demo.url, "claude", name="claude")
     assert done.returncode == 0, "without a terminal nobody is asked"
@@ -78,6 +99,7 @@ def test_who_launches_a_client_that_does_not_suit_is_told_before_it_starts(home:
     assert (done.returncode, done.stderr) == (0, "")
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(("answer", "status", "starts"), [("n", 1, False), ("", 1, False), ("y", 0, True)])
 def test_in_a_terminal_the_user_is_asked(
     answer: str, status: int, starts: bool, home: Home, demo: Server

@@ -307,6 +307,7 @@ CALLING: tuple[dict[str, Json], ...] = (
 @pytest.mark.parametrize(
     "options", [{}, {"enable_thinking": False}, {"eos_token": "another"}], ids=["none", "thinking", "token"]
 )
+@pytest.mark.product
 @pytest.mark.parametrize("add_generation_prompt", [True, False])
 @pytest.mark.parametrize(
     ("trait", "messages"),

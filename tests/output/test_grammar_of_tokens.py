@@ -23,7 +23,7 @@ def guide_of(name: str, grammar: Grammar = OBJECT) -> TokenGuide:
     return Enforcer(tokenizer, max(vocabulary.values()) + 1).guide(grammar)
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(20)
 @pytest.mark.parametrize("indent", [None, 1, 2, 3, 4, 8, "\t"])
 @pytest.mark.parametrize("name", NAMES)
 def test_indented_json_is_allowed_token_by_token(name: str, indent: int | str | None):

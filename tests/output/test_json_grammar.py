@@ -158,6 +158,7 @@ def test_a_pair_counts_as_the_one_character_that_it_is():
     assert not allows(short, r'{"a": "\ud83d\ude00\u00e9\u00e9"}')
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", WRITTEN)
 def test_texts_of_json_in_calls_of_every_notation_may_have_escapes(name: str):
     """Where texts stand between tags or marks, those in lists are JSON."""

@@ -12,7 +12,8 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Generator
+from collections import Counter
+from collections.abc import Callable, Container, Generator, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,6 +38,7 @@ DIRECT, PROXIED = 8080, 4000
 ROOT = Path(__file__).resolve().parents[2]
 LOGS = ROOT / "logs"
 NOBODY = ("00000000:0000", "00000000000000000000000000000000:0000")
+MOST_LOOKS = 5
 
 
 @dataclass(frozen=True)
@@ -94,16 +96,37 @@ def until(condition: Any, within_s: float) -> None:
 
 
 def watch_sockets(proxy: Proxy, partners: set[str], done: threading.Event) -> None:
-    """Note the addresses at the other end of the proxy's sockets, fifty times a second. Linux only."""
+    """Note the addresses at the other end of the proxy's sockets, fifty times a second. Linux only.
+
+    The tables of the system's sockets take 10 ms to read, so that is done for new sockets alone. One that is
+    connected to nobody in so many looks listens, or is none of a network.
+    """
+    looks = Counter[str]()
     while not done.wait(0.02):
         with suppress(OSError):
-            folder = Path(f"/proc/{proxy.pid}/fd")
-            inodes = {str(link.readlink())[8:-1] for link in folder.iterdir()}
-            for table in ("tcp", "tcp6", "udp", "udp6"):
-                for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
-                    columns = line.split()
-                    if columns[9] in inodes and columns[2] not in NOBODY:
-                        partners.add(columns[2].partition(":")[0])
+            looks = Counter({inode: looks[inode] for inode in sockets_of(proxy.pid)})
+            if new := {inode for inode in looks if looks[inode] < MOST_LOOKS}:
+                found = dict(connected(new))
+                partners.update(found.values())
+                looks.update(dict.fromkeys(new, 1) | dict.fromkeys(found, MOST_LOOKS))
+
+
+def sockets_of(pid: int | None) -> Iterator[str]:
+    """Yield the inodes of a process's sockets."""
+    for entry in os.scandir(f"/proc/{pid}/fd"):
+        with suppress(FileNotFoundError):  # it was closed meanwhile
+            target = os.readlink(entry.path)  # noqa: PTH115 - fifty times a second
+            if target.startswith("socket:["):
+                yield target[8:-1]
+
+
+def connected(inodes: Container[str]) -> Iterator[tuple[str, str]]:
+    """Yield those of some sockets that have an other end, with its address."""
+    for table in ("tcp", "tcp6", "udp", "udp6"):
+        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+            columns = line.split()
+            if columns[9] in inodes and columns[2] not in NOBODY:
+                yield columns[9], columns[2].partition(":")[0]
 
 
 @pytest.fixture(scope="package")

@@ -133,11 +133,10 @@ TRICKS = [
 ]
 
 
-@pytest.mark.parametrize("method", ["GET", "POST", "PUT", "DELETE", "PATCH", "OPTIONS", "HEAD"])
 @pytest.mark.parametrize("path", CLOSED + TRICKS, ids=lambda path: repr(path[:30]))
-@pytest.mark.sample(4)
-def test_everything_else_is_not_there(method, path):
-    assert status(method, path) in (404, 405)
+def test_everything_else_is_not_there(path):
+    for method in ("GET", "POST", "PUT", "DELETE", "PATCH", "OPTIONS", "HEAD"):
+        assert status(method, path) in (404, 405), method
 
 
 @pytest.mark.parametrize("method", ["GET", "OPTIONS", "PUT", "post", "TRACE"])
@@ -172,21 +171,20 @@ def test_without_a_key_only_a_sign_of_life_is_given(method, path):
         ({"content-length": "-1"}, 400),
     ],
 )
-@pytest.mark.parametrize("path", POSTED)
-def test_what_is_wrong_is_told_in_the_words_of_the_protocol(path, lie, expected):
-    scopes, (start, body) = knock("POST", path, KEYED | lie)
-    assert (start["status"], scopes) == (expected, [])
-    told = json.loads(body["body"])
-    if path.startswith("/v1/messages"):
-        assert (told["type"], told["error"].keys()) == ("error", {"type", "message"})
-    else:
-        assert told["error"].keys() == {"message", "type", "param", "code"}
-    headers = dict(start["headers"])
-    assert headers[b"connection"] == b"close", "its body is not taken for a request"
-    assert not any(name.startswith(b"access-control") for name in headers)
+def test_what_is_wrong_is_told_in_the_words_of_the_protocol(lie, expected):
+    for path in POSTED:
+        scopes, (start, body) = knock("POST", path, KEYED | lie)
+        assert (start["status"], scopes) == (expected, []), path
+        told = json.loads(body["body"])
+        if path.startswith("/v1/messages"):
+            assert (told["type"], told["error"].keys()) == ("error", {"type", "message"})
+        else:
+            assert told["error"].keys() == {"message", "type", "param", "code"}
+        headers = dict(start["headers"])
+        assert headers[b"connection"] == b"close", "its body is not taken for a request"
+        assert not any(name.startswith(b"access-control") for name in headers)
 
 
-@pytest.mark.parametrize(("method", "path"), SERVED)
 @pytest.mark.parametrize(
     ("site", "host", "expected"),
     [
@@ -196,10 +194,11 @@ def test_what_is_wrong_is_told_in_the_words_of_the_protocol(path, lie, expected)
         ("none", "studio.local", 200),
     ],
 )
-def test_what_a_browser_says_of_the_site_is_obeyed_on_every_path(method, path, site, host, expected):
+def test_what_a_browser_says_of_the_site_is_obeyed_on_every_path(site, host, expected):
     headers = KEYED | {"host": host, "sec-fetch-site": site}
     policy = AccessPolicy((KEY,), frozenset({"studio.local"}))
-    assert status(method, path, headers, access_policy=policy) == expected
+    for method, path in SERVED:
+        assert status(method, path, headers, access_policy=policy) == expected, path
 
 
 PAGE = {"origin": "http://localhost:3000"}

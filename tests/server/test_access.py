@@ -75,6 +75,7 @@ def guarded(scripted_model: Path) -> Iterator[Server]:
 # ------------------------------------------------------------------------------------------ hosts and pages
 
 
+@pytest.mark.product
 @pytest.mark.parametrize(("method", "path"), EVERY_PATH)
 @pytest.mark.parametrize(
     "lie", [{"Host": "evil.example"}, {"Origin": "http://evil.example"}, {"Origin": "null"}], ids=str
@@ -188,6 +189,7 @@ def test_off_loopback_nothing_starts_without_a_key(host: str):
     assert "MLX_API_KEY" in str(refused.value)
 
 
+@pytest.mark.product
 @pytest.mark.parametrize(("method", "path"), EVERY_PATH)
 @pytest.mark.parametrize(
     "headers", [{}, {"Authorization": "Bearer wrong"}, {"x-api-key": KEY.upper()}], ids=str

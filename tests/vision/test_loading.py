@@ -333,9 +333,9 @@ def test_an_image_leaves_kv_of_the_networks_own_type(family, tmp_path: Path):
     halved = {name: array.astype(mx.bfloat16) for name, array in weights.items()}
     mx.save_safetensors(str(folder / "model.safetensors"), halved, metadata={"format": "mlx"})
     model = load(folder)
-    seen = prompt(model, picture(1, 160, 128), words(30))
+    seen = prompt(model, picture(1), words(5))
     engine = Stepper(resources_of(family), network=model.network, vision=eyes(model))
-    watched = engine.submit(seen.request(4))
+    watched = engine.submit(seen.request(2))
     engine.step_until(lambda: watched.tokens)
     (sequence,) = engine.loop.executor.decoder.sequences
     types = {cache.keys.dtype for cache in sequence.layer_caches if hasattr(cache, "keys")}

@@ -15,7 +15,7 @@ from tests.slices import rounds
 from tests.ties import Tally
 from tests.vision.seeing import FAMILIES, model_of, pictures, resources_of
 
-ROUNDS = rounds(12, checked=6)
+ROUNDS = rounds(12, checked=4)
 LIVES = rounds(4, checked=2)
 
 
@@ -48,6 +48,7 @@ def test_random_conversations_with_images_are_what_they_are_without_a_cache(fami
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.thorough
+@pytest.mark.checked(2)
 def test_random_conversations_with_images_outlive_restarts(family, tally, tmp_path: Path):
     resources = resources_of(family)
     plain = Stepper(resources)
