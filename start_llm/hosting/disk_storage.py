@@ -120,7 +120,7 @@ class DiskStorage:
         self._listeners = (*self._listeners, notify)
 
     def remove_listener(self, notify: Notify) -> None:
-        self._listeners = tuple(one for one in self._listeners if one != notify)
+        self._listeners = tuple(listener for listener in self._listeners if listener != notify)
 
     def close(self, timeout_s: float) -> None:
         """Write what is queued and let the folder go. Engines and databases must have ended.

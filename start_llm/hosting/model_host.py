@@ -147,14 +147,14 @@ class ModelHost:
 
     def _id(self, name: object) -> str | None:
         """Return the id of the model that has this name; None if none has it."""
-        found = self._aliases.get(name, name) if isinstance(name, str) else None
-        return found if found in self._folders else None
+        model_id = self._aliases.get(name, name) if isinstance(name, str) else None
+        return model_id if model_id in self._folders else None
 
     def _known_id(self, name: str) -> str:
-        found = self._id(name)
-        if found is None:
+        model_id = self._id(name)
+        if model_id is None:
             raise NotFound(f"There is no model {name!r}; there is {', '.join(self._folders)}.", param="model")
-        return found
+        return model_id
 
     # ------------------------------------------------------------------------------------------ what there is
 
@@ -172,7 +172,7 @@ class ModelHost:
 
     def stuck_reason(self) -> str:
         with self._residents.changed:
-            statuses = [one.runtime.status for one in self._residents.by_id.values()]
+            statuses = [resident.runtime.status for resident in self._residents.by_id.values()]
         reasons = (self.switcher.stuck_reason(), *(status.stuck_reason() for status in statuses))
         return next(filter(None, reasons), "")
 

@@ -29,8 +29,8 @@ class MemoryNeeds:
 
 def together(needs: Sequence[MemoryNeeds]) -> int:
     """Return the bytes that several models need beside each other."""
-    computing = max((one.computing_bytes for one in needs), default=0)
-    return computing + sum(one.kept_bytes + one.window_bytes for one in needs)
+    computing = max((need.computing_bytes for need in needs), default=0)
+    return computing + sum(need.kept_bytes + need.window_bytes for need in needs)
 
 
 def spare_bytes(settings: Settings, needs: Sequence[MemoryNeeds]) -> int:

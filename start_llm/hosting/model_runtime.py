@@ -111,8 +111,8 @@ def start_model(
     Raises:
         StartLLMError: the model cannot be served.
     """
-    taken = sum(one.kept_bytes for one in others)
-    least_computing = max((one.computing_bytes for one in others), default=0)
+    taken = sum(other.kept_bytes for other in others)
+    least_computing = max((other.computing_bytes for other in others), default=0)
     share = memory_budget(shared.settings) - taken
     settings = replace(shared.settings, engine=replace(shared.settings.engine, memory=share))
     with ExitStack() as opened:

@@ -267,12 +267,12 @@ class ModelSwitcher:
         if not residents:
             return
         needed = estimated_needs(name, self._folders[name], self._shared.settings)
-        pinned = [one for one in residents if one in self._settings.pinned]
+        pinned = [other for other in residents if other in self._settings.pinned]
         if pinned and not self._fits(needed, pinned):
             raise StartupError(f"It does not fit beside the pinned models: {', '.join(pinned)}.")
         while residents and not self._fits(needed, residents):
-            victims = [one for one in residents if one not in pinned]
-            self._unload(min(victims, key=lambda one: residents[one].last_used))
+            victims = [other for other in residents if other not in pinned]
+            self._unload(min(victims, key=lambda other: residents[other].last_used))
 
     def _fits(self, needed: MemoryNeeds, names: Collection[str]) -> bool:
         """Return whether another model fits beside these."""
@@ -292,8 +292,8 @@ class ModelSwitcher:
         with self._residents.changed:
             runtimes = [resident.runtime for resident in self._residents.by_id.values()]
             spare = max(spare_bytes(self._shared.settings, self._residents.needs), 0)
-            for one in runtimes:
-                one.share_memory(one.needs.window_bytes + spare // len(runtimes))
+            for runtime in runtimes:
+                runtime.share_memory(runtime.needs.window_bytes + spare // len(runtimes))
 
     # -------------------------------------------------------------------------------------------- idle models
 

@@ -65,8 +65,8 @@ def notes(card: ModelCard, model: AuditedModel) -> Iterator[str]:
             "\n  This is the demo model: it says what it is, says a word after you, calls a tool that "
             "you name,\n  and passes on its result. Choose a real one with --model."
         )
-    if told := unread_call(model):
-        yield f"\n  No reader knows how this model writes calls; an agent gets them as text: {told!r}"
+    if call := unread_call(model):
+        yield f"\n  No reader knows how this model writes calls; an agent gets them as text: {call!r}"
 
 
 def unsuited_by(model: AuditedModel, window: int) -> dict[str, str]:

@@ -47,10 +47,10 @@ def main(folder: Path) -> int:
     """Render every template of a folder in all the ways in which the server does. Returns the exit status."""
     _limit()
     config = _json(folder / "config.json")
-    said = _json(folder / "tokenizer_config.json")
+    tokenizer_config = _json(folder / "tokenizer_config.json")
     for template in templates_in(folder):
         try:
-            _render(TrialTokenizer(template, said), config)
+            _render(TrialTokenizer(template, tokenizer_config), config)
         except MemoryError:
             return TOO_MUCH_MEMORY
         except Exception:  # noqa: BLE001, S112 - what else is wrong with a model is told when it is loaded
@@ -82,27 +82,28 @@ def files_with_templates(folder: Path) -> Iterator[Path]:
 
 def templates_in(folder: Path) -> list[str]:
     """Return the templates of a model, each once."""
-    found: list[str] = []
+    templates: list[str] = []
     for path in files_with_templates(folder):
         if path.suffix == ".jinja":
-            found.append(path.read_text(encoding="utf-8", errors="replace"))
+            templates.append(path.read_text(encoding="utf-8", errors="replace"))
         else:
-            found += _texts(_json(path).get("chat_template"))
-    return list(dict.fromkeys(found))
+            templates += _texts(_json(path).get("chat_template"))
+    return list(dict.fromkeys(templates))
 
 
-def _texts(said: object) -> list[str]:
+def _texts(value: object) -> list[str]:
     """Return a template, or those of a list of named ones."""
-    if isinstance(said, str):
-        return [said]
-    named = [one.get("template") for one in said if isinstance(one, dict)] if isinstance(said, list) else []
-    return [one for one in named if isinstance(one, str)]
+    if isinstance(value, str):
+        return [value]
+    entries = value if isinstance(value, list) else []
+    templates = [entry.get("template") for entry in entries if isinstance(entry, dict)]
+    return [template for template in templates if isinstance(template, str)]
 
 
 def _json(path: Path) -> dict[str, Any]:
     with suppress(OSError, ValueError, RecursionError):
-        said = json.loads(path.read_bytes())
-        return said if isinstance(said, dict) else {}
+        value = json.loads(path.read_bytes())
+        return value if isinstance(value, dict) else {}
     return {}
 
 
@@ -110,17 +111,17 @@ class TrialTokenizer:
     """A template without a tokenizer: it renders, and its tokens are bytes.
 
     Args:
-        said: the content of tokenizer_config.json.
+        config: the content of tokenizer_config.json.
     """
 
     has_chat_template = True
 
-    def __init__(self, template: str, said: Mapping[str, Any]) -> None:
+    def __init__(self, template: str, config: Mapping[str, Any]) -> None:
         self.chat_template = template
-        self._special = {name: text for name in _SPECIAL if (text := _token(said.get(name)))}
-        added = said.get("added_tokens_decoder")
+        self._special = {name: text for name in _SPECIAL if (text := _token(config.get(name)))}
+        added = config.get("added_tokens_decoder")
         listed = added.values() if isinstance(added, dict) else ()
-        self.added_tokens = tuple(text for one in listed if (text := _token(one)))
+        self.added_tokens = tuple(text for token in listed if (text := _token(token)))
         self.end_texts = frozenset({self._special["eos_token"]} if "eos_token" in self._special else ())
         self._template = environment().from_string(template)
 
@@ -144,8 +145,8 @@ class TrialTokenizer:
         return list(text.encode(errors="surrogatepass"))
 
 
-def _token(said: object) -> str:
-    text = said.get("content") if isinstance(said, dict) else said
+def _token(value: object) -> str:
+    text = value.get("content") if isinstance(value, dict) else value
     return text if isinstance(text, str) else ""
 
 

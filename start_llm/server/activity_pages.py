@@ -71,20 +71,20 @@ class ActivityPages:
     def _present(self, tenant: bytes) -> dict[str, Json]:
         activity, listed = self.activity, self.models.listed()
         now, running = activity.now, activity.running()
-        mine = [one for one in running if self._is_shown(one.facts, tenant)]
+        mine = [record for record in running if self._is_shown(record.facts, tenant)]
         hour, day = activity.savings()
         return {
             "now": round(now, 3),
             "device": self.machine.device,
             "started_at": self.models.started_at,
             "shows_all_keys": not self.asks_key,
-            "running": [_running(one, tenant, now) for one in mine[:_MAX_SHOWN]],
+            "running": [_running(record, tenant, now) for record in mine[:_MAX_SHOWN]],
             "running_of_others": len(running) - len(mine),
             "saved": {"hour": _saving(hour), "day": _saving(day)},
             "memory": _memory(self.machine.budget_bytes, memory_parts(listed)),
             "speculation": _speculation(listed),
             "ssd": _ssd(self.machine.disk),
-            "models": [_model(one) for one in listed],
+            "models": [_model(model) for model in listed],
         }
 
     def difference(self, request: PageRequest) -> Page:
@@ -93,13 +93,14 @@ class ActivityPages:
         Raises:
             NotFound: there is no such request, it is of another tenant, or no words differ.
         """
-        for one in self.activity.finished():
-            if (one.facts.id, one.facts.tenant) == (request.name, request.tenant) and one.has_difference:
+        wanted = request.name, request.tenant
+        for record in self.activity.finished():
+            if (record.facts.id, record.facts.tenant) == wanted and record.has_difference:
                 return 200, {
                     "id": request.name,
-                    "reason": one.reason,
-                    "computed": one.computed_text,
-                    "asked": one.asked_text,
+                    "reason": record.reason,
+                    "computed": record.computed_text,
+                    "asked": record.asked_text,
                 }
         raise NotFound("There is no such request, or no text of it differs.")
 
@@ -107,12 +108,14 @@ class ActivityPages:
         return not self.asks_key or facts.tenant == tenant
 
     def _recent(self, tenant: bytes, last: int) -> list[Json]:
-        newer = takewhile(lambda one: one.number > last, self.activity.finished())
-        shown = [one for one in newer if self._is_shown(one.facts, tenant)]
-        return [_finished(one, tenant) for one in shown[:_MAX_SHOWN]]
+        newer = takewhile(lambda record: record.number > last, self.activity.finished())
+        shown = [record for record in newer if self._is_shown(record.facts, tenant)]
+        return [_finished(record, tenant) for record in shown[:_MAX_SHOWN]]
 
     def _conversations(self, tenant: bytes, last: int) -> list[Json]:
-        newer = takewhile(lambda one: one[1][-1].number > last, self.activity.conversations())
+        newer = takewhile(
+            lambda conversation: conversation[1][-1].number > last, self.activity.conversations()
+        )
         return [
             {**_session(facts, tenant), "turns": [_turn(turn) for turn in turns if turn.number > last]}
             for facts, turns in newer
@@ -121,9 +124,9 @@ class ActivityPages:
 
     def _refused(self, tenant: bytes, last: int) -> list[Json]:
         return [
-            _refusal(one, has_texts=one.tenant in (None, tenant))
-            for one in takewhile(lambda one: one.number > last, self.activity.refused())
-            if not self.asks_key or one.tenant in (None, tenant)
+            _refusal(refusal, has_texts=refusal.tenant in (None, tenant))
+            for refusal in takewhile(lambda refusal: refusal.number > last, self.activity.refused())
+            if not self.asks_key or refusal.tenant in (None, tenant)
         ]
 
 
@@ -144,33 +147,33 @@ def _who(facts: RequestFacts, tenant: bytes) -> dict[str, Json]:
     return {"id": facts.id if facts.tenant == tenant else digest, **_session(facts, tenant)}
 
 
-def _running(one: RequestRecord, tenant: bytes, now: float) -> Json:
+def _running(record: RequestRecord, tenant: bytes, now: float) -> Json:
     return {
-        **_who(one.facts, tenant),
-        "endpoint": one.facts.endpoint,
-        "phase": one.phase,
-        "prompt_tokens": one.facts.prompt_tokens,
-        **members(one, "cached_tokens=cached done_tokens=done written_tokens=written"),
-        "tokens_per_second": _rounded(one.tokens_per_s),
-        "seconds": round(max(now - one.began, 0.0), 1),
+        **_who(record.facts, tenant),
+        "endpoint": record.facts.endpoint,
+        "phase": record.phase,
+        "prompt_tokens": record.facts.prompt_tokens,
+        **members(record, "cached_tokens=cached done_tokens=done written_tokens=written"),
+        "tokens_per_second": _rounded(record.tokens_per_s),
+        "seconds": round(max(now - record.began, 0.0), 1),
     }
 
 
-def _finished(one: RequestRecord, tenant: bytes) -> Json:
+def _finished(record: RequestRecord, tenant: bytes) -> Json:
     return {
-        **_who(one.facts, tenant),
-        "endpoint": one.facts.endpoint,
-        "ended_at": round(one.ended, 3),
-        "ending": one.ending,
-        "prompt_tokens": one.facts.prompt_tokens,
-        **members(one, "cached_tokens=cached computed_tokens=computed written_tokens=written"),
-        "ttft_seconds": None if one.ttft_s is None else round(one.ttft_s, 3),
-        "seconds": round(one.seconds, 3),
-        "read_per_second": _rounded(one.read_per_s),
-        "written_per_second": _rounded(one.written_per_s),
-        "again_tokens": one.again,
-        "reason": one.reason,
-        "has_difference": one.has_difference and one.facts.tenant == tenant,
+        **_who(record.facts, tenant),
+        "endpoint": record.facts.endpoint,
+        "ended_at": round(record.ended, 3),
+        "ending": record.ending,
+        "prompt_tokens": record.facts.prompt_tokens,
+        **members(record, "cached_tokens=cached computed_tokens=computed written_tokens=written"),
+        "ttft_seconds": None if record.ttft_s is None else round(record.ttft_s, 3),
+        "seconds": round(record.seconds, 3),
+        "read_per_second": _rounded(record.read_per_s),
+        "written_per_second": _rounded(record.written_per_s),
+        "again_tokens": record.again,
+        "reason": record.reason,
+        "has_difference": record.has_difference and record.facts.tenant == tenant,
     }
 
 
@@ -185,14 +188,14 @@ def _turn(turn: ConversationTurn) -> Json:
     }
 
 
-def _refusal(one: Refusal, *, has_texts: bool) -> Json:
+def _refusal(refusal: Refusal, *, has_texts: bool) -> Json:
     return {
-        "last_at": round(one.last, 3),
-        "times": one.times,
-        "method": one.method if has_texts else "",
-        "path": one.path if has_texts else "",
-        "status": one.status,
-        "reason": one.reason if has_texts else HTTPStatus(one.status).phrase,
+        "last_at": round(refusal.last, 3),
+        "times": refusal.times,
+        "method": refusal.method if has_texts else "",
+        "path": refusal.path if has_texts else "",
+        "status": refusal.status,
+        "reason": refusal.reason if has_texts else HTTPStatus(refusal.status).phrase,
     }
 
 
@@ -206,15 +209,15 @@ def _saving(saving: Saving) -> Json:
 
 def memory_parts(listed: Sequence[ListedModel]) -> Mapping[str, int]:
     """Return the bytes of loaded models and of their caches, by what they are for."""
-    statuses = [one.status for one in listed if one.status]
-    caches = [one.metrics.cache for one in statuses]
+    statuses = [model.status for model in listed if model.status]
+    caches = [status.metrics.cache for status in statuses]
     return {
-        "weights": sum(one.card.weights_bytes for one in statuses),
-        "pages": sum(one.page_bytes for one in caches),
-        "checkpoints": sum(one.checkpoint_bytes for one in caches),
-        "sequence_caches": sum(one.seq_cache_bytes for one in caches),
-        "live": sum(one.live_bytes for one in caches),
-        "images": sum(one.metrics.engine.image_bytes for one in statuses),
+        "weights": sum(status.card.weights_bytes for status in statuses),
+        "pages": sum(cache.page_bytes for cache in caches),
+        "checkpoints": sum(cache.checkpoint_bytes for cache in caches),
+        "sequence_caches": sum(cache.seq_cache_bytes for cache in caches),
+        "live": sum(cache.live_bytes for cache in caches),
+        "images": sum(status.metrics.engine.image_bytes for status in statuses),
     }
 
 
@@ -225,12 +228,12 @@ def _memory(budget_bytes: int, parts: Mapping[str, int]) -> Json:
 
 def _speculation(listed: Sequence[ListedModel]) -> Json:
     """Return what drafts have done in all loaded models."""
-    drafts = [one.status.metrics.engine.drafts for one in listed if one.status]
+    drafts = [model.status.metrics.engine.drafts for model in listed if model.status]
     return {
-        "pays": any(one.pays for one in drafts),
-        "drafted_tokens": sum(one.drafted_tokens for one in drafts),
-        "accepted_tokens": sum(one.accepted_tokens for one in drafts),
-        "saved_seconds": round(sum(one.saved_s for one in drafts), 1),
+        "pays": any(metrics.pays for metrics in drafts),
+        "drafted_tokens": sum(metrics.drafted_tokens for metrics in drafts),
+        "accepted_tokens": sum(metrics.accepted_tokens for metrics in drafts),
+        "saved_seconds": round(sum(metrics.saved_s for metrics in drafts), 1),
     }
 
 
@@ -242,9 +245,9 @@ def _ssd(disk: DiskMetrics) -> Json:
     }
 
 
-def _model(one: ListedModel) -> Json:
+def _model(model: ListedModel) -> Json:
     return {
-        **members(one, "id state in_flight"),
-        "aliases": list(one.aliases),
-        "context_window": one.card.context_window if one.card else None,
+        **members(model, "id state in_flight"),
+        "aliases": list(model.aliases),
+        "context_window": model.card.context_window if model.card else None,
     }

@@ -29,7 +29,7 @@ class AdapterPages:
     def listed(self, request: PageRequest) -> Page:
         """List the adapters of a model. One that is not loaded has none, and is not loaded for it."""
         model = self.models.peek(request.fields.text("model"))
-        return 200, {"adapters": [_entry(one) for one in model.adapters.listed()] if model else []}
+        return 200, {"adapters": [_entry(adapter) for adapter in model.adapters.listed()] if model else []}
 
     def mount(self, request: PageRequest) -> Page:
         """Mount an adapter, between two steps of the replies that run.

@@ -56,5 +56,5 @@ _DIALECTS: Mapping[str, Dialect] = {
 def dialect(path: str) -> Dialect:
     """Return the dialect of replies to this path, even if it does not exist."""
     path = with_one_version(path)
-    found = (one for root, one in _DIALECTS.items() if path == root or path.startswith(f"{root}/"))
-    return next(found, OPENAI)
+    matches = (known for root, known in _DIALECTS.items() if path == root or path.startswith(f"{root}/"))
+    return next(matches, OPENAI)

@@ -34,7 +34,7 @@ def embeddings(asked: Fields, model: ServedModel) -> Mapping[str, Json]:
             param="dimensions",
         )
     longest = min(model.facts.card.context_window, embedder.longest)
-    inputs = [_tokens(one, place, embedder, longest) for place, one in enumerate(request.inputs)]
+    inputs = [_tokens(given, place, embedder, longest) for place, given in enumerate(request.inputs)]
     until = time.monotonic() + _PATIENCE_S
     vectors = [_vector(ids, embedder, until) for ids in inputs]
     return reply_body(request, vectors, model.facts.card.id, sum(map(len, inputs)))
@@ -57,9 +57,9 @@ def _tokens(given: EmbeddingInput, place: int, embedder: ServedEmbedder, longest
     return ids
 
 
-def _demand_room(told: str, count: int, place: int, longest: int) -> None:
+def _demand_room(amount: str, count: int, place: int, longest: int) -> None:
     if count > longest:
         raise InvalidRequest(
-            f"'input[{place}]' has {told} tokens; a text may have at most {longest:,}.",
+            f"'input[{place}]' has {amount} tokens; a text may have at most {longest:,}.",
             param=f"input[{place}]",
         )

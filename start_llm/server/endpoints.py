@@ -84,8 +84,8 @@ def _stored(answer: Callable[[TenantResponses, PageRequest], Mapping[str, Json]]
     )
 
 
-def _count(parse: Parser, told: Callable[[int], Mapping[str, Json]]) -> QueryEndpoint:
-    return QueryEndpoint(parse, lambda service, request: told(service.count(request)))
+def _count(parse: Parser, body_of: Callable[[int], Mapping[str, Json]]) -> QueryEndpoint:
+    return QueryEndpoint(parse, lambda service, request: body_of(service.count(request)))
 
 
 def _explain(parse: Parser) -> QueryEndpoint:
@@ -113,9 +113,13 @@ ENDPOINTS: Mapping[str, Endpoint] = {
     "POST /v1/responses/input_tokens": _count(
         openai_responses.parse, openai_responses.input_token_count_body
     ),
-    "GET /v1/responses/{id}": _stored(lambda kept, one: openai_responses.stored_body(kept, one.name)),
-    "DELETE /v1/responses/{id}": _stored(lambda kept, one: openai_responses.deletion_body(kept, one.name)),
-    "GET /v1/responses/{id}/input_items": _stored(lambda kept, one: input_items(kept, one.name, one.fields)),
+    "GET /v1/responses/{id}": _stored(lambda kept, request: openai_responses.stored_body(kept, request.name)),
+    "DELETE /v1/responses/{id}": _stored(
+        lambda kept, request: openai_responses.deletion_body(kept, request.name)
+    ),
+    "GET /v1/responses/{id}/input_items": _stored(
+        lambda kept, request: input_items(kept, request.name, request.fields)
+    ),
     "GET /v1/models": _models(model_pages.model_list),
     "POST /v1/models/{id:path}/load": _models(model_pages.load_model),
     "POST /v1/models/{id:path}/unload": _models(model_pages.unload_model),

@@ -249,13 +249,13 @@ class Handler(HttpConnection):
 
     def _answer_unavailable(self, call: ParsedRequest) -> None:
         """Answer without the model: what is demanded is a tool that nobody can run here."""
-        said, end = Content(call.unavailable), replace(_NOTHING, reason="stop")
+        content, end = Content(call.unavailable), replace(_NOTHING, reason="stop")
         self._request_id = call.reply.id
         if not call.stream:
-            self._send_json(200, call.reply.whole([said], end))
+            self._send_json(200, call.reply.whole([content], end))
             return
         stream = self._begin_stream()
-        for frames in (call.reply.opening(0), call.reply.output(said), call.reply.closing(end)):
+        for frames in (call.reply.opening(0), call.reply.output(content), call.reply.closing(end)):
             stream.send(frames)
         stream.end()
 

@@ -27,7 +27,7 @@ class LibraryPages:
     served: ServedModels
 
     def models(self, _request: PageRequest) -> Page:
-        return 200, {"models": [_entry(one) for one in self.library.entries()]}
+        return 200, {"models": [_entry(entry) for entry in self.library.entries()]}
 
     def fit(self, request: PageRequest) -> Page:
         """Judge a model by what is on this machine."""
@@ -39,15 +39,16 @@ class LibraryPages:
         repo = request.fields.required_text("repo")
         return self._fit(self.library.fit_on_hub(repo), repo)
 
-    def _fit(self, found: Fit, repo: str | None) -> Page:
+    def _fit(self, fit: Fit, repo: str | None) -> Page:
         status = self.served.default.status
-        is_loaded = found.model == status.card.id and not repo
+        is_loaded = fit.model == status.card.id and not repo
         measured = _measured_tps(status.metrics.engine) if is_loaded else None
-        context = status.card.context_window if is_loaded else found.report.context_tokens
-        return 200, _fit(found, context, measured, int(status.metrics.engine.stepped_at * 1000))
+        context = status.card.context_window if is_loaded else fit.report.context_tokens
+        return 200, _fit(fit, context, measured, int(status.metrics.engine.stepped_at * 1000))
 
     def downloads(self, request: PageRequest) -> Page:
-        return 200, {"downloads": [_download(one) for one in self.library.downloads(request.tenant)]}
+        downloads = self.library.downloads(request.tenant)
+        return 200, {"downloads": [_download(download) for download in downloads]}
 
     def start(self, request: PageRequest) -> Page:
         repo_id = request.fields.required_text("repo_id")
@@ -81,17 +82,17 @@ def _entry(entry: LibraryEntry) -> dict[str, Json]:
 
 
 def _download(download: Download) -> dict[str, Json]:
-    told: dict[str, Json] = asdict(download)
+    body: dict[str, Json] = asdict(download)
     if download.error is None:
-        del told["error"]
-    return told
+        del body["error"]
+    return body
 
 
-def _fit(found: Fit, context: int, measured_tps: float | None, measured_at: int) -> dict[str, Json]:
-    report = found.report
+def _fit(fit: Fit, context: int, measured_tps: float | None, measured_at: int) -> dict[str, Json]:
+    report = fit.report
     return {
-        "model": found.model,
-        "machine": members(found.machine, "chip ram_bytes bandwidth_gbs"),
+        "model": fit.model,
+        "machine": members(fit.machine, "chip ram_bytes bandwidth_gbs"),
         "context_tokens": context,
         "typical_context_tokens": min(report.typical_context_tokens, context),
         "typical_decode_tps": report.decode_tps,
@@ -105,9 +106,9 @@ def _fit(found: Fit, context: int, measured_tps: float | None, measured_at: int)
             "predicted_prefill_tps=prefill_tps",
         ),
         "verdict": report.verdict,
-        "arithmetic": list(found.arithmetic),
-        "sku_matrix_ctx": found.sku_context,
-        "sku_matrix": [_sku(machine, one) for machine, one in found.skus],
+        "arithmetic": list(fit.arithmetic),
+        "sku_matrix_ctx": fit.sku_context,
+        "sku_matrix": [_sku(*sku) for sku in fit.skus],
     }
 
 

@@ -153,7 +153,7 @@ def _hang_up(connection: socket.socket) -> None:
         connection.shutdown(socket.SHUT_RDWR)
 
 
-class _Twin(socketserver.TCPServer):
+class _IPv6Listener(socketserver.TCPServer):
     """Accepts connections on the other loopback address, and hands them to its listener.
 
     Some clients try only the first address of `localhost`, which is this one where the system has IPv6.
@@ -192,10 +192,10 @@ class Listener(ThreadingHTTPServer):
         self._context: ServerContext | None = None
         self._is_decided = threading.Event()
         self._accepts = False
-        self._twin: _Twin | None = None
+        self._ipv6_listener: _IPv6Listener | None = None
         try:
             super().__init__((host, port), handler)
-            self._twin = self._twin_of(host, port)
+            self._ipv6_listener = self._listen_on_ipv6(host, port)
         except OSError as error:
             self.server_close()
             raise PortError(
@@ -207,8 +207,8 @@ class Listener(ThreadingHTTPServer):
     def port(self) -> int:
         return int(self.server_address[1])
 
-    def _twin_of(self, host: str, port: int) -> _Twin | None:
-        """Return the twin of a listener on loopback.
+    def _listen_on_ipv6(self, host: str, port: int) -> _IPv6Listener | None:
+        """Also listen on the IPv6 loopback address, if this listener is on the other one.
 
         Raises:
             OSError: another server has the port there, and clients would find that one.
@@ -216,7 +216,7 @@ class Listener(ThreadingHTTPServer):
         if host not in (IPV4_LOOPBACK, "localhost") or IPV6_LOOPBACK not in loopback_addresses():
             return None
         try:
-            return _Twin(self)
+            return _IPv6Listener(self)
         except OSError:
             if port:
                 raise
@@ -224,7 +224,7 @@ class Listener(ThreadingHTTPServer):
 
     @property
     def _servers(self) -> tuple[socketserver.TCPServer, ...]:
-        return (self, self._twin) if self._twin else (self,)
+        return (self, self._ipv6_listener) if self._ipv6_listener else (self,)
 
     @property
     def is_starting(self) -> bool:

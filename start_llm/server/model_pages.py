@@ -23,37 +23,37 @@ def health(models: ServedModels) -> Page:
 
 
 def _loading(models: ServedModels) -> str | None:
-    return next((one.id for one in models.listed() if one.state == "loading"), None)
+    return next((model.id for model in models.listed() if model.state == "loading"), None)
 
 
 def stats(models: ServedModels) -> Page:
     status, body = models.status.stats()
     model = models.peek(None)
     mounted = model.adapters.listed() if model else ()
-    adapters: list[Json] = [members(one, "id bytes=nbytes") for one in mounted]
-    told: list[Json] = [members(one, "id state in_flight") for one in models.listed()]
-    in_all: dict[str, Json] = {"bytes": sum(one.nbytes for one in mounted), "mounted": adapters}
-    return status, {**body, "adapters": in_all, "models": told}
+    adapters: list[Json] = [members(adapter, "id bytes=nbytes") for adapter in mounted]
+    listed: list[Json] = [members(entry, "id state in_flight") for entry in models.listed()]
+    in_all: dict[str, Json] = {"bytes": sum(adapter.nbytes for adapter in mounted), "mounted": adapters}
+    return status, {**body, "adapters": in_all, "models": listed}
 
 
 def model_list(models: ServedModels, request: PageRequest) -> Page:
     if _is_anthropics(request):
         return _anthropic_list(models)
-    listed: list[Json] = [_entry(one, models.started_at) for one in models.listed()]
+    listed: list[Json] = [_entry(model, models.started_at) for model in models.listed()]
     return 200, {"object": "list", "data": listed}
 
 
 def _anthropic_list(models: ServedModels) -> Page:
     """Return the models in the form of Anthropic's protocol, all on one page."""
-    listed: list[Json] = [_anthropic_entry(one, models.started_at) for one in models.listed()]
-    ids: list[Json] = [one.id for one in models.listed()]
+    listed: list[Json] = [_anthropic_entry(model, models.started_at) for model in models.listed()]
+    ids: list[Json] = [model.id for model in models.listed()]
     ends: dict[str, Json] = {"first_id": ids[0], "last_id": ids[-1]} if ids else {}
     return 200, {"data": listed, "has_more": False, **ends}
 
 
 def one_model(models: ServedModels, request: PageRequest) -> Page:
     entry = _anthropic_entry if _is_anthropics(request) else _entry
-    return 200, entry(_found(models, request.name), models.started_at)
+    return 200, entry(_listed_model(models, request.name), models.started_at)
 
 
 def _is_anthropics(request: PageRequest) -> bool:
@@ -61,15 +61,15 @@ def _is_anthropics(request: PageRequest) -> bool:
     return "anthropic-version" in request.headers
 
 
-def _found(models: ServedModels, name: str) -> ListedModel:
+def _listed_model(models: ServedModels, name: str) -> ListedModel:
     """Return a model by its id or an alias, so a client can find out which ones there are."""
-    found = next((one for one in models.listed() if name in (one.id, *one.aliases)), None)
-    if found is None:
+    model = next((model for model in models.listed() if name in (model.id, *model.aliases)), None)
+    if model is None:
         raise NotFound(
-            f"There is no model {name!r}; there is {', '.join(repr(one.id) for one in models.listed())}.",
+            f"There is no model {name!r}; there is {', '.join(repr(model.id) for model in models.listed())}.",
             param="model",
         )
-    return found
+    return model
 
 
 def load_model(models: ServedModels, request: PageRequest) -> Page:
@@ -83,7 +83,7 @@ def unload_model(models: ServedModels, request: PageRequest) -> Page:
 
 
 def _changed(models: ServedModels, request: PageRequest) -> Page:
-    return 200, _entry(_found(models, request.name), models.started_at)
+    return 200, _entry(_listed_model(models, request.name), models.started_at)
 
 
 def _anthropic_entry(model: ListedModel, started_at: int) -> dict[str, Json]:
@@ -92,7 +92,7 @@ def _anthropic_entry(model: ListedModel, started_at: int) -> dict[str, Json]:
 
 
 def _entry(model: ListedModel, started_at: int) -> dict[str, Json]:
-    told: dict[str, Json] = {
+    body: dict[str, Json] = {
         "id": model.id,
         "object": "model",
         "created": started_at,
@@ -101,10 +101,10 @@ def _entry(model: ListedModel, started_at: int) -> dict[str, Json]:
         **({"aliases": list(model.aliases)} if model.aliases else {}),
     }
     if card := model.card:
-        told |= members(
+        body |= members(
             card,
             # Its own name, LiteLLM's and vLLM's.
             "context_window max_input_tokens=context_window max_model_len=context_window "
             "max_output_tokens=context_window vision=sees reasoning=reasons",
         )
-    return told
+    return body

@@ -164,12 +164,12 @@ class Status:
 
     def _transcripts(self) -> dict[str, Json]:
         """Return counters of the session turn store."""
-        told = self.metrics.transcripts
+        counts = self.metrics.transcripts
         return {
-            **members(told.stored, "nodes variants bytes=nbytes forgotten"),
-            **members(told, "bound bound_tokens fresh kept_tokens"),
-            "refused": {reason: told.refused[reason] for reason in ("too_long", "costly")},
-            **members(told, "notes note_tokens restored_reasoning"),
+            **members(counts.stored, "nodes variants bytes=nbytes forgotten"),
+            **members(counts, "bound bound_tokens fresh kept_tokens"),
+            "refused": {reason: counts.refused[reason] for reason in ("too_long", "costly")},
+            **members(counts, "notes note_tokens restored_reasoning"),
         }
 
     def _requests(self) -> dict[str, Json]:

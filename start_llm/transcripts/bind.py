@@ -60,8 +60,8 @@ class BoundPrompt:
         The note belongs to this conversation alone. For the message that has it, yield the position before
         it, from which a request that is not proven to be the same conversation may resume.
         """
-        for before, one in pairwise((Boundary(-1, 0), *self.boundaries)):
-            yield self.before_note if before.tokens < self.before_note < one.tokens else one.tokens
+        for start, end in pairwise((Boundary(-1, 0), *self.boundaries)):
+            yield self.before_note if start.tokens < self.before_note < end.tokens else end.tokens
 
 
 def fresh(conversation: Conversation, ids: tuple[int, ...], boundaries: Sequence[Boundary]) -> BoundPrompt:
@@ -127,8 +127,9 @@ class PromptBinder:
         """
         best, are_costly = self._best(ids, boundaries, self._candidates(boundaries))
         if best and self.guard.is_foreign(best.variant) and self._has_own(boundaries):
-            known = (one for one in self._candidates(boundaries) if not self.guard.is_foreign(one.variant))
-            best = self._best(ids, boundaries, known)[0] or best
+            candidates = self._candidates(boundaries)
+            own = (candidate for candidate in candidates if not self.guard.is_foreign(candidate.variant))
+            best = self._best(ids, boundaries, own)[0] or best
         if best is None:
             return None if are_costly else fresh(self.conversation, ids, boundaries)
         return self._bound(best, ids, boundaries)
@@ -142,30 +143,30 @@ class PromptBinder:
             candidates: the longest first.
         """
         last_note_holder = max(
-            (one.message for one in boundaries if self.conversation.messages[one.message].can_hold_note),
+            (end.message for end in boundaries if self.conversation.messages[end.message].can_hold_note),
             default=-1,
         )
         best: _BindingCandidate | None = None
         costly_notes = impossible_notes = 0
-        for one in candidates:
-            if best and len(ids) - one.fresh_end > _cost(best, len(ids)):
+        for candidate in candidates:
+            if best and len(ids) - candidate.fresh_end > _cost(best, len(ids)):
                 break
-            is_equal = self.guard.is_equal(one.variant)
+            is_equal = self.guard.is_equal(candidate.variant)
             if not is_equal and costly_notes + impossible_notes >= _MAX_UNUSABLE_NOTES:
                 continue
-            changes = () if is_equal else self._changes(one.variant)
-            if changes and one.variant.depth > last_note_holder:
+            changes = () if is_equal else self._changes(candidate.variant)
+            if changes and candidate.variant.depth > last_note_holder:
                 impossible_notes += 1
                 continue
-            candidate = self._with_paid_note(one, changes, len(ids)) if changes else one
-            if candidate is None:
+            usable = self._with_paid_note(candidate, changes, len(ids)) if changes else candidate
+            if usable is None:
                 costly_notes += 1
-            elif best is None or self._rank(candidate, len(ids)) < self._rank(best, len(ids)):
-                best = candidate
+            elif best is None or self._rank(usable, len(ids)) < self._rank(best, len(ids)):
+                best = usable
         return best, costly_notes > 0
 
     def _has_own(self, boundaries: Sequence[Boundary]) -> bool:
-        return any(self.guard.is_own(one.variant) for one in self._candidates(boundaries))
+        return any(self.guard.is_own(candidate.variant) for candidate in self._candidates(boundaries))
 
     def _candidates(self, boundaries: Sequence[Boundary]) -> Iterator[_BindingCandidate]:
         """Yield the recorded prefixes that the guard admits, the longest first."""
@@ -189,10 +190,10 @@ class PromptBinder:
             return False
         return all(tuple(tokens[span.start : span.end]) == span.run.tokens for span in spans)
 
-    def _rank(self, one: _BindingCandidate, fresh_length: int) -> tuple[int, bool, float]:
+    def _rank(self, candidate: _BindingCandidate, fresh_length: int) -> tuple[int, bool, float]:
         """Return a sort key, smallest first: tokens left to compute, own session, newest."""
-        is_foreign = one.variant.session != self.conversation.session
-        return _cost(one, fresh_length), is_foreign, -one.variant.last_used
+        is_foreign = candidate.variant.session != self.conversation.session
+        return _cost(candidate, fresh_length), is_foreign, -candidate.variant.last_used
 
     def _changes(self, variant: Variant) -> tuple[drift.Change, ...]:
         """Return what a note would have to tell the model: what the recorded tokens lack or say wrongly."""
@@ -201,23 +202,23 @@ class PromptBinder:
         return tuple(drift.changes(details, self.conversation.canonical, proven=proven))
 
     def _with_paid_note(
-        self, one: _BindingCandidate, changes: tuple[drift.Change, ...], fresh_length: int
+        self, candidate: _BindingCandidate, changes: tuple[drift.Change, ...], fresh_length: int
     ) -> _BindingCandidate | None:
         """Return the candidate with its note, or None if the note does not pay."""
         note = tuple(self.encode(drift.note(changes)))
-        earlier = sum(details.note_tokens for details in one.variant.all_details())
-        prompt = fresh_length - one.fresh_end + one.variant.length
-        pays = drift.is_worth_telling(len(note), before=earlier, saved=one.fresh_end, prompt=prompt)
-        return _BindingCandidate(one.variant, one.fresh_end, changes, note) if pays else None
+        earlier = sum(details.note_tokens for details in candidate.variant.all_details())
+        prompt = fresh_length - candidate.fresh_end + candidate.variant.length
+        pays = drift.is_worth_telling(len(note), before=earlier, saved=candidate.fresh_end, prompt=prompt)
+        return _BindingCandidate(candidate.variant, candidate.fresh_end, changes, note) if pays else None
 
     def _bound(
         self, best: _BindingCandidate, ids: tuple[int, ...], boundaries: Sequence[Boundary]
     ) -> BoundPrompt:
         """Put the recorded prefix and the rest of the fresh rendering together."""
         prefix, shift = best.variant, best.variant.length - best.fresh_end
-        recorded = [Boundary(one.depth, one.length) for one in prefix.path()]
+        recorded = [Boundary(variant.depth, variant.length) for variant in prefix.path()]
         rest = [
-            Boundary(one.message, one.tokens + shift) for one in boundaries if one.tokens > best.fresh_end
+            Boundary(end.message, end.tokens + shift) for end in boundaries if end.tokens > best.fresh_end
         ]
         bound = BoundPrompt(
             ids=_spliced(prefix.tokens(), ids, best.fresh_end),
@@ -232,16 +233,16 @@ class PromptBinder:
     def _with_note(self, bound: BoundPrompt, best: _BindingCandidate) -> BoundPrompt:
         """Insert the note at the end of the last message that can hold one, before its closer."""
         messages = self.conversation.messages
-        place = next(one for one in reversed(bound.boundaries) if messages[one.message].can_hold_note)
+        place = next(end for end in reversed(bound.boundaries) if messages[end.message].can_hold_note)
         details = list(bound.details)
-        told = (*details[place.message].told, *(change.told for change in best.changes))
+        noted = (*details[place.message].noted, *(change.noted for change in best.changes))
         note_tokens = details[place.message].note_tokens + len(best.note)
-        details[place.message] = details[place.message]._replace(told=told, note_tokens=note_tokens)
+        details[place.message] = details[place.message]._replace(noted=noted, note_tokens=note_tokens)
         return BoundPrompt(
             ids=(*bound.ids[: place.tokens], *best.note, *bound.ids[place.tokens :]),
             boundaries=tuple(
-                Boundary(one.message, one.tokens + len(best.note)) if one.message >= place.message else one
-                for one in bound.boundaries
+                Boundary(end.message, end.tokens + len(best.note)) if end.message >= place.message else end
+                for end in bound.boundaries
             ),
             details=tuple(details),
             prefix=bound.prefix,
@@ -251,9 +252,9 @@ class PromptBinder:
         )
 
 
-def _cost(one: _BindingCandidate, fresh_length: int) -> int:
+def _cost(candidate: _BindingCandidate, fresh_length: int) -> int:
     """Return the number of tokens that are likely not cached: those behind the prefix, and the note."""
-    return fresh_length - one.fresh_end + len(one.note)
+    return fresh_length - candidate.fresh_end + len(candidate.note)
 
 
 def _spliced(recorded: array[int], ids: tuple[int, ...], end: int) -> tuple[int, ...]:

@@ -109,10 +109,10 @@ def _parted(conversation: Conversation) -> tuple[MessageRecord | None, Sequence[
     return (first, others) if first.role == "system" else (None, conversation.messages)
 
 
-def _is_same(one: MessageRecord | None, other: MessageRecord | None) -> bool:
-    if one is None or other is None:
-        return one is other
-    return (one.canonical, one.omitted, one.echoed) == (other.canonical, other.omitted, other.echoed)
+def _is_same(old: MessageRecord | None, new: MessageRecord | None) -> bool:
+    if old is None or new is None:
+        return old is new
+    return (old.canonical, old.omitted, old.echoed) == (new.canonical, new.omitted, new.echoed)
 
 
 def _has_reply(before: ComputedRequest, asked: Conversation) -> bool:

@@ -28,7 +28,7 @@ def changed_lines(before: str, now: str) -> str | None:
     old, new = before.split("\n"), now.split("\n")
     if max(len(old), len(new)) > _MAX_LINES:
         return None
-    told: list[str] = []
+    lines: list[str] = []
     free = 0
     for kind, first, end, start, stop in SequenceMatcher(None, old, new, autojunk=False).get_opcodes():
         if kind == "equal":
@@ -36,10 +36,10 @@ def changed_lines(before: str, now: str) -> str | None:
         place = _beginning(old, max(free, first - _MAX_CONTEXT), first, end)
         if place is None:
             return None
-        told += [f" {line}" for line in old[place:first]]
-        told += [f"-{line}" for line in old[first:end]] + [f"+{line}" for line in new[start:stop]]
+        lines += [f" {line}" for line in old[place:first]]
+        lines += [f"-{line}" for line in old[first:end]] + [f"+{line}" for line in new[start:stop]]
         free = end
-    return "\n".join(told)
+    return "\n".join(lines)
 
 
 def _beginning(old: Sequence[str], earliest: int, first: int, end: int) -> int | None:
@@ -68,7 +68,7 @@ class Change:
     before: str | None = None
 
     @property
-    def told(self) -> NotedValue:
+    def noted(self) -> NotedValue:
         return self.field, self.value
 
     @property
@@ -106,8 +106,8 @@ def changes(
     """
     last: dict[Field, _LastValue] = {}
     for depth, reading in enumerate(details):
-        told = {**omitted_values(depth, reading.omitted), **dict(reading.told)}
-        last |= {field: _LastValue(text, depth <= proven) for field, text in told.items()}
+        values = {**omitted_values(depth, reading.omitted), **dict(reading.noted)}
+        last |= {field: _LastValue(text, depth <= proven) for field, text in values.items()}
     now: dict[Field, str] = {}
     for depth, message in enumerate(messages):
         now |= omitted_values(depth, message.omitted)
@@ -134,22 +134,22 @@ def _new_lines(before: str, now: str) -> str | None:
     return "\n".join(line for line in new if line not in known)
 
 
-def _is_known(field: Field, now: str, told: _LastValue) -> bool:
+def _is_known(field: Field, now: str, last: _LastValue) -> bool:
     """Return whether the tokens tell this value. Lines removed from an `own` field need no note."""
-    if told.text is None or now == told.text:
-        return now == told.text
+    if last.text is None or now == last.text:
+        return now == last.text
     if field.kind == "own":
-        return _new_lines(told.text, now) == ""
-    return told.is_own and field.kind == "live" and _to_the_minute(now) == _to_the_minute(told.text)
+        return _new_lines(last.text, now) == ""
+    return last.is_own and field.kind == "live" and _to_the_minute(now) == _to_the_minute(last.text)
 
 
 def _to_the_minute(text: str) -> str:
     return _SECONDS.sub(r"\1", text)
 
 
-def note(told: Iterable[Change]) -> str:
+def note(changed: Iterable[Change]) -> str:
     """Return the text of a note, in one form for all templates, to be put after a message's own text."""
-    return "\n\n" + "\n".join(change.line for change in told)
+    return "\n\n" + "\n".join(change.line for change in changed)
 
 
 def is_worth_telling(note_tokens: int, *, before: int, saved: int, prompt: int) -> bool:

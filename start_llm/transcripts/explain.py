@@ -56,12 +56,12 @@ def count_recomputed(computed: ComputedRequest, asked: ExplainedPrompt, restored
         asked: the request with the tokens that the model will read.
         restored: number of tokens that the cache has.
     """
-    said = Counter((*computed.conversation.canonical, *computed.reply))
+    unmatched = Counter((*computed.conversation.canonical, *computed.reply))
     spans = _spans(asked.boundaries, len(asked.conversation.messages), len(asked.ids))
     known = Counter[_TokenSpan]()
     for span, message in zip(spans, asked.conversation.canonical, strict=True):
-        if said[message] > 0:
-            said[message] -= 1  # the same words a second time are new
+        if unmatched[message] > 0:
+            unmatched[message] -= 1  # the same words a second time are new
             known[span] += 1
     if 2 * known.total() < computed.messages:
         return 0
@@ -93,9 +93,9 @@ class _Comparison:
                 yield self._in_front(f"have other {name}")
                 return
         for index in range(min(len(self._was.messages), len(self._now.messages))):
-            found = list(self._of_message(index))
-            yield from found
-            if found and found[-1].drift == "content":
+            of_message = list(self._of_message(index))
+            yield from of_message
+            if of_message and of_message[-1].drift == "content":
                 return
         yield from self._of_reply()
         yield from self._of_transient()
@@ -132,7 +132,7 @@ class _Comparison:
 
     def _of_omitted(self, index: int) -> Iterator[Difference]:
         was, now = self._was.messages[index].omitted, self._now.messages[index].omitted
-        for name in dict.fromkeys(one.name for one in (*was, *now) if one.kind != _SPELLING):
+        for name in dict.fromkeys(text.name for text in (*was, *now) if text.kind != _SPELLING):
             old, new = _named(was, name), _named(now, name)
             if old != new:
                 yield self._at(index, (new or old)[0].kind, name, _became(bool(old), bool(new)))
@@ -160,7 +160,7 @@ class _Comparison:
             return
         place = len(self._was.messages if was else self._now.messages)
         where = self._after(len(self._was.messages)) if was else _Where(None)
-        for rule in dict.fromkeys(one.rule for one in (*was, *now)):
+        for rule in dict.fromkeys(message.rule for message in (*was, *now)):
             what = _became(bool(was), bool(now))
             yield Difference(
                 message=place, role="user", drift="transient", rule=rule, what=what, **where._asdict()
@@ -168,8 +168,13 @@ class _Comparison:
 
     def _after(self, messages: int) -> _Where:
         """Compare the tokens after the first `messages` messages on both sides."""
-        start = max((one.tokens for one in self._computed.boundaries if one.message < messages), default=0)
-        end = max((one.tokens for one in self._asked.boundaries if one.message < messages), default=0)
+        start = max(
+            (boundary.tokens for boundary in self._computed.boundaries if boundary.message < messages),
+            default=0,
+        )
+        end = max(
+            (boundary.tokens for boundary in self._asked.boundaries if boundary.message < messages), default=0
+        )
         return self._apart(_TokenSpan(start, len(self._computed.ids)), _TokenSpan(end, len(self._asked.ids)))
 
     def _at(self, index: int, drift: str, rule: str | None, what: str) -> Difference:
@@ -203,20 +208,20 @@ def _spans(boundaries: Sequence[Boundary], messages: int, end: int) -> list[_Tok
     return spans
 
 
-def common_length(one: array[int], other: array[int]) -> int:
+def common_length(first: array[int], second: array[int]) -> int:
     """Return how many tokens both begin with."""
-    if one == other:
-        return len(one)
-    pairs = enumerate(zip(one, other, strict=False))
-    return next((place for place, (a, b) in pairs if a != b), min(len(one), len(other)))
+    if first == second:
+        return len(first)
+    pairs = enumerate(zip(first, second, strict=False))
+    return next((place for place, (a, b) in pairs if a != b), min(len(first), len(second)))
 
 
 def _named(omitted: Sequence[OmittedText], name: str) -> list[OmittedText]:
-    return [one for one in omitted if one.name == name]
+    return [text for text in omitted if text.name == name]
 
 
 def _by_rule(ignored: Sequence[Ignored]) -> Mapping[str, Ignored]:
-    return {one.rule: one for one in ignored}
+    return {value.rule: value for value in ignored}
 
 
 def _became(was: bool, now: bool) -> str:

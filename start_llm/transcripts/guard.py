@@ -39,14 +39,14 @@ class MessageDetails(NamedTuple):
         reasoning: digest of the reasoning in the tokens.
         is_ours: the model wrote that reasoning, behind these very tokens; if false, a client sent it, the
             model read transient messages in front of it, or a proof restored it behind other words.
-        told: changes told by notes after the message.
+        noted: values that notes after the message tell.
         note_tokens: number of tokens of those notes.
     """
 
     omitted: tuple[OmittedText, ...]
     reasoning: bytes | None = None
     is_ours: bool = False
-    told: tuple[NotedValue, ...] = ()
+    noted: tuple[NotedValue, ...] = ()
     note_tokens: int = 0
 
 
@@ -125,40 +125,42 @@ class _UnprovenPart(NamedTuple):
 
     Attributes:
         proven: index of the last message that is proven to be its own.
-        said: depth and digest of each omitted text after it, without clocks and white space; where nothing is
-            proven, the transient messages too, with depth 0: the next request will not have them, but nothing
-            else may tell two conversations apart that begin with the same words.
+        digests: depth and digest of each omitted text after it, without clocks and white space; where nothing
+            is proven, of the transient messages too, with depth 0: the next request will not have them, but
+            nothing else may tell two conversations apart that begin with the same words.
     """
 
     proven: int
-    said: frozenset[tuple[int, bytes]]
+    digests: frozenset[tuple[int, bytes]]
 
     @classmethod
     def of(cls, conversation: Conversation, proven: int) -> _UnprovenPart:
-        said = {
-            (depth, text_digest(repr(one)))
+        digests = {
+            (depth, text_digest(repr(text)))
             for depth, message in enumerate(conversation.messages[proven + 1 :], proven + 1)
-            for one in message.omitted
-            if one.kind != "space" and not one.is_clock
+            for text in message.omitted
+            if text.kind != "space" and not text.is_clock
         }
         if proven == _NONE:
-            said |= {(0, one.digest) for one in conversation.transient}
-        return cls(proven, frozenset(said))
+            digests |= {(0, message.digest) for message in conversation.transient}
+        return cls(proven, frozenset(digests))
 
     @classmethod
     def decode(cls, data: bytes) -> _UnprovenPart:
         """Read what `encode` has written."""
-        proven, said = decode_json(data)
-        return cls(proven, frozenset((depth, bytes.fromhex(digest)) for depth, digest in said))
+        proven, digests = decode_json(data)
+        return cls(proven, frozenset((depth, bytes.fromhex(digest)) for depth, digest in digests))
 
     def encode(self) -> bytes:
         """Return it as a value of a database row."""
-        return encode_json((self.proven, sorted(self.said)))
+        return encode_json((self.proven, sorted(self.digests)))
 
     def is_one_with(self, other: _UnprovenPart) -> bool:
         """Return whether both say the same in the messages that neither has proven."""
         proven = max(self.proven, other.proven)
-        mine, others = ({one for one in begun.said if one[0] > proven} for begun in (self, other))
+        mine, others = (
+            {(depth, digest) for depth, digest in part.digests if depth > proven} for part in (self, other)
+        )
         return mine == others
 
 
@@ -280,13 +282,13 @@ class Guard:
         self._keeps_reasoning = keeps_reasoning
         self._paths: dict[RecordedDetails, _PathFindings] = {}
         self._last_reply = max(
-            (depth for depth, one in enumerate(conversation.messages) if one.role == "assistant"),
+            (depth for depth, message in enumerate(conversation.messages) if message.role == "assistant"),
             default=_NONE,
         )
         self._clocks: dict[Field, str] = {}
         for depth, message in enumerate(conversation.messages):
             if message.omitted:
-                self._clocks |= omitted_values(depth, [one for one in message.omitted if one.is_clock])
+                self._clocks |= omitted_values(depth, [text for text in message.omitted if text.is_clock])
 
     def admits(self, recorded: RecordedDetails) -> bool:
         """Return whether the conversation may go on from these tokens."""
@@ -331,20 +333,20 @@ class Guard:
 
     def _walked(self, recorded: RecordedDetails) -> _PathFindings:
         new: list[RecordedDetails] = []
-        one: RecordedDetails | None = recorded
-        while one is not None and one not in self._paths:
-            new.append(one)
-            one = one.parent
-        path = self._paths[one] if one is not None else _PathFindings()
-        for one in reversed(new):
-            path = self._with(path, one)
-            self._paths[one] = path
+        link: RecordedDetails | None = recorded
+        while link is not None and link not in self._paths:
+            new.append(link)
+            link = link.parent
+        path = self._paths[link] if link is not None else _PathFindings()
+        for link in reversed(new):
+            path = self._with(path, link)
+            self._paths[link] = path
         return path
 
     def _with(self, path: _PathFindings, recorded: RecordedDetails) -> _PathFindings:
         asked, first = self._conversation, recorded.depth + 1 - len(recorded.details)
         for depth, reading in enumerate(recorded.details, first):
-            if reading.told or reading.omitted != asked.messages[depth].omitted:
+            if reading.noted or reading.omitted != asked.messages[depth].omitted:
                 path = self._with_omitted(path, depth, reading)
             if reading.reasoning is not None or asked.messages[depth].shown is not None:
                 path = self._with_reasoning(path, depth, reading, recorded.claims)
@@ -377,9 +379,9 @@ class Guard:
                 path = path._replace(clock=depth)
             case None:
                 pass
-        if not reading.told:
+        if not reading.noted:
             return path
-        if all(told in self._clocks and self._clocks[told] == value for told, value in reading.told):
+        if all(field in self._clocks and self._clocks[field] == value for field, value in reading.noted):
             return path._replace(note=depth, earlier_note=path.note)
         return path._replace(differs=max(path.differs, depth))
 
@@ -403,12 +405,12 @@ class Guard:
 
 def omitted_values(depth: int, omitted: Iterable[OmittedText]) -> dict[Field, str]:
     """Return what a message says in its omitted texts, white space aside, by field."""
-    said: dict[Field, str] = {}
-    for one in omitted:
-        if one.kind != "space":
-            field = Field(one.name, depth, one.kind)
-            said[field] = f"{said[field]}\n{one.said}" if field in said else one.said
-    return said
+    values: dict[Field, str] = {}
+    for text in omitted:
+        if text.kind != "space":
+            field = Field(text.name, depth, text.kind)
+            values[field] = f"{values[field]}\n{text.said}" if field in values else text.said
+    return values
 
 
 def difference(
@@ -421,21 +423,21 @@ def difference(
     """
     if read == now:
         return None
-    shared = {one.name for one in read} & {one.name for one in now}
+    shared = {text.name for text in read} & {text.name for text in now}
     if _places(read, shared) != _places(now, shared):
         return "place"
     old, new = _texts(read), _texts(now)
-    changed = [one for one in (*read, *now) if old.get(one.name) != new.get(one.name)]
-    are_clocks = all(one.is_clock and one.name in shared for one in changed)
+    changed = [text for text in (*read, *now) if old.get(text.name) != new.get(text.name)]
+    are_clocks = all(text.is_clock and text.name in shared for text in changed)
     return "clock" if are_clocks else "value"
 
 
 def _places(omitted: Sequence[OmittedText], names: Collection[str]) -> list[tuple[str, int]]:
-    return [(one.name, one.place) for one in omitted if one.name in names]
+    return [(text.name, text.place) for text in omitted if text.name in names]
 
 
 def _texts(omitted: Sequence[OmittedText]) -> Mapping[str, list[str]]:
     texts: dict[str, list[str]] = {}
-    for one in omitted:
-        texts.setdefault(one.name, []).append(one.text)
+    for text in omitted:
+        texts.setdefault(text.name, []).append(text.text)
     return texts

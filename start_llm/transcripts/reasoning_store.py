@@ -60,14 +60,14 @@ class RecordedReasoning:
 
 def _without(known: Sequence[RecordedReasoning], reasoning: RecordedReasoning) -> list[RecordedReasoning]:
     """Return the known entries except those equal to `reasoning`, which takes over their claims."""
-    same = [one for one in known if (one.text, one.exact) == (reasoning.text, reasoning.exact)]
-    for one in same:
-        reasoning.claims.add(one.claims)
-    return [one for one in known if one not in same]
+    same = [entry for entry in known if (entry.text, entry.exact) == (reasoning.text, reasoning.exact)]
+    for entry in same:
+        reasoning.claims.add(entry.claims)
+    return [entry for entry in known if entry not in same]
 
 
 def _encode(known: Sequence[RecordedReasoning]) -> bytes:
-    return encode_json([(one.text, one.exact, claims_json(one.claims)) for one in known])
+    return encode_json([(entry.text, entry.exact, claims_json(entry.claims)) for entry in known])
 
 
 def _decode(data: bytes) -> list[RecordedReasoning]:
@@ -103,10 +103,10 @@ class ReasoningStore:
         reasoning = replace(reasoning, claims=reasoning.claims.copy())
         with self._lock:
             known = self._reasoning_texts.pop(key, [])
-            self._nbytes -= sum(one.nbytes for one in known)
+            self._nbytes -= sum(entry.nbytes for entry in known)
             kept = [*_without(known, reasoning), reasoning][-_MAX_OF_A_REPLY:]
             self._reasoning_texts[key] = kept
-            self._nbytes += sum(one.nbytes for one in kept)
+            self._nbytes += sum(entry.nbytes for entry in kept)
             if self._table is not None:
                 self._table.put(key.digest, _encode(kept))
             self._forget_some()
@@ -119,13 +119,13 @@ class ReasoningStore:
                 table.reject(row.key)
             else:
                 self._reasoning_texts[CanonicalKey(row.key)] = known
-                self._nbytes += sum(one.nbytes for one in known)
+                self._nbytes += sum(entry.nbytes for entry in known)
         self._forget_some()
 
     def _forget_some(self) -> None:
         while self._nbytes > self._max_bytes and self._reasoning_texts:
             key, forgotten = self._reasoning_texts.popitem(last=False)
-            self._nbytes -= sum(one.nbytes for one in forgotten)
+            self._nbytes -= sum(entry.nbytes for entry in forgotten)
             if self._table is not None:
                 self._table.delete(key.digest)
 
@@ -142,8 +142,8 @@ class ReasoningStore:
             if known is None:
                 return None
             exact = conversation.messages[index].exact
-            equal = (one.text for one in reversed(known) if one.is_equal(exact, conversation.name))
-            proven = (one.text for one in reversed(known) if one.is_proven(conversation, index, name))
+            equal = (entry.text for entry in reversed(known) if entry.is_equal(exact, conversation.name))
+            proven = (entry.text for entry in reversed(known) if entry.is_proven(conversation, index, name))
             return next(chain(equal, proven), None)
 
     def use(self, keys: Iterable[CanonicalKey]) -> None:
@@ -167,5 +167,5 @@ class ReasoningStore:
         """
         with self._lock:
             known = self._reasoning_texts.get(key, ())
-            equal = [one.text for one in known if one.is_equal(exact, name)]
+            equal = [entry.text for entry in known if entry.is_equal(exact, name)]
         return reasoning in map(reasoning_digest, equal)

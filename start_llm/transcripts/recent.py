@@ -69,8 +69,8 @@ class ComputedRequest:
 
     @property
     def nbytes(self) -> int:
-        said = sum(len(message.data) for message in self.conversation.canonical)
-        return _TOKEN_BYTES * len(self.ids) + said
+        message_bytes = sum(len(message.data) for message in self.conversation.canonical)
+        return _TOKEN_BYTES * len(self.ids) + message_bytes
 
 
 class RecentConversations:
@@ -88,16 +88,16 @@ class RecentConversations:
         """Add a request. It replaces `instead_of` and the requests that it continues."""
         with self._lock:
             self._computed = [
-                one for one in self._computed if one is not instead_of and not _goes_on(computed, one)
+                old for old in self._computed if old is not instead_of and not _goes_on(computed, old)
             ]
             self._computed.append(computed)
             self._forget_some(computed)
 
     def _forget_some(self, newest: ComputedRequest) -> None:
-        of_session = [one for one in self._computed if _is_one_session(one, newest.conversation)]
-        for one in of_session[:-_MAX_OF_A_SESSION]:
-            self._computed.remove(one)
-        total = sum(one.nbytes for one in self._computed)
+        of_session = [old for old in self._computed if _is_one_session(old, newest.conversation)]
+        for old in of_session[:-_MAX_OF_A_SESSION]:
+            self._computed.remove(old)
+        total = sum(request.nbytes for request in self._computed)
         while len(self._computed) > 1 and (len(self._computed) > _MOST or total > self._max_bytes):
             total -= self._computed.pop(0).nbytes
 
@@ -110,11 +110,11 @@ class RecentConversations:
             name: name of the conversation, if it proves anything.
         """
         with self._lock:
-            of_tenant = [one for one in self._computed if one.conversation.tenant == conversation.tenant]
-        mine = [one for one in of_tenant if one.is_of(conversation, name)]
-        same = [one for one in mine if _is_one_session(one, conversation)]
-        ranked = [(_alike(one, conversation), place, one) for place, one in enumerate(same or mine)]
-        alike, _, best = max(ranked, default=(0, 0, None), key=lambda found: found[:2])
+            of_tenant = [old for old in self._computed if old.conversation.tenant == conversation.tenant]
+        mine = [old for old in of_tenant if old.is_of(conversation, name)]
+        same = [old for old in mine if _is_one_session(old, conversation)]
+        ranked = [(_alike(old, conversation), place, old) for place, old in enumerate(same or mine)]
+        alike, _, best = max(ranked, default=(0, 0, None), key=lambda candidate: candidate[:2])
         return best if alike or same else None
 
 
@@ -127,14 +127,14 @@ def _goes_on(newer: ComputedRequest, older: ComputedRequest) -> bool:
     )
 
 
-def _is_one_session(one: ComputedRequest, conversation: Conversation) -> bool:
+def _is_one_session(request: ComputedRequest, conversation: Conversation) -> bool:
     """Return whether both have the same session id from the same tenant."""
-    mine = one.conversation
+    mine = request.conversation
     return (mine.tenant, mine.session) == (conversation.tenant, conversation.session)
 
 
-def _alike(one: ComputedRequest, conversation: Conversation) -> int:
+def _alike(request: ComputedRequest, conversation: Conversation) -> int:
     """Return the number of messages that are equal at the same index, the reply included."""
-    pairs = zip(one.conversation.canonical, conversation.canonical, strict=False)
-    answered = conversation.canonical[len(one.conversation.messages) :][:1]
-    return sum(said == asked for said, asked in pairs) + any(said in one.reply for said in answered)
+    pairs = zip(request.conversation.canonical, conversation.canonical, strict=False)
+    answered = conversation.canonical[len(request.conversation.messages) :][:1]
+    return sum(old == new for old, new in pairs) + any(reply in request.reply for reply in answered)

@@ -63,12 +63,12 @@ class ReplyEcho:
         """
         texts = ["".join(pieces) for pieces in self.content]
         joined = ["".join(texts), "\n".join(text for text in texts if text.strip())]
-        found = [self._message(content, drops_calls) for content in dict.fromkeys(joined)]
-        return [message for message in found if message is not None]
+        messages = [self._message(content, drops_calls) for content in dict.fromkeys(joined)]
+        return [message for message in messages if message is not None]
 
     def _message(self, content: str, drops_calls: bool) -> Message | None:
-        told = [told for index, told in self.calls.items() if index in self.ended or not drops_calls]
-        calls = [_call(name, "".join(parts)) for name, parts in told]
+        kept = [kept for index, kept in self.calls.items() if index in self.ended or not drops_calls]
+        calls = [_call(name, "".join(parts)) for name, parts in kept]
         if None in calls or not (content.strip() or calls):
             return None
         reasoning = "".join(self.reasoning)

@@ -70,11 +70,11 @@ def claims_of(value: Any) -> Claims:
 
 
 def _details(value: Any) -> MessageDetails:
-    omitted, reasoning, is_ours, told, note_tokens = value
+    omitted, reasoning, is_ours, noted, note_tokens = value
     return MessageDetails(
         omitted=tuple(OmittedText(*item) for item in omitted),
         reasoning=None if reasoning is None else bytes.fromhex(reasoning),
         is_ours=is_ours,
-        told=tuple((Field(*item), text) for item, text in told),
+        noted=tuple((Field(*item), text) for item, text in noted),
         note_tokens=note_tokens,
     )

@@ -125,7 +125,7 @@ class Turn:
         refusal = _refusal(bound, len(ids), window)
         seen = transcripts.seen.depth(conversation.keys)
         # Number of tokens of the fresh rendering up to the last message that was computed before.
-        old = max((one.tokens for one in prompt.boundaries if one.message < seen), default=0)
+        old = max((boundary.tokens for boundary in prompt.boundaries if boundary.message < seen), default=0)
         chosen = fresh(conversation, ids, prompt.boundaries) if refusal or not bound else bound
         chosen = _with_origins(transcripts, conversation, chosen)
         repeated_tokens = max(len(chosen.ids) - (len(ids) - old), 0)
@@ -177,9 +177,10 @@ class Turn:
             self.prefix_match.refusal,
             self._bound.note_tokens,
         )
-        bare = [one for one in self._conversation.messages if one.role == "assistant" and one.echoed is None]
-        self._transcripts.reasoning_texts.use(one.key for one in bare)
-        self._transcripts.metrics.note_restored_reasoning(sum(one.shown is not None for one in bare))
+        replies = (message for message in self._conversation.messages if message.role == "assistant")
+        bare = [reply for reply in replies if reply.echoed is None]
+        self._transcripts.reasoning_texts.use(reply.key for reply in bare)
+        self._transcripts.metrics.note_restored_reasoning(sum(reply.shown is not None for reply in bare))
         self._note_computed(self._conversation)
 
     def note_prefilled(self, tokens: int) -> None:
@@ -187,7 +188,7 @@ class Turn:
         if self._conversation is None or self._messages_read == len(self._conversation.messages):
             return
         whole = len(self.tokens) - 1
-        ends = (one.message + 1 for one in self.boundaries if one.tokens <= tokens)
+        ends = (boundary.message + 1 for boundary in self.boundaries if boundary.tokens <= tokens)
         count = len(self._conversation.messages) if tokens >= whole else max(ends, default=0)
         if count > self._messages_read:
             self._transcripts.seen.note(*self._conversation.keys[self._messages_read : count])
@@ -200,7 +201,7 @@ class Turn:
             restored: what the cache has of the prompt.
         """
         against, asked, prefix_match = self._against, self._request, self.prefix_match
-        found = Explanation(
+        explanation = Explanation(
             prompt_tokens=len(self.tokens),
             bound_messages=prefix_match.messages,
             bound_tokens=prefix_match.tokens,
@@ -208,11 +209,11 @@ class Turn:
             restored=restored,
         )
         if against is None or self._conversation is None:
-            return found
+            return explanation
         fresh_rendering = ExplainedPrompt(self._conversation, asked.tokens.ids, asked.boundaries)
         to_read = ExplainedPrompt(self._conversation, self.tokens.ids, self.boundaries)
         explained = replace(
-            found,
+            explanation,
             again=count_recomputed(against, to_read, restored.tokens),
             against=Against(messages=against.messages, tokens=len(against.ids)),
             differences=tuple(differences(against, fresh_rendering, self._transcripts.text)),
@@ -310,12 +311,12 @@ def _with_origins(transcripts: Transcripts, conversation: Conversation, bound: B
     """Mark restored reasoning that the model wrote behind other words: without a proof it is nobody's."""
     first = bound.prefix.depth + 1 if bound.prefix else 0
     details = list(bound.details)
-    for depth, (message, one) in enumerate(zip(conversation.messages, details, strict=True)):
-        if depth >= first and one.reasoning is not None and one.is_ours:
+    for depth, (message, reading) in enumerate(zip(conversation.messages, details, strict=True)):
+        if depth >= first and reading.reasoning is not None and reading.is_ours:
             is_ours = transcripts.reasoning_texts.is_drawn_behind(
-                message.key, message.exact, conversation.name, one.reasoning
+                message.key, message.exact, conversation.name, reading.reasoning
             )
-            details[depth] = one._replace(is_ours=is_ours)
+            details[depth] = reading._replace(is_ours=is_ours)
     return replace(bound, details=tuple(details))
 
 

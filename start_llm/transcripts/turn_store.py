@@ -76,16 +76,17 @@ class Variant:
     @property
     def nbytes(self) -> int:
         """Size in bytes. Texts of details count in full, although the variants of a request share them."""
-        said = (text for one in self.details for item in one.omitted for text in (item.text, item.said))
-        told = (text for one in self.details for _, text in one.told if text)
-        return _TOKEN_BYTES * len(self.delta) + _VARIANT_BYTES + sum(map(_text_bytes, (*said, *told)))
+        omitted = (item for reading in self.details for item in reading.omitted)
+        texts = [text for item in omitted for text in (item.text, item.said)]
+        texts += [text for reading in self.details for _, text in reading.noted if text]
+        return _TOKEN_BYTES * len(self.delta) + _VARIANT_BYTES + sum(map(_text_bytes, texts))
 
     def path(self) -> list[Variant]:
         """Return this variant and its ancestors, the first message first."""
-        found: list[Variant] = [self]
-        while (parent := found[-1].parent) is not None:
-            found.append(parent)
-        return found[::-1]
+        path: list[Variant] = [self]
+        while (parent := path[-1].parent) is not None:
+            path.append(parent)
+        return path[::-1]
 
     def all_details(self) -> tuple[MessageDetails, ...]:
         """Return the reading of each message up to this one."""
@@ -156,8 +157,8 @@ class TranscriptStore:
         """Mark a variant and its ancestors as used now."""
         with self._lock:
             now = self.clock()
-            for one in variant.path():
-                one.last_used = now
+            for used in variant.path():
+                used.last_used = now
             if self.table is not None:
                 self.table.touch(_row_key(variant.number))
 
@@ -236,7 +237,7 @@ class TranscriptStore:
             self.table.put(_row_key(variant.number), _row(variant))
 
     def _is_kept(self, variant: Variant) -> bool:
-        return any(one is variant for one in self._nodes.get(variant.key, ()))
+        return any(kept is variant for kept in self._nodes.get(variant.key, ()))
 
     def _same(
         self,
@@ -245,9 +246,9 @@ class TranscriptStore:
         delta: array[int],
         details: tuple[MessageDetails, ...],
     ) -> Variant | None:
-        for one in self._nodes.get(key, ()):
-            if one.parent is parent and one.delta == delta and one.details == details:
-                return one
+        for known in self._nodes.get(key, ()):
+            if known.parent is parent and known.delta == delta and known.details == details:
+                return known
         return None
 
     def _put(self, variant: Variant) -> None:
@@ -259,14 +260,14 @@ class TranscriptStore:
         self.metrics.variants += 1
         self.metrics.nodes = len(self._nodes)
         if len(variants) > _MAX_VARIANTS:
-            self._forget_with_children(min(variants[:-1], key=lambda one: one.last_used))
+            self._forget_with_children(min(variants[:-1], key=lambda other: other.last_used))
 
     def _forget_with_children(self, variant: Variant) -> None:
         after = [variant]
-        for one in after:
-            after += one.children.values()
-        for one in reversed(after):
-            self._forget(one)
+        for parent in after:
+            after += parent.children.values()
+        for leaf in reversed(after):
+            self._forget(leaf)
 
     def _forget(self, variant: Variant) -> None:
         """Remove a variant that no other one builds on."""
@@ -302,7 +303,7 @@ class TranscriptStore:
         self._next_look = now + limits.cache_ttl_s / _LOOKS_IN_AN_AGE
         oldest = now - limits.cache_ttl_s if limits.cache_ttl_s else -math.inf
         enough = _SHRUNK_TO * limits.max_bytes if is_over else limits.max_bytes
-        heap = [(one.last_used, id(one), one) for one in self._leaves()]
+        heap = [(leaf.last_used, id(leaf), leaf) for leaf in self._leaves()]
         heapq.heapify(heap)
         while heap and (heap[0][0] < oldest or self.metrics.nbytes > enough):
             leaf = heapq.heappop(heap)[2]
@@ -311,7 +312,7 @@ class TranscriptStore:
                 heapq.heappush(heap, (leaf.parent.last_used, id(leaf.parent), leaf.parent))
 
     def _leaves(self) -> Iterator[Variant]:
-        return (one for variants in self._nodes.values() for one in variants if not one.children)
+        return (variant for variants in self._nodes.values() for variant in variants if not variant.children)
 
 
 def _row_key(number: int) -> bytes:

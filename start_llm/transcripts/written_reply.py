@@ -16,7 +16,7 @@ from start_llm.transcripts.reply_echo import ReplyEcho
 from start_llm.transcripts.transcripts import Transcripts
 from start_llm.transcripts.turn_store import PrefixNode, Variant
 
-_LOOKED_AT = 4
+_CHARACTER_TOKENS = 4
 """So many tokens hold the beginning of the last character, which has four bytes at most."""
 _EQUAL_TO_NONE = b""
 """The exact name of a conversation whose reasoning only a proof restores."""
@@ -86,7 +86,7 @@ class WrittenReply:
         """
         token_bytes, cut = self._transcripts.token_bytes, len(written)
         while cut and _ends_inside_character(
-            b"".join(map(token_bytes, written[max(cut - _LOOKED_AT, 0) : cut]))
+            b"".join(map(token_bytes, written[max(cut - _CHARACTER_TOKENS, 0) : cut]))
         ):
             cut -= 1
         if cut == len(written):
@@ -141,10 +141,10 @@ class WrittenReply:
 def _reads_its_words(conversation: Conversation, bound: BoundPrompt) -> bool:
     """Return whether the model reads what the conversation says now, and no reasoning of other words."""
     return all(
-        one.omitted == message.omitted
-        and not one.told
-        and (one.is_ours or one.reasoning in (None, message.echoed))
-        for one, message in zip(bound.details, conversation.messages, strict=True)
+        reading.omitted == message.omitted
+        and not reading.noted
+        and (reading.is_ours or reading.reasoning in (None, message.echoed))
+        for reading, message in zip(bound.details, conversation.messages, strict=True)
     )
 
 

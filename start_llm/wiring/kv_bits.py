@@ -82,8 +82,9 @@ def quantize_pages(
 def _format(settings: Settings, folder: Path, layers: int) -> PageFormat:
     start = first_quantized(settings.kv.quant_start, settings.cache.page_size)
     if isinstance(settings.kv.bits, str):
-        found = read_kv_config(folder, layers)
-        return MixedKVFormat([(one.layer, LayerFormat(one.bits, one.group_size)) for one in found], start)
+        entries = read_kv_config(folder, layers)
+        formats = [(entry.layer, LayerFormat(entry.bits, entry.group_size)) for entry in entries]
+        return MixedKVFormat(formats, start)
     return KVFormat(settings.kv.bits or 0, settings.kv.group_size, start, settings.kv.quant_scheme)
 
 

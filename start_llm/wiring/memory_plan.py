@@ -115,13 +115,13 @@ def admission(settings: Settings, weights_bytes: int, row: SequenceCost, computi
     """
     budget = memory_budget(settings)
     usable = usable_share(budget) - weights_bytes - computing
-    found = Admission(usable, row)
-    if found.longest < 1:
+    control = Admission(usable, row)
+    if control.longest < 1:
         raise ModelError(
             f"MEMORY_BUDGET is {budget:,} bytes. The weights need {weights_bytes:,} of them and computing "
             f"{computing:,}, which leaves no room for a prompt. Choose a smaller model, or a larger budget."
         )
-    return found
+    return control
 
 
 def cache_limits(settings: Settings, weights_bytes: int, usable_bytes: int) -> EvictionLimits:

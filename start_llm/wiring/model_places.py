@@ -91,14 +91,14 @@ def more_models(settings: Settings, known: Mapping[str, Path]) -> dict[str, Path
         ModelError: one is neither a folder nor a repository, or its download failed.
         SettingsError: two models would have the same id.
     """
-    found = dict(known)
+    folders = dict(known)
     for folder in map(resolve, settings.model.more):
-        if found.setdefault(name_of(folder), folder) != folder:
+        if folders.setdefault(name_of(folder), folder) != folder:
             raise SettingsError(
                 f"MORE_MODELS: two models are called {name_of(folder)!r}, and requests could not tell which "
                 "they name. Rename the folder of one."
             )
-    return found
+    return folders
 
 
 def model_aliases(settings: Settings, known: Collection[str]) -> dict[str, str]:
@@ -111,7 +111,7 @@ def model_aliases(settings: Settings, known: Collection[str]) -> dict[str, str]:
         SettingsError: the model of an alias is unknown, or a pinned one, or an alias is the id of a model.
     """
     aliases = {
-        alias.strip(): name.strip() for alias, name in (one.split("=") for one in settings.model.aliases)
+        alias.strip(): name.strip() for alias, name in (pair.split("=") for pair in settings.model.aliases)
     }
     for variable, names in (("MODEL_PINS", settings.model.pinned), ("MODEL_ALIASES", aliases.values())):
         for name in names:

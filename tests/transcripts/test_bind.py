@@ -231,7 +231,7 @@ def test_a_clock_is_told_after_the_last_message_that_asks_and_recorded_with_it()
     assert bound.details == (
         MessageDetails((clock("friday"),), is_ours=True),
         MessageDetails((), is_ours=True),
-        MessageDetails((), is_ours=True, told=((field, "saturday"),), note_tokens=1),
+        MessageDetails((), is_ours=True, noted=((field, "saturday"),), note_tokens=1),
     )
     again = bound_to(kept, dated("saturday", TALK, can_hold_note=can_hold_note), TALK)
     assert (again.ids, again.note_tokens, again.boundaries) == (bound.ids, 0, bound.boundaries)
@@ -253,7 +253,7 @@ def test_what_changes_once_more_is_told_after_the_note_that_is_there():
     bound = bound_to(kept, conversation(TALK, first=[clock("monday"), zone("CET")]), TALK)
     assert bound.ids == (1, CLOSER, 2, CLOSER, 3, NOTE, NOTE, CLOSER, TAIL)
     date, area = Field("today's date", 0, "live"), Field("time zone", 0, "live")
-    assert (bound.details[2].told, bound.details[2].note_tokens) == (((date, "monday"), (area, "CET")), 2)
+    assert (bound.details[2].noted, bound.details[2].note_tokens) == (((date, "monday"), (area, "CET")), 2)
 
 
 def test_where_nothing_asks_after_what_changed_nothing_is_bound():

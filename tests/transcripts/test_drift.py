@@ -606,14 +606,14 @@ def saying(*said: tuple[Field, str]) -> CanonicalMessage:
     return CanonicalMessage(b"", tuple(OmittedText(one.name, one.kind, 0, text, text) for one, text in said))
 
 
-def reading(*said: tuple[Field, str], told: tuple[NotedValue, ...] = ()) -> MessageDetails:
-    return MessageDetails(saying(*said).omitted, told=told)
+def reading(*said: tuple[Field, str], noted: tuple[NotedValue, ...] = ()) -> MessageDetails:
+    return MessageDetails(saying(*said).omitted, noted=noted)
 
 
 def test_what_was_told_last_counts():
     ten, eleven, nothing = saying((CLOCK, "10:00")), saying((CLOCK, "11:00")), saying()
-    read = [reading((CLOCK, "10:00")), reading(told=((CLOCK, "11:00"),))]
-    gone = [*read, reading(told=((CLOCK, None),))]
+    read = [reading((CLOCK, "10:00")), reading(noted=((CLOCK, "11:00"),))]
+    gone = [*read, reading(noted=((CLOCK, None),))]
     assert changes(read, [eleven, nothing]) == []
     assert changes(read, [ten, nothing]) == [Change(CLOCK, "10:00", "11:00")]
     assert changes(read, [nothing, nothing]) == [Change(CLOCK, None, "11:00")]

@@ -85,7 +85,7 @@ def clock(said: str, place: int = 0) -> OmittedText:
 
 
 def note_tokens(*told: NotedValue) -> MessageDetails:
-    return MessageDetails((), told=told, note_tokens=9)
+    return MessageDetails((), noted=told, note_tokens=9)
 
 
 def of_clock(said: str, message: int = QUESTION) -> NotedValue:
@@ -371,7 +371,7 @@ def test_after_a_proof_there_may_be_any_notes_and_clocks():
 
 def test_notes_before_a_proof_do_not_count_with_those_after_it():
     mine = asked([clock("saturday")], name=MINE)
-    first = tokens(FRIDAY._replace(told=(of_clock("saturday"),)), PLAIN, claims=named())
+    first = tokens(FRIDAY._replace(noted=(of_clock("saturday"),)), PLAIN, claims=named())
     assert admits(mine, Tokens(NEXT_QUESTION, [note_tokens(of_clock("saturday"))], first))
     assert not admits(SATURDAY, Tokens(NEXT_QUESTION, [note_tokens(of_clock("saturday"))], first))
 

@@ -52,7 +52,7 @@ details = st.builds(
     ).map(tuple),
     reasoning=st.none() | st.binary(min_size=16, max_size=16),
     is_ours=st.booleans(),
-    told=st.lists(st.tuples(fields, st.none() | texts), max_size=2).map(tuple),
+    noted=st.lists(st.tuples(fields, st.none() | texts), max_size=2).map(tuple),
     note_tokens=st.integers(0, 99),
 )
 claims = st.builds(

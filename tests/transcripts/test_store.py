@@ -168,7 +168,7 @@ def test_texts_that_were_told_take_room():
 def test_texts_of_notes_take_room_too():
     store, (key,) = store_of(), keys_of("a")
     told = Field("git status", 0, "block"), "x" * 5000
-    add(store, key, 0, [1, 2], last=MessageDetails((), told=(told,)))
+    add(store, key, 0, [1, 2], last=MessageDetails((), noted=(told,)))
     assert 5000 < store.metrics.nbytes < 6000
 
 
