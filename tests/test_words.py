@@ -12,8 +12,10 @@ import pytest
 PACKAGE = Path(__file__).parents[1] / "start_llm"
 BANNED = frozenset("bell found hurt looked said seat told twin".split())
 """Also `one` as a whole name, which says nothing of what is gone through."""
-READ = ("access", "proxy", "storage")
+READ = ("access", "cache", "proxy", "storage")
 """The folders whose names have been read with this in mind; the others follow."""
+LATER = frozenset({"cache/checkpoints.py"})
+"""Files of these folders that follow, too."""
 _WORDS = re.compile(r"[A-Z]?[a-z]+")
 
 
@@ -36,6 +38,7 @@ def test_no_name_has_a_word_that_could_mean_anything(folder: str):
     banned = [
         f"{path.relative_to(PACKAGE)}:{line} {name}"
         for path in sorted((PACKAGE / folder).rglob("*.py"))
+        if path.relative_to(PACKAGE).as_posix() not in LATER
         for line, name in bound_names(ast.parse(path.read_text(encoding="utf-8")))
         if is_banned(name)
     ]
