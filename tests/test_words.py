@@ -12,10 +12,12 @@ import pytest
 PACKAGE = Path(__file__).parents[1] / "start_llm"
 BANNED = frozenset("bell found hurt looked said seat told twin".split())
 """Also `one` as a whole name, which says nothing of what is gone through."""
-READ = ("access", "cache", "proxy", "storage")
+READ = ("access", "cache", "core", "proxy", "storage")
 """The folders whose names have been read with this in mind; the others follow."""
-LATER = frozenset({"cache/checkpoints.py"})
+LATER = frozenset({"cache/checkpoints.py", "core/battery.py"})
 """Files of these folders that follow, too."""
+_STATUS_NAME = "NotFound"
+"""HTTP's own name of status 404."""
 _WORDS = re.compile(r"[A-Z]?[a-z]+")
 
 
@@ -46,13 +48,13 @@ def test_no_name_has_a_word_that_could_mean_anything(folder: str):
 
 
 def is_banned(name: str) -> bool:
-    words = {word.lower() for word in _WORDS.findall(name)}
+    words = {word.lower() for word in _WORDS.findall(name.replace(_STATUS_NAME, ""))}
     return name == "one" or not BANNED.isdisjoint(words)
 
 
 def test_words_are_seen_in_every_kind_of_name():
     tree = ast.parse(
-        "def one_more(told, *, isSaid): self.found_at = looked = seatbelt = [one for one in told]"
+        "def one_more(told, *, isSaid): self.found_at = NotFound = looked = seatbelt = [one for one in told]"
     )
     names = [name for _, name in bound_names(tree) if is_banned(name)]
     assert sorted(names) == ["found_at", "isSaid", "looked", "one", "told"]

@@ -27,7 +27,7 @@ def receipt_json(receipt: Receipt) -> dict[str, Json]:
         "from_memory": receipt.from_memory,
         "from_disk": receipt.from_disk,
         "read": receipt.read,
-        "told": receipt.told,
+        "told": receipt.note_tokens,
         "unread": receipt.unread,
         "drafted": receipt.drafted,
     }

@@ -407,7 +407,7 @@ def omitted_values(depth: int, omitted: Iterable[OmittedText]) -> dict[Field, st
     for one in omitted:
         if one.kind != "space":
             field = Field(one.name, depth, one.kind)
-            said[field] = f"{said[field]}\n{one.said}" if field in said else one.said
+            said[field] = f"{said[field]}\n{one.note_text}" if field in said else one.note_text
     return said
 
 

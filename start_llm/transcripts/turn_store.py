@@ -76,7 +76,7 @@ class Variant:
     @property
     def nbytes(self) -> int:
         """Size in bytes. Texts of details count in full, although the variants of a request share them."""
-        said = (text for one in self.details for item in one.omitted for text in (item.text, item.said))
+        said = (text for one in self.details for item in one.omitted for text in (item.text, item.note_text))
         told = (text for one in self.details for _, text in one.told if text)
         return _TOKEN_BYTES * len(self.delta) + _VARIANT_BYTES + sum(map(_text_bytes, (*said, *told)))
 
