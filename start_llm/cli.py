@@ -268,11 +268,11 @@ def _cache(options: argparse.Namespace) -> int:
             for kind, count in sorted(found.files.items())
         ]
     )
-    for path, reason in sorted(found.hurt.items()):
+    for path, reason in sorted(found.unusable.items()):
         terminal.say(f"{path.relative_to(folder)}: {reason}")
     if options.action == "verify":
-        terminal.say(f"Hurt files: {len(found.hurt):,}. The server removes each one when it meets it.")
-    return 1 if found.hurt else 0
+        terminal.say(f"Hurt files: {len(found.unusable):,}. The server removes each one when it meets it.")
+    return 1 if found.unusable else 0
 
 
 def _quiet_tokenizers() -> None:

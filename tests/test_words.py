@@ -12,8 +12,14 @@ import pytest
 PACKAGE = Path(__file__).parents[1] / "start_llm"
 BANNED = frozenset("bell found hurt looked said seat told twin".split())
 """Also `one` as a whole name, which says nothing of what is gone through."""
-READ = ("access", "hosting", "proxy", "server", "storage", "transcripts", "wiring")
+READ = (
+    "access", "cache", "core", "hosting", "images", "proxy", "server", "storage", "telemetry", "transcripts", "wiring"
+)
 """The folders whose names have been read with this in mind; the others follow."""
+LATER = frozenset({"cache/checkpoints.py", "core/battery.py"})
+"""Files of these folders that follow, too."""
+_STATUS_NAME = "NotFound"
+"""HTTP's own name of status 404."""
 _WORDS = re.compile(r"[A-Z]?[a-z]+")
 
 
@@ -36,6 +42,7 @@ def test_no_name_has_a_word_that_could_mean_anything(folder: str):
     banned = [
         f"{path.relative_to(PACKAGE)}:{line} {name}"
         for path in sorted((PACKAGE / folder).rglob("*.py"))
+        if path.relative_to(PACKAGE).as_posix() not in LATER
         for line, name in bound_names(ast.parse(path.read_text(encoding="utf-8")))
         if is_banned(name)
     ]
@@ -43,13 +50,13 @@ def test_no_name_has_a_word_that_could_mean_anything(folder: str):
 
 
 def is_banned(name: str) -> bool:
-    words = {word.lower() for word in _WORDS.findall(name)}
+    words = {word.lower() for word in _WORDS.findall(name.replace(_STATUS_NAME, ""))}
     return name == "one" or not BANNED.isdisjoint(words)
 
 
 def test_words_are_seen_in_every_kind_of_name():
     tree = ast.parse(
-        "def one_more(told, *, isSaid): self.found_at = looked = seatbelt = [one for one in told]"
+        "def one_more(told, *, isSaid): self.found_at = NotFound = looked = seatbelt = [one for one in told]"
     )
     names = [name for _, name in bound_names(tree) if is_banned(name)]
     assert sorted(names) == ["found_at", "isSaid", "looked", "one", "told"]

@@ -214,7 +214,10 @@ class Incoming:
         self._state = [
             (layout, _zeros(layout) if self.is_in_place else bytearray(layout.nbytes)) for layout in layouts
         ]
-        return [[_bytes(one) if isinstance(one, mx.array) else memoryview(one)] for _, one in self._state]
+        return [
+            [_bytes(buffer) if isinstance(buffer, mx.array) else memoryview(buffer)]
+            for _, buffer in self._state
+        ]
 
     @property
     def takes_early(self) -> bool:

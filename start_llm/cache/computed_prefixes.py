@@ -88,7 +88,7 @@ class ComputedPrefixIndex:
         block = _block(key, tokens)
         place = bisect_left(self._sorted, block)
         beside = self._sorted[max(place - 1, 0) : place + 1]
-        longest = max((common_length(block, one) for one in beside), default=0)
+        longest = max((common_length(block, known) for known in beside), default=0)
         return max(longest - len(key), 0) // _TOKEN_BYTES
 
 

@@ -175,8 +175,8 @@ class Evictor:
         if isinstance(end, Page) and spare(end):
             return
         if self.write_back:
-            for one in self._store.conversation(end, spare):  # beginnings first: ends are worthless without
-                self.write_back.save(one)
+            for item in self._store.conversation(end, spare):  # beginnings first: ends are worthless without
+                self.write_back.save(item)
         self._store.drop_conversation(end, spare)
         self.evicted += 1
 
@@ -186,7 +186,7 @@ class Evictor:
         if self._store.checkpoint_usage.nbytes <= most:
             return
         worst_first = sorted(
-            self._store.checkpoints, key=lambda one: (one.kept_until > now, *_ranked(one, now))
+            self._store.checkpoints, key=lambda state: (state.kept_until > now, *_ranked(state, now))
         )
         for checkpoint in worst_first[:-1]:
             if self._store.checkpoint_usage.nbytes <= most:
@@ -195,7 +195,7 @@ class Evictor:
             self.evicted += 1
 
     def _drop_worst(self, now: float, is_enough: Enough) -> None:
-        heap = [self._ranked(one, now) for one in self._store.eviction_candidates()]
+        heap = [self._ranked(item, now) for item in self._store.eviction_candidates()]
         heapq.heapify(heap)
         while heap and not is_enough():
             victim = heapq.heappop(heap)[-1]
@@ -203,14 +203,14 @@ class Evictor:
             if self._store.is_evictable(victim):
                 if self.write_back and not isinstance(victim, SequenceCache):
                     self.write_back.save(victim)
-                for one in self._store.drop(victim):
-                    heapq.heappush(heap, self._ranked(one, now))
+                for item in self._store.drop(victim):
+                    heapq.heappush(heap, self._ranked(item, now))
                 self.evicted += 1
 
-    def _ranked(self, one: CacheItem, now: float) -> tuple[bool, bool, float, int, CacheItem]:
+    def _ranked(self, item: CacheItem, now: float) -> tuple[bool, bool, float, int, CacheItem]:
         """Return what sorts victims: last what a client asks to keep, first what the disk has too."""
-        is_kept = not isinstance(one, SequenceCache) and one.kept_until > now
-        return is_kept, not (self.write_back and self.write_back.is_spare(one)), *_ranked(one, now)
+        is_kept = not isinstance(item, SequenceCache) and item.kept_until > now
+        return is_kept, not (self.write_back and self.write_back.is_spare(item)), *_ranked(item, now)
 
     def _is_within(self, active: MemoryUsage) -> bool:
         return not self._is_beyond(self._needed + active, slack=_SLACK)
@@ -222,13 +222,13 @@ class Evictor:
 
 def _last_used(end: ConversationEnd) -> float:
     checkpoints = end.checkpoints if isinstance(end, Page) else []
-    return max(end.last_used, *(one.last_used for one in checkpoints), 0)
+    return max(end.last_used, *(checkpoint.last_used for checkpoint in checkpoints), 0)
 
 
-def _ranked(one: CacheItem, now: float) -> tuple[float, int, CacheItem]:
-    uses = one.uses if isinstance(one, Page) else 1
-    length = one.position if isinstance(one, Checkpoint) else len(one.tokens)
-    return retention_score(length=length, uses=uses, age=now - one.last_used), id(one), one
+def _ranked(item: CacheItem, now: float) -> tuple[float, int, CacheItem]:
+    uses = item.uses if isinstance(item, Page) else 1
+    length = item.position if isinstance(item, Checkpoint) else len(item.tokens)
+    return retention_score(length=length, uses=uses, age=now - item.last_used), id(item), item
 
 
 def retention_score(*, length: int, uses: int, age: float) -> float:

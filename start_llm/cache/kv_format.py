@@ -99,8 +99,8 @@ class MixedKVFormat:
     @property
     def tag(self) -> str:
         """What tells it from every other format, in page keys and page files."""
-        told = " ".join(f"{layer}:{one.name}/{one.group_size}" for layer, one in self.layers)
-        return f"mixed {told} from {self.start}, {_ENCODINGS['uniform']}"
+        layers = " ".join(f"{layer}:{form.name}/{form.group_size}" for layer, form in self.layers)
+        return f"mixed {layers} from {self.start}, {_ENCODINGS['uniform']}"
 
     def of_layer(self, layer: int) -> LayerFormat | None:
         """Return how a layer is quantised; None if it is not."""

@@ -62,7 +62,7 @@ class Layers:
         self._room = room
         caches = self.fresh()
         known = [(leaf, reuse_of(leaf)) for leaf in leaves(caches)]
-        self.unknown = sorted({_told(leaf) for leaf, reuse in known if reuse is None})
+        self.unknown = sorted({_class_name(leaf) for leaf, reuse in known if reuse is None})
         self.has_state = any(isinstance(reuse, NonTrimmableLeaf) for _, reuse in known)
         self.has_trimmable = any(isinstance(reuse, TrimmableLeaf) for _, reuse in known)
         self.window = _shortest_window(_whole(caches))
@@ -84,7 +84,7 @@ class Layers:
     def kv_at_rest(self, caches: Sequence[Any]) -> KVAtRest:
         """Return how pages of caches like these, which hold some tokens, are kept."""
         layers = Counter(self._types(caches))
-        most_common = max(layers, key=lambda one: layers[one], default="none")
+        most_common = max(layers, key=lambda name: layers[name], default="none")
         return KVAtRest(
             mode=self.quantizer.format.mode if self.quantizer else most_common,
             layers=layers,
@@ -182,14 +182,14 @@ class Layers:
         """
         whole = _whole(caches)
         if reach and self.window:
-            arrays = [_longer(one, reach, index, earlier) for index, one in enumerate(whole)]
+            arrays = [_longer(pair, reach, index, earlier) for index, pair in enumerate(whole)]
         else:
             arrays = [kind.arrays(leaf) for leaf, kind in whole]
-        copies = [tuple(map(owned_copy, one)) for one in arrays]
+        copies = [tuple(map(owned_copy, leaf_arrays)) for leaf_arrays in arrays]
         mx.eval(copies)
         return StateSnapshot(
             tuple((copy, kind.numbers(leaf)) for (leaf, kind), copy in zip(whole, copies, strict=True)),
-            min((_reach(*one, copy) for one, copy in zip(whole, copies, strict=True)), default=0),
+            min((_reach(*pair, copy) for pair, copy in zip(whole, copies, strict=True)), default=0),
         )
 
     def rewound(self, state: StateSnapshot, tokens: int) -> StateSnapshot:
@@ -216,7 +216,7 @@ class Layers:
         if packer is None or start < packer.start:
             return self.copied(part)
         count = len(_sliced(self.fresh()))
-        pieces = ([packer.packed(index, one) for one in part.take(index)] for index in range(count))
+        pieces = ([packer.packed(index, piece) for piece in part.take(index)] for index in range(count))
         return KVSlice(tuple(_joined(leaf, 0) for leaf in pieces))
 
     def trimmable_arrays(self, caches: Sequence[Any]) -> list[Arrays]:
@@ -224,8 +224,8 @@ class Layers:
         return [kind.arrays(leaf) for leaf, kind in _sliced(caches)]
 
     def put_trimmable_arrays(self, caches: Sequence[Any], arrays: Sequence[Arrays]) -> None:
-        for (leaf, kind), one in zip(_sliced(caches), arrays, strict=True):
-            kind.fill(leaf, one)
+        for (leaf, kind), leaf_arrays in zip(_sliced(caches), arrays, strict=True):
+            kind.fill(leaf, leaf_arrays)
 
     def assemble(
         self,
@@ -382,7 +382,7 @@ def leaves(caches: Sequence[Any]) -> Iterator[Any]:
             yield cache
 
 
-def _told(leaf: Any) -> str:
+def _class_name(leaf: Any) -> str:
     """Return the class name, marked for a window that always keeps its first tokens."""
     name = type(leaf).__name__
     return f"{name}(keep={leaf.keep})" if getattr(leaf, "keep", 0) else name

@@ -103,7 +103,7 @@ class PageStore:
     @property
     def active_usage(self) -> MemoryUsage:
         """Memory of active sequence caches, which grow all the time."""
-        active = (self.usage_of(one) for one in self._seq_caches.values() if one.is_active)
+        active = (self.usage_of(seq_cache) for seq_cache in self._seq_caches.values() if seq_cache.is_active)
         return sum(active, MemoryUsage())
 
     @property
@@ -258,7 +258,7 @@ class PageStore:
         end = seq_cache.end_page
         tail = tuple(seq_cache.tokens[end.end :])
         is_stored = any(page.holder is not None for page in end.by_tokens.beginning_with(tail))
-        is_stored |= any(one is not seq_cache for one in end.seq_caches.beginning_with(tail))
+        is_stored |= any(other is not seq_cache for other in end.seq_caches.beginning_with(tail))
         return tail if tail and not is_stored else None
 
     def adopt_pages(self, seq_cache: SequenceCache) -> bool:
@@ -270,13 +270,13 @@ class PageStore:
         holders = {
             id(page.holder): page.holder for page in seq_cache.path if isinstance(page.holder, SequenceCache)
         }
-        others = [one for one in holders.values() if one is not seq_cache]
-        if any(one.is_active or len(one.tokens) > len(seq_cache.tokens) for one in others):
+        others = [holder for holder in holders.values() if holder is not seq_cache]
+        if any(other.is_active or len(other.tokens) > len(seq_cache.tokens) for other in others):
             return False
         for page in seq_cache.path:
             self.tree.hold(page, seq_cache)
-        for one in others:
-            self.split_into_pages(one)
+        for other in others:
+            self.split_into_pages(other)
         return True
 
     @contextmanager
@@ -298,8 +298,8 @@ class PageStore:
     def _other_holder(self, page: Page) -> SequenceCache | None:
         """Return another sequence cache whose caches hold the page's tokens too; None if there is none."""
         place = page.end // self.tree.page_size - 1
-        filled = (one for one in self._seq_caches.values() if one.caches or one.fetch_from_batch)
-        return next((one for one in filled if page in one.path[place : place + 1]), None)
+        filled = (other for other in self._seq_caches.values() if other.caches or other.fetch_from_batch)
+        return next((other for other in filled if page in other.path[place : place + 1]), None)
 
     # ------------------------------------------------------------------------------------------- checkpoints
 
@@ -339,15 +339,15 @@ class PageStore:
         """Return the arrays of another checkpoint of this page whose tail starts with these tokens."""
         if not tail:
             return None
-        return next((one.tail_cut for one in page.checkpoints.beginning_with(tail)), None)
+        return next((checkpoint.tail_cut for checkpoint in page.checkpoints.beginning_with(tail)), None)
 
     def _share_tail(self, newest: Checkpoint) -> None:
         """Let checkpoints whose tail is a prefix of the newest one's tail share its arrays."""
-        for one in newest.page.checkpoints.beginnings_of(newest.tail):
-            if one.tail:
-                self._states.release(one.tail_cut)
-                one.tail_cut = newest.tail_cut
-                self._states.hold(one.tail_cut)
+        for checkpoint in newest.page.checkpoints.beginnings_of(newest.tail):
+            if checkpoint.tail:
+                self._states.release(checkpoint.tail_cut)
+                checkpoint.tail_cut = newest.tail_cut
+                self._states.hold(checkpoint.tail_cut)
 
     def drop_checkpoint(self, checkpoint: Checkpoint) -> Page:
         """Drop a checkpoint. Returns its page, or the nearest ancestor that remains."""
@@ -363,18 +363,18 @@ class PageStore:
 
     # ----------------------------------------------------------------------------------------------- eviction
 
-    def is_evictable(self, one: CacheItem) -> bool:
+    def is_evictable(self, item: CacheItem) -> bool:
         """Return whether it is in the store, and nothing uses it or depends on it."""
-        match one:
+        match item:
             case SequenceCache():
-                return not one.is_active and id(one) in self._seq_caches
+                return not item.is_active and id(item) in self._seq_caches
             case Checkpoint():
-                return id(one) in self._checkpoints
+                return id(item) in self._checkpoints
             case Page():
-                return one.is_leaf and not isinstance(one.holder, SequenceCache) and self.tree.has(one)
+                return item.is_leaf and not isinstance(item.holder, SequenceCache) and self.tree.has(item)
 
     def eviction_candidates(self) -> Iterator[CacheItem]:
-        yield from (one for one in self._seq_caches.values() if not one.is_active)
+        yield from (seq_cache for seq_cache in self._seq_caches.values() if not seq_cache.is_active)
         yield from self._checkpoints.values()
         yield from (page for page in self.tree.pages() if self.is_evictable(page))
 
@@ -394,7 +394,7 @@ class PageStore:
 
     def ends(self) -> Iterator[ConversationEnd]:
         """Yield the ends of all conversations."""
-        yield from (one for one in self._seq_caches.values() if not one.is_active)
+        yield from (seq_cache for seq_cache in self._seq_caches.values() if not seq_cache.is_active)
         yield from (page for page in self.tree.pages() if not page.children and not page.seq_caches)
 
     def conversation(self, end: ConversationEnd, spare: Callable[[Page], bool]) -> list[CacheItem]:
@@ -402,31 +402,31 @@ class PageStore:
 
         The beginning comes first.
         """
-        found: list[CacheItem] = [end] if isinstance(end, SequenceCache) else []
+        items: list[CacheItem] = [end] if isinstance(end, SequenceCache) else []
         below, page = end, end.end_page if isinstance(end, SequenceCache) else end
         while page.parent is not None and _has_only(page, below) and not spare(page):
-            found += [*page.checkpoints, page]
+            items += [*page.checkpoints, page]
             below, page = page, page.parent
-        return found[::-1]
+        return items[::-1]
 
     def drop_conversation(self, end: ConversationEnd, spare: Callable[[Page], bool]) -> None:
         """Drop a conversation back to the first page that is needed elsewhere or that `spare` protects."""
-        for one in reversed(self.conversation(end, spare)):
-            match one:
+        for item in reversed(self.conversation(end, spare)):
+            match item:
                 case SequenceCache():
-                    self.forget(one)
+                    self.forget(item)
                 case Checkpoint():
-                    self.drop_checkpoint(one)
+                    self.drop_checkpoint(item)
                 case Page():
-                    if self.tree.has(one):
-                        self.tree.remove(one)
+                    if self.tree.has(item):
+                        self.tree.remove(item)
         if isinstance(end, SequenceCache):
             self._give_up(end)
 
 
 def _has_only(page: Page, below: ConversationEnd) -> bool:
     """Return whether nothing but this is behind a page, besides checkpoints."""
-    return all(one is below for one in (*page.children.values(), *page.seq_caches))
+    return all(child is below for child in (*page.children.values(), *page.seq_caches))
 
 
 def _stretches(path: list[Page]) -> Iterator[tuple[Holder, int, int]]:
@@ -439,6 +439,7 @@ def _stretches(path: list[Page]) -> Iterator[tuple[Holder, int, int]]:
 
 def checkpoint_usage(page: Page) -> MemoryUsage:
     """Return the memory of a page's checkpoints. A tail that several of them share counts once."""
-    tails = {id(one.tail_cut): one.tail_cut for one in page.checkpoints if one.tail_cut is not None}
-    parts = [*(one.state for one in page.checkpoints), *tails.values()]
+    cuts = (checkpoint.tail_cut for checkpoint in page.checkpoints)
+    tails = {id(cut): cut for cut in cuts if cut is not None}
+    parts = [*(checkpoint.state for checkpoint in page.checkpoints), *tails.values()]
     return sum((MemoryUsage(part.nbytes, part.arrays) for part in parts), MemoryUsage())

@@ -274,7 +274,7 @@ class PageTree:
             key = page_key(key, tokens)
         if page is None and self.rejected_keys:
             # The candidate that was passed over may be gone, while the page with the next key is still there.
-            page = next((one for one in parent.by_tokens.equal_to(tokens) if one.tokens == tokens), None)
+            page = next((page for page in parent.by_tokens.equal_to(tokens) if page.tokens == tokens), None)
         return key, page
 
     def insert(self, parent: Page, tokens: tuple[int, ...], holder: Holder, now: float) -> Page:

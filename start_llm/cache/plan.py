@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from start_llm.cache.pages import CacheItem, Checkpoint, Page, SequenceCache
 from start_llm.core.images import FIRST_IMAGE_TOKEN
 
-_MAX_LOOKED_AT = 64
+_MAX_LATER_PAGES = 64
 """Pages after the last matching one that are searched for a state."""
 
 
@@ -99,9 +99,9 @@ def _deepest_source(root: Page, path: list[Page], ids: tuple[int, ...]) -> Resto
     rest = ids[end.end :]
     nothing = RestoreSource(end, end.end, end.end)
     stored = ((page, length) for page, length in end.by_tokens.by_common_length(rest) if page.holder)
-    found = [next(end.seq_caches.by_common_length(rest), None), next(stored, None)]
-    sources = (RestoreSource(one[0], end.end, end.end + one[1]) for one in found if one)
-    return max((nothing, *sources), key=lambda one: one.end)
+    longest = [next(end.seq_caches.by_common_length(rest), None), next(stored, None)]
+    sources = (RestoreSource(match[0], end.end, end.end + match[1]) for match in longest if match)
+    return max((nothing, *sources), key=lambda source: source.end)
 
 
 def _plan(path: list[Page], tail: RestoreSource, ids: tuple[int, ...]) -> RestorePlan:
@@ -116,9 +116,9 @@ def _giver(path: list[Page], tail: RestoreSource, ids: tuple[int, ...]) -> Seque
 
     It must hold nothing after them that other prompts are expected to share: only a reply.
     """
-    holders = [one.holder if isinstance(one, Page) else one for one in (tail.holder, *reversed(path))]
-    seq_caches = {id(one): one for one in holders if isinstance(one, SequenceCache)}
-    return next((one for one in seq_caches.values() if _may_give(one, tail.end, ids)), None)
+    holders = [item.holder if isinstance(item, Page) else item for item in (tail.holder, *reversed(path))]
+    seq_caches = {id(holder): holder for holder in holders if isinstance(holder, SequenceCache)}
+    return next((seq_cache for seq_cache in seq_caches.values() if _may_give(seq_cache, tail.end, ids)), None)
 
 
 def _may_give(seq_cache: SequenceCache, length: int, ids: tuple[int, ...]) -> bool:
@@ -170,12 +170,16 @@ def _from_later_state(
     """Plan with a checkpoint that is taken back to where its tokens and `ids` part; None if there is none."""
     end = path[-1] if path else root
     rest = ids[end.end :]
-    source = max(_deepest_source(root, path, ids), _deepest_tail(end, rest), key=lambda one: one.end)
+    source = max(_deepest_source(root, path, ids), _deepest_tail(end, rest), key=lambda source: source.end)
     if source.end <= longer_than:
         return None
     common = rest[: source.end - end.end]
-    found = (one for one in _checkpoints_after(end, common) if one.position - one.state.reach <= source.end)
-    checkpoint = next(found, None)
+    rewindable = (
+        checkpoint
+        for checkpoint in _checkpoints_after(end, common)
+        if checkpoint.position - checkpoint.state.reach <= source.end
+    )
+    checkpoint = next(rewindable, None)
     if checkpoint is None:
         return None
     return replace(_plan(path, source, ids), checkpoint=checkpoint)
@@ -191,7 +195,7 @@ def _checkpoints_after(page: Page, common: tuple[int, ...]) -> Iterator[Checkpoi
     """Yield checkpoints whose tokens go on with `common` after a page; of those on later pages, some."""
     yield from page.checkpoints.beginning_with(common)
     waiting = list(page.by_tokens.beginning_with(common))
-    for _ in range(_MAX_LOOKED_AT):
+    for _ in range(_MAX_LATER_PAGES):
         if not waiting:
             return
         later = waiting.pop()

@@ -201,7 +201,7 @@ class PromptCache:
             return 0
         common = common_length(tuple(ids), tuple(other))
         if self._layers.has_state and not self._layers.window:
-            return max((one for one in positions if one <= common), default=0)
+            return max((position for position in positions if position <= common), default=0)
         return common
 
     def _open(
@@ -353,15 +353,15 @@ class PromptCache:
 
     def _keep(self, seq_cache: SequenceCache) -> None:
         """Keep a sequence cache for the next turn, or as pages if another one is as good."""
-        is_worth_keeping = bool(seq_cache.tokens) and not self._has_twin(seq_cache)
+        is_worth_keeping = bool(seq_cache.tokens) and not self._is_duplicate(seq_cache)
         if is_worth_keeping and self._store.adopt_pages(seq_cache):
             self._store.make_idle(seq_cache)
         else:
             self._store.split_into_pages(seq_cache)
 
-    def _has_twin(self, seq_cache: SequenceCache) -> bool:
+    def _is_duplicate(self, seq_cache: SequenceCache) -> bool:
         end = seq_cache.end_page
-        return any(one is not seq_cache for one in end.seq_caches.equal_to(end.tail_of(seq_cache)))
+        return any(other is not seq_cache for other in end.seq_caches.equal_to(end.tail_of(seq_cache)))
 
     def discard(self, seq_cache: SequenceCache) -> None:
         """Drop the caches of a failed sequence: their content is unknown, so none of it is reused."""

@@ -89,11 +89,11 @@ class PromptLookup:
         kept = plan.length if plan.is_cut else kept_length(match.root, match.matched, ids)
         known = self.computed_prefixes.known(match.end_page, ids[:-1])
         ever_computed = max(known, kept, plan.length)
-        told = max(self._last_end(ids, boundaries, ever_computed), plan.length)
-        repeated_tokens = max(told, min(repeated_tokens, len(ids) - 1))
+        last_end = max(self._last_end(ids, boundaries, ever_computed), plan.length)
+        repeated_tokens = max(last_end, min(repeated_tokens, len(ids) - 1))
         restored = Restored(
             plan.length,
-            _miss(plan, repeated_tokens=repeated_tokens, kept=kept, ever_computed=told),
+            _miss(plan, repeated_tokens=repeated_tokens, kept=kept, ever_computed=last_end),
             rejected_keys=match.rejected_keys,
             kept=max(kept, plan.length),
             repeated_tokens=repeated_tokens,

@@ -114,9 +114,10 @@ class Restorer:
     def _let_holders_go(self, plan: RestorePlan, room: int) -> None:
         """Split idle sequence caches into pages if there is no room for them and a copy of their KV."""
         whole = self.store.token_bytes * max(plan.length, room)
-        for one in {page.holder for page in plan.path if isinstance(page.holder, SequenceCache)}:
-            if not one.is_active and not self._evictor.has_room_for(self.store.usage_of(one).nbytes + whole):
-                self.store.split_into_pages(one)
+        for holder in {page.holder for page in plan.path if isinstance(page.holder, SequenceCache)}:
+            needed = self.store.usage_of(holder).nbytes + whole
+            if not holder.is_active and not self._evictor.has_room_for(needed):
+                self.store.split_into_pages(holder)
 
     def _bytes_beside(self, plan: RestorePlan, room: int) -> int:
         """Return the bytes of new caches, without pages in runs, whose memory is freed as they are copied."""

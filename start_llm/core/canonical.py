@@ -27,7 +27,7 @@ class OmittedText(NamedTuple):
         place: number of characters before it that the key does not leave out; for dates that the
             template writes, their index.
         text: the exact text.
-        said: how a note states it.
+        note_text: how a note states it.
         is_clock: it is a date, a clock or a time zone, and nothing else.
     """
 
@@ -35,7 +35,7 @@ class OmittedText(NamedTuple):
     kind: Kind
     place: int
     text: str
-    said: str = ""
+    note_text: str = ""
     is_clock: bool = False
 
 
@@ -65,8 +65,8 @@ class CanonicalKey(NamedTuple):
 
         The length of each part precedes it, so that different parts never give the same bytes.
         """
-        told = [piece for part in parts for piece in (len(part).to_bytes(8, "little"), part)]
-        return cls(_digest(b"".join(told)))
+        pieces = [piece for part in parts for piece in (len(part).to_bytes(8, "little"), part)]
+        return cls(_digest(b"".join(pieces)))
 
     def with_message(self, message: CanonicalMessage) -> CanonicalKey:
         """Return the key of this prefix with one more message. A digest has a fixed length: none is added."""
@@ -230,7 +230,7 @@ def exact_after(conversation: Conversation, reply: CanonicalMessage) -> bytes:
     last = conversation.messages[-1]
     key, beside = last.key.with_message(reply), last.exact[_SIZE:]
     if conversation.transient:
-        beside = CanonicalKey.of(beside, *(one.digest for one in conversation.transient)).digest
+        beside = CanonicalKey.of(beside, *(message.digest for message in conversation.transient)).digest
     return key.digest + (_with_beside(beside, key, reply, None) if reply.omitted else beside)
 
 
@@ -238,5 +238,7 @@ def _with_beside(
     beside: bytes, key: CanonicalKey, message: CanonicalMessage, reasoning: bytes | None
 ) -> bytes:
     """Return the digest of everything that keys leave out of a conversation, with one message more."""
-    told = repr([(one.name, one.place, one.text) for one in message.omitted])
-    return CanonicalKey.of(beside, key.digest, told.encode(errors="surrogatepass"), reasoning or b"").digest
+    omitted = repr([(piece.name, piece.place, piece.text) for piece in message.omitted])
+    return CanonicalKey.of(
+        beside, key.digest, omitted.encode(errors="surrogatepass"), reasoning or b""
+    ).digest

@@ -130,10 +130,10 @@ class ContextOverflow(InvalidRequest):
     code = "context_length_exceeded"
 
     def __init__(self, *, prompt_tokens: int, window: int, param: str, is_counted: bool = True) -> None:
-        self._told = str(prompt_tokens) if is_counted else f"at least {prompt_tokens}"
+        self._length = str(prompt_tokens) if is_counted else f"at least {prompt_tokens}"
         super().__init__(
             f"This model's maximum context length is {window} tokens. However, your messages resulted in "
-            f"{self._told} tokens, which leaves no room for a reply.",
+            f"{self._length} tokens, which leaves no room for a reply.",
             param=param,
         )
         self.prompt_tokens = prompt_tokens
@@ -159,7 +159,7 @@ class OverBudget(ContextOverflow):
         super().__init__(prompt_tokens=prompt_tokens, window=window, param=param, is_counted=is_counted)
         self.message = (
             f"This model's maximum context length is {window} tokens within the memory budget of "
-            f"{budget_bytes / 2**30:.1f} GiB. However, your messages resulted in {self._told} tokens."
+            f"{budget_bytes / 2**30:.1f} GiB. However, your messages resulted in {self._length} tokens."
         )
 
 

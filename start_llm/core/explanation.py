@@ -80,9 +80,13 @@ class Explanation:
     @property
     def cause(self) -> Difference | None:
         """The most severe difference: of those after the bound prefix if there are any, else of all."""
-        after = [one for one in self.differences if one.message is None or one.message >= self.bound_messages]
-        found = after or self.differences
-        return min(found, key=lambda one: _SEVEREST_FIRST.index(one.drift), default=None)
+        after = [
+            difference
+            for difference in self.differences
+            if difference.message is None or difference.message >= self.bound_messages
+        ]
+        candidates = after or self.differences
+        return min(candidates, key=lambda difference: _SEVEREST_FIRST.index(difference.drift), default=None)
 
     @property
     def lost(self) -> int:

@@ -56,7 +56,7 @@ def blas_in_use(mapped: Path = _MAPPED) -> str | None:
     A preloaded library answers before the one that MLX brings. Both are mapped.
     """
     try:
-        found = list(dict.fromkeys(_BLAS.findall(mapped.read_text(errors="replace"))))
+        paths = list(dict.fromkeys(_BLAS.findall(mapped.read_text(errors="replace"))))
     except OSError:
         return None
-    return next((path for path in found if "/site-packages/" not in path), next(iter(found), None))
+    return next((path for path in paths if "/site-packages/" not in path), next(iter(paths), None))

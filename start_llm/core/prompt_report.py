@@ -41,7 +41,7 @@ class Receipt:
         from_memory, from_disk: tokens that were restored from there.
         read_ahead: those of them that were read before this request came.
         read: computed tokens of what the request says.
-        told: computed tokens of a note that tells the model what has changed.
+        note_tokens: computed tokens of a note that tells the model what has changed.
         unread: tokens that were not computed: the last one of a prewarm, and those that a deadline cut off.
         drafted: tokens of the reply, not of the prompt, that a draft had guessed.
         is_kept: the cache keeps what was computed.
@@ -54,7 +54,7 @@ class Receipt:
     from_disk: int = 0
     read_ahead: int = 0
     read: int = 0
-    told: int = 0
+    note_tokens: int = 0
     unread: int = 0
     drafted: int = 0
     is_kept: bool = True
@@ -76,12 +76,12 @@ class Receipt:
     @property
     def prompt(self) -> int:
         """All tokens of the prompt."""
-        return self.from_memory + self.from_disk + self.read + self.told + self.unread
+        return self.from_memory + self.from_disk + self.read + self.note_tokens + self.unread
 
     @property
     def written(self) -> int:
         """Tokens of the prompt that were added to the cache."""
-        return self.read + self.told if self.is_kept else 0
+        return self.read + self.note_tokens if self.is_kept else 0
 
 
 @dataclass(frozen=True, slots=True)

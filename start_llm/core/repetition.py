@@ -76,8 +76,8 @@ def repeated_calls(messages: Sequence[Message]) -> tuple[str, int]:
     if last is None:
         return "", 0
     count = 1
-    for one in rounds:
-        if one != last:
+    for earlier in rounds:
+        if earlier != last:
             break
         count += 1
     return ", ".join(name for name, _ in last[0]), count

@@ -26,7 +26,7 @@ def unenforced_keywords(schema: Mapping[str, Json]) -> tuple[str, ...]:
 
     `oneOf` is among them because it is enforced as `anyOf` where more than one of its schemas may fit.
     """
-    return tuple(sorted({word for one in _schemas(dict(schema)) for word in _unenforced(one)}))
+    return tuple(sorted({word for part in _schemas(dict(schema)) for word in _unenforced(part)}))
 
 
 def _unenforced(schema: Mapping[str, Json]) -> Iterator[str]:

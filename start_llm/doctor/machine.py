@@ -114,11 +114,12 @@ def _cached_files(folder: Path) -> Finding:
         return Finding("cached files", "fine", "none yet")
     except OSError as error:
         return Finding("cached files", "fault", f"SSD_CACHE_DIR cannot be read: {error.strerror}")
-    figures = {"files": found.files.total(), "bytes": found.nbytes.total(), "hurt": len(found.hurt)}
-    if found.hurt:
-        reason = next(iter(found.hurt.values()))
+    unusable = len(found.unusable)
+    figures = {"files": found.files.total(), "bytes": found.nbytes.total(), "hurt": unusable}
+    if unusable:
+        reason = next(iter(found.unusable.values()))
         text = (
-            f"{len(found.hurt):,} of {figures['files']:,} files are hurt ({reason}): the server will read "
+            f"{unusable:,} of {figures['files']:,} files are hurt ({reason}): the server will read "
             "their conversations again, and the disk deserves a look"
         )
         return Finding("cached files", "fault", text, figures)

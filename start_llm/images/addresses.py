@@ -103,5 +103,5 @@ def is_public(text: str) -> bool:
 
 def resolve(host: str, port: int) -> Sequence[str]:
     """Ask the system's resolver."""
-    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, proto=socket.IPPROTO_TCP)
-    return tuple(dict.fromkeys(str(place[0]) for *_, place in found))
+    entries = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, proto=socket.IPPROTO_TCP)
+    return tuple(dict.fromkeys(str(place[0]) for *_, place in entries))

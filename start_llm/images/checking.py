@@ -46,7 +46,7 @@ _FILES = (
     TiffImageFile,
     AvifImageFile,
 )
-_FORMATS = tuple(str(one.format) for one in _FILES)
+_FORMATS = tuple(str(file.format) for file in _FILES)
 _HEIF = "HEIF"
 _HEIF_PACKAGE = "pillow-heif"
 _HEIF_BRANDS = frozenset({b"heic", b"heix", b"hevc", b"hevx", b"heim", b"heis", b"mif1", b"msf1"})

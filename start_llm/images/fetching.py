@@ -84,7 +84,7 @@ class ImageFetcher:
                 data = self._answer(place, connected)
             except (OSError, http.client.HTTPException, ValueError) as error:
                 is_late = time.monotonic() >= deadline
-                raise could_not_fetch(_TOO_LATE if is_late else _told(error)) from error
+                raise could_not_fetch(_TOO_LATE if is_late else _reason(error)) from error
             finally:
                 watch.cancel()
         if time.monotonic() >= deadline:
@@ -93,24 +93,24 @@ class ImageFetcher:
 
     def _public_addresses(self, place: ImageAddress, deadline: float) -> Sequence[str]:
         """Resolve the host once, in a thread of its own: the system's resolver has no time limit."""
-        found: list[Sequence[str] | OSError] = []
+        results: list[Sequence[str] | OSError] = []
 
         def ask() -> None:
             try:
-                found.append(self._resolve(place.host, place.port))
+                results.append(self._resolve(place.host, place.port))
             except OSError as error:
-                found.append(error)
+                results.append(error)
 
         asking = threading.Thread(target=ask, daemon=True)
         asking.start()
         asking.join(max(deadline - time.monotonic(), 0))
-        if not found:
+        if not results:
             raise could_not_fetch(_TOO_LATE)
-        if isinstance(found[0], OSError) or not found[0]:
+        if isinstance(results[0], OSError) or not results[0]:
             raise could_not_fetch(f"{place.host} is not known")
-        if not all(map(is_public, found[0])):
+        if not all(map(is_public, results[0])):
             raise is_bad_address(f"{place.host} is not a public address")
-        return found[0]
+        return results[0]
 
     def _connected(self, addresses: Sequence[str], place: ImageAddress, deadline: float) -> socket.socket:
         """Connect to the first of the addresses that answers."""
@@ -140,8 +140,8 @@ class ImageFetcher:
         asking.request("GET", place.target, headers=_HEADERS)
         reply = asking.getresponse()
         if reply.status != 200:
-            told = " Redirects are not followed." if 300 <= reply.status < 400 else ""
-            raise could_not_fetch(f"the server answered with status {reply.status}.{told}".rstrip("."))
+            hint = " Redirects are not followed." if 300 <= reply.status < 400 else ""
+            raise could_not_fetch(f"the server answered with status {reply.status}.{hint}".rstrip("."))
         length = reply.length
         if length is not None and length > self._max_bytes:
             raise has_too_many_bytes(length, self._max_bytes)
@@ -168,5 +168,5 @@ def _hang_up(connected: socket.socket) -> None:
         connected.shutdown(socket.SHUT_RDWR)
 
 
-def _told(error: Exception) -> str:
+def _reason(error: Exception) -> str:
     return f"the connection failed ({type(error).__name__})"

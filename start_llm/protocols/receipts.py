@@ -30,7 +30,7 @@ def receipt_json(receipt: Receipt) -> dict[str, Json]:
         "from_memory": receipt.from_memory,
         "from_disk": receipt.from_disk,
         "read": receipt.read,
-        "told": receipt.told,
+        "told": receipt.note_tokens,
         "unread": receipt.unread,
         "read_ahead": receipt.read_ahead,
         "drafted": receipt.drafted,

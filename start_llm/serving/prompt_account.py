@@ -71,13 +71,13 @@ class PromptAccount:
     def receipt(self) -> Receipt:
         """Return where the tokens have come from so far."""
         cached, from_disk = self.cached, min(self._restored.disk_tokens, self.cached)
-        told = max(min(self._done, self._note.stop) - max(cached, self._note.start), 0)
+        note_tokens = max(min(self._done, self._note.stop) - max(cached, self._note.start), 0)
         return Receipt(
             from_memory=cached - from_disk,
             from_disk=from_disk,
             read_ahead=self.read_ahead,
-            read=self._done - cached - told,
-            told=told,
+            read=self._done - cached - note_tokens,
+            note_tokens=note_tokens,
             unread=self._tokens - self._done,
             drafted=self._drafted,
             is_kept=self._restored.miss != "off",

@@ -161,10 +161,14 @@ class Activity:
         )
         with self._lock:
             self._last_number += 1
-            same = [one for one in self._refused if replace(one, number=0, last=0.0, times=1) == clipped]
-            for one in same:
-                self._refused.remove(one)
-            times = 1 + sum(one.times for one in same)
+            same = [
+                earlier
+                for earlier in self._refused
+                if replace(earlier, number=0, last=0.0, times=1) == clipped
+            ]
+            for earlier in same:
+                self._refused.remove(earlier)
+            times = 1 + sum(earlier.times for earlier in same)
             self._refused.append(replace(clipped, number=self._last_number, last=self._clock(), times=times))
 
     def running(self) -> Sequence[RequestRecord]:
@@ -185,7 +189,9 @@ class Activity:
     def conversations(self) -> Sequence[tuple[RequestFacts, tuple[ConversationTurn, ...]]]:
         """Return the conversations with their turns, the one that was used last first."""
         with self._lock:
-            return tuple((one.facts, tuple(one.turns)) for one in reversed(self._conversations.values()))
+            return tuple(
+                (history.facts, tuple(history.turns)) for history in reversed(self._conversations.values())
+            )
 
     def savings(self) -> tuple[Saving, Saving]:
         """Return what was saved over the last hour and over the last day."""

@@ -65,16 +65,22 @@ class LiveColumn:
 
 
 _COLUMNS = (
-    LiveColumn(name="session", justify="left", text=lambda one, _: one.facts.session_label),
-    LiveColumn(name="client", justify="left", is_wide=True, text=lambda one, _: one.facts.client or "-"),
-    LiveColumn(name="endpoint", justify="left", is_wide=True, text=lambda one, _: one.facts.endpoint_name),
-    LiveColumn(name="now", justify="left", text=lambda one, _: one.phase),
-    LiveColumn(name="prompt", text=lambda one, _: f"{one.facts.prompt_tokens:,}"),
-    LiveColumn(name="cached", style="green", text=lambda one, _: f"{one.cached:,}"),
-    LiveColumn(name="read", style="cyan", text=lambda one, _: f"{one.done - one.cached:,}"),
-    LiveColumn(name="written", style="bold", text=lambda one, _: f"{one.written:,}"),
-    LiveColumn(name="tok/s", text=lambda one, _: f"{speed:,.0f}" if (speed := one.tokens_per_s) else ""),
-    LiveColumn(name="s", style="dim", text=lambda one, now: f"{max(now - one.began, 0.0):,.0f}"),
+    LiveColumn(name="session", justify="left", text=lambda record, _: record.facts.session_label),
+    LiveColumn(
+        name="client", justify="left", is_wide=True, text=lambda record, _: record.facts.client or "-"
+    ),
+    LiveColumn(
+        name="endpoint", justify="left", is_wide=True, text=lambda record, _: record.facts.endpoint_name
+    ),
+    LiveColumn(name="now", justify="left", text=lambda record, _: record.phase),
+    LiveColumn(name="prompt", text=lambda record, _: f"{record.facts.prompt_tokens:,}"),
+    LiveColumn(name="cached", style="green", text=lambda record, _: f"{record.cached:,}"),
+    LiveColumn(name="read", style="cyan", text=lambda record, _: f"{record.done - record.cached:,}"),
+    LiveColumn(name="written", style="bold", text=lambda record, _: f"{record.written:,}"),
+    LiveColumn(
+        name="tok/s", text=lambda record, _: f"{speed:,.0f}" if (speed := record.tokens_per_s) else ""
+    ),
+    LiveColumn(name="s", style="dim", text=lambda record, now: f"{max(now - record.began, 0.0):,.0f}"),
 )
 
 
@@ -108,7 +114,7 @@ class LiveTable:
     def state(self) -> LiveState:
         running = self._activity.running()
         now = self._activity.now
-        rows = (tuple(column.text(one, now) for column in _COLUMNS) for one in running)
+        rows = (tuple(column.text(record, now) for column in _COLUMNS) for record in running)
         return LiveState(tuple(rows), self._status(len(running)))
 
     def _status(self, running: int) -> str:
@@ -128,8 +134,8 @@ class LiveTable:
         more = [Text(f"and {hidden} more", style="dim")] if hidden > 0 else []
         self._console.width = size.columns - 1
         with self._console.capture() as captured:
-            for one in (*table, *more, Text(state.status, style="dim")):
-                self._console.print(one, no_wrap=True, overflow="ellipsis")
+            for part in (*table, *more, Text(state.status, style="dim")):
+                self._console.print(part, no_wrap=True, overflow="ellipsis")
         return captured.get().splitlines()
 
     def painted(self, line: str) -> str:
@@ -142,7 +148,7 @@ class LiveTable:
 
 
 def _table(rows: Sequence[Sequence[str]], width: int) -> Table:
-    shown = [(place, one) for place, one in enumerate(_COLUMNS) if width >= _WIDE or not one.is_wide]
+    shown = [(place, column) for place, column in enumerate(_COLUMNS) if width >= _WIDE or not column.is_wide]
     table = Table(box=None, pad_edge=False, header_style="dim")
     for _, column in shown:
         table.add_column(column.name, no_wrap=True, justify=column.justify, style=column.style)

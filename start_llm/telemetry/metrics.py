@@ -179,7 +179,7 @@ class DiskMetrics:
             seconds that these prompts waited.
         late: prompts that did not wait for the disk any longer, because it took more time than computing.
         computed_instead: prompts that were computed though the disk had them, because that is faster.
-        rejected: files that could not be used, by reason; see `cache.disk.page_file.HurtFile`.
+        rejected: files that could not be used, by reason; see `cache.disk.page_file.RejectedFile`.
         queue: files that wait to be written.
         written_files, written_bytes: since the start; `written_today_bytes` since midnight UTC.
         evictions: files that were removed because the folder was full.

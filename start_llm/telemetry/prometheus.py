@@ -43,8 +43,8 @@ class _Series[Source]:
     label: str | None = None
 
     def values(self, source: Source) -> Mapping[str, Number]:
-        found = self.read(source)
-        return found if isinstance(found, Mapping) else {"": found}
+        value = self.read(source)
+        return value if isinstance(value, Mapping) else {"": value}
 
 
 _MODEL_COUNTERS: tuple[_Series[ModelMetrics], ...] = (
@@ -197,9 +197,9 @@ class ModelCounters(Collector):
 
     def collect(self) -> Iterator[Metric]:
         with self._lock:
-            found = [self._counter(series) for series in _MODEL_COUNTERS]
-            found += [self._gauge(series) for series in _MODEL_GAUGES]
-        yield from found
+            families = [self._counter(series) for series in _MODEL_COUNTERS]
+            families += [self._gauge(series) for series in _MODEL_GAUGES]
+        yield from families
 
     def _counter(self, series: _Series[ModelMetrics]) -> Metric:
         family = CounterMetricFamily(PREFIX + series.name, series.help, labels=_labels(series))

@@ -85,7 +85,7 @@ class RequestRecord:
         usage: what the reply says of itself at its end.
         ending: a finish reason, `deadline`, `repetition`, `failed` or `cancelled`.
         explanation: of the cache's part; dropped at the end, when the fields below keep what is shown of it.
-        told_at: when a line of the terminal told of it last.
+        printed_at: when the terminal last printed a line about it.
         number: of this record among those that have ended; later ones have higher numbers.
         again: computed prompt tokens that had been computed before.
         reason: why, in plain words; None if there are none.
@@ -108,7 +108,7 @@ class RequestRecord:
     usage: Usage | None = None
     ending: str = "cancelled"
     left: float | None = None
-    told_at: float = 0.0
+    printed_at: float = 0.0
     number: int = 0
     ended: float = 0.0
     again: int = 0

@@ -55,7 +55,7 @@ class Terminal:
         self._stream.flush()
         self._screen = Screen(descriptor, view if is_lively(descriptor, environment) else None)
         if self.is_live and self._errors.isatty():
-            sys.stderr = _SaidLines(self.say)
+            sys.stderr = _StderrLines(self.say)
 
     @property
     def is_live(self) -> bool:
@@ -105,9 +105,9 @@ class Terminal:
     def progress(self, running: RequestRecord) -> None:
         """Print how far a long request has come, now and then, unless a live view shows it."""
         pause_s, now = _BETWEEN_PROGRESS_S.get(running.phase), time.perf_counter()
-        if pause_s is None or self.is_live or now - max(running.phase_since, running.told_at) < pause_s:
+        if pause_s is None or self.is_live or now - max(running.phase_since, running.printed_at) < pause_s:
             return
-        running.told_at = now
+        running.printed_at = now
         total = running.facts.prompt_tokens
         speed = _speed(running.tokens_per_s)
         done = (
@@ -119,8 +119,8 @@ class Terminal:
 
     def restored(self, facts: RequestFacts, restored: Restored) -> None:
         """Print what was read from the disk for a request."""
-        told = f"restored {counted_tokens(restored.disk_tokens)} from disk in {restored.disk_s:.1f} s"
-        self._print(Line((_who(facts), told)))
+        text = f"restored {counted_tokens(restored.disk_tokens)} from disk in {restored.disk_s:.1f} s"
+        self._print(Line((_who(facts), text)))
 
     def images(
         self, facts: RequestFacts, beginning: Sequence[int], images: Sequence[ImageSpan], restored: Restored
@@ -129,8 +129,8 @@ class Terminal:
         self._print(Line((_who(facts), f"begins {' '.join(map(_token_name, beginning))}")))
         for start, end, run in images:
             kept = "restored" if end <= restored.tokens else "cut" if start < restored.tokens else "computed"
-            told = f"image {_token_name(run.tokens[0])} at {start:,} to {end:,}  {kept}"
-            self._print(Line((_who(facts), told)))
+            text = f"image {_token_name(run.tokens[0])} at {start:,} to {end:,}  {kept}"
+            self._print(Line((_who(facts), text)))
 
     def finished(self, request: RequestRecord) -> None:
         """Print one line for each request, however it ended."""
@@ -148,15 +148,15 @@ class Terminal:
 
     def refused(self, refusal: Refusal) -> None:
         """Print a refused request. A flood of them prints a few lines a minute."""
-        for told in self._refusals.parts(refusal, time.monotonic()):
-            self._print(Line((f"{_clock()} refused    ", *told)))
+        for parts in self._refusals.parts(refusal, time.monotonic()):
+            self._print(Line((f"{_clock()} refused    ", *parts)))
 
     def say_of(self, facts: RequestFacts, what: str) -> None:
         """Print what has happened to a request, such as a failure."""
         self._print(Line((_who(facts), printable(what))))
 
 
-class _SaidLines(io.TextIOBase):
+class _StderrLines(io.TextIOBase):
     """Says each line that is written to it. In place of the standard error, which would tear the view."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
@@ -197,8 +197,8 @@ class _RefusalLimit:
 
 def _refused(refusal: Refusal) -> Sequence[str]:
     asked, reason = f"{refusal.status} {refusal.method} {refusal.path}".strip(), refusal.reason
-    told = reason if len(reason) <= _MAX_REASON else f"{reason[: _MAX_REASON - 1]}…"
-    return printable(asked[:_MAX_ASKED]), printable(told)
+    clipped = reason if len(reason) <= _MAX_REASON else f"{reason[: _MAX_REASON - 1]}…"
+    return printable(asked[:_MAX_ASKED]), printable(clipped)
 
 
 def _who(facts: RequestFacts) -> str:

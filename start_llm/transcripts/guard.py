@@ -409,7 +409,7 @@ def omitted_values(depth: int, omitted: Iterable[OmittedText]) -> dict[Field, st
     for text in omitted:
         if text.kind != "space":
             field = Field(text.name, depth, text.kind)
-            values[field] = f"{values[field]}\n{text.said}" if field in values else text.said
+            values[field] = f"{values[field]}\n{text.note_text}" if field in values else text.note_text
     return values
 
 

@@ -77,7 +77,7 @@ class Variant:
     def nbytes(self) -> int:
         """Size in bytes. Texts of details count in full, although the variants of a request share them."""
         omitted = (item for reading in self.details for item in reading.omitted)
-        texts = [text for item in omitted for text in (item.text, item.said)]
+        texts = [text for item in omitted for text in (item.text, item.note_text)]
         texts += [text for reading in self.details for _, text in reading.noted if text]
         return _TOKEN_BYTES * len(self.delta) + _VARIANT_BYTES + sum(map(_text_bytes, texts))
 

@@ -895,10 +895,10 @@ def test_a_folder_is_told_verified_and_cleared(resources, stored: Path):
     told = report(stored)
     assert told.files["pages"] + told.files["states"] == len(files(stored))
     assert sum(told.nbytes.values()) == folder_size(stored)
-    assert report(stored, verifies=True).hurt == {}
+    assert report(stored, verifies=True).unusable == {}
     hurt = files(stored)[1]
     hurt.write_bytes(hurt.read_bytes()[:-1])
-    assert report(stored, verifies=True).hurt == {hurt: "truncated"}
+    assert report(stored, verifies=True).unusable == {hurt: "truncated"}
     lock = Lock(stored / LOCK)
     lock.take()
     with pytest.raises(BlockingIOError):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from start_llm.cache.disk.page_file import FileHeader, HurtFile, TensorLayout, opened_file, write_file
+from start_llm.cache.disk.page_file import FileHeader, RejectedFile, TensorLayout, opened_file, write_file
 
 KEY, PARENT = bytes(range(16)), bytes(range(16, 32))
 TOKENS = (5, 0, 2**31, 7)
@@ -76,7 +76,7 @@ def test_every_flipped_bit_is_found(path: Path):
     whole = path.read_bytes()
     for place in range(len(whole)):
         path.write_bytes(whole[:place] + bytes([whole[place] ^ 1 << place % 8]) + whole[place + 1 :])
-        with pytest.raises(HurtFile):
+        with pytest.raises(RejectedFile):
             read(path)
 
 
@@ -87,7 +87,7 @@ def test_every_range_of_zeros_and_every_cut_are_found(path: Path):
     for content in (*zeroed, *cut):
         if content != whole:
             path.write_bytes(content)
-            with pytest.raises(HurtFile):
+            with pytest.raises(RejectedFile):
                 read(path)
 
 
@@ -103,7 +103,7 @@ def test_what_is_no_such_file_is_refused(path: Path, change: str):
     }
     for content in changed[change]:
         path.write_bytes(content)
-        with pytest.raises(HurtFile):
+        with pytest.raises(RejectedFile):
             read(path)
 
 
@@ -116,20 +116,20 @@ def test_what_is_no_such_file_is_refused(path: Path, change: str):
 )
 def test_another_file_in_its_place_is_refused(path: Path, header: FileHeader, reason: str):
     write_file(path, header, [memoryview(one) for one in CONTENT])
-    with pytest.raises(HurtFile) as raised:
+    with pytest.raises(RejectedFile) as raised:
         read(path)
     assert raised.value.reason == reason
 
 
 def test_the_format_of_another_version_is_refused(path: Path):
     path.write_bytes(path.read_bytes().replace(b"start_llm 1", b"start_llm 0"))
-    with pytest.raises(HurtFile) as raised:
+    with pytest.raises(RejectedFile) as raised:
         read(path)
     assert raised.value.reason == "format"
 
 
 def test_a_file_that_is_not_there_is_missing(tmp_path: Path):
-    with pytest.raises(HurtFile) as raised, opened_file(tmp_path / "none", "pages", KEY):
+    with pytest.raises(RejectedFile) as raised, opened_file(tmp_path / "none", "pages", KEY):
         pass
     assert raised.value.reason == "missing"
 
@@ -143,7 +143,7 @@ def test_a_link_is_not_followed(path: Path, tmp_path: Path):
 
 
 def test_buffers_of_another_size_are_refused(path: Path):
-    with opened_file(path, "pages", KEY) as file, pytest.raises(HurtFile) as raised:
+    with opened_file(path, "pages", KEY) as file, pytest.raises(RejectedFile) as raised:
         file.read_into([[memoryview(bytearray(1))]] * 3)
     assert raised.value.reason == "layout"
 

@@ -102,12 +102,12 @@ def test_the_parts_sum_to_the_prompt_wherever_a_request_ends(course: tuple[int, 
     for event in events:
         account.note(event)
         receipt = account.receipt()
-        parts = [getattr(receipt, one) for one in SOURCES]
+        parts = receipt.from_memory, receipt.from_disk, receipt.read, receipt.note_tokens, receipt.unread
         assert sum(parts) == receipt.prompt == tokens
         assert min(parts) >= 0
         assert receipt.from_memory + receipt.from_disk == account.cached
-        assert receipt.told <= len(note)
-        assert receipt.written in (0, receipt.read + receipt.told)
+        assert receipt.note_tokens <= len(note)
+        assert receipt.written in (0, receipt.read + receipt.note_tokens)
 
 
 def test_a_note_that_is_cached_already_is_not_told_again():
@@ -116,7 +116,7 @@ def test_a_note_that_is_cached_already_is_not_told_again():
         account.note(Restored(cached))
         account.note(Text("x", (1,)))
         receipt = account.receipt()
-        assert (receipt.told, receipt.read) == (told, 50 - cached - told)
+        assert (receipt.note_tokens, receipt.read) == (told, 50 - cached - told)
 
 
 # -------------------------------------------------------------------------------------------- many requests

@@ -244,7 +244,7 @@ def test_exchanged_lines_of_own_metadata_are_told_as_a_whole(now, told):
 def test_seconds_in_a_block_stay_as_they_are():
     """Its lines are named as they stand in the prompt."""
     ((found,),) = omitted(system("You help.\n" + GIT.format("at 10:00:31") + "Be brief."))
-    assert "0000000 at 10:00:31" in found.said
+    assert "0000000 at 10:00:31" in found.note_text
 
 
 FORMS = {
@@ -263,13 +263,13 @@ FORMS = {
 def test_what_clients_say_of_now_is_found(client):
     name, told, around = FORMS[client]
     ((found,),) = omitted(system("You help.\n" + around.format(told)))
-    assert (found.name, found.said) == (name, told)
+    assert (found.name, found.note_text) == (name, told)
     assert found.is_clock == (found.kind == "live")
 
 
 def test_statistics_of_a_run_are_found_in_a_question():
     ((found,),) = omitted(user("Done.\nStats: runtime 12s • tokens 3k"))
-    assert (found.name, found.said) == ("run statistics", "Stats: runtime 12s")
+    assert (found.name, found.note_text) == ("run statistics", "Stats: runtime 12s")
     assert not found.is_clock
 
 

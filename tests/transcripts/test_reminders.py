@@ -52,10 +52,10 @@ def reminder(rule: str, date: str = "d1x") -> str:
 
 def test_what_claude_code_reminds_of_is_found():
     ((instructions, date),) = omitted(user(RECORDED))
-    assert (date.said, date.kind, date.is_clock) == ("Today's date is 2026-11-21.", "live", True)
+    assert (date.note_text, date.kind, date.is_clock) == ("Today's date is 2026-11-21.", "live", True)
     assert (instructions.kind, instructions.is_clock) == ("block", False)
-    assert instructions.said.startswith("# claudeMd\nCodebase")
-    assert instructions.said.endswith("\n# Tests\nUse tabs.")
+    assert instructions.note_text.startswith("# claudeMd\nCodebase")
+    assert instructions.note_text.endswith("\n# Tests\nUse tabs.")
 
 
 @pytest.mark.parametrize(

@@ -45,7 +45,7 @@ details = st.builds(
             kind=st.sampled_from(["space", "own", "live", "block"]),
             place=st.integers(0, 10**6),
             text=texts,
-            said=texts,
+            note_text=texts,
             is_clock=st.booleans(),
         ),
         max_size=2,

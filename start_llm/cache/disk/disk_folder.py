@@ -69,16 +69,16 @@ class DiskFolder:
         return f"its folder may have {limit:,}, {self.limits.max_share:.0%} of what is free or its own"
 
     @owned_by(DISK)
-    def add_found(self, found: ScannedFile) -> None:
+    def add_scanned(self, file: ScannedFile) -> None:
         """Take a file of the scan into the index. What a process did not finish is removed."""
-        if found.is_left_over:
+        if file.is_left_over:
             with suppress(OSError):
-                found.path.unlink(missing_ok=True)
-        elif found.cached:
-            if self.index.get(*found.cached.name) is None:
-                self.index.add(found.cached)
-        elif not found.path.is_relative_to(self.path / TRANSCRIPTS):
-            self._foreign_bytes += found.nbytes
+                file.path.unlink(missing_ok=True)
+        elif file.cached:
+            if self.index.get(*file.cached.name) is None:
+                self.index.add(file.cached)
+        elif not file.path.is_relative_to(self.path / TRANSCRIPTS):
+            self._foreign_bytes += file.nbytes
 
     @owned_by(DISK)
     def keep_quota(self, coming_bytes: int, being_read: AbstractSet[FileName]) -> bool:
@@ -107,14 +107,14 @@ class DiskFolder:
         return index.nbytes + coming_bytes <= limit
 
     def _count_databases(self) -> None:
-        self.index.other_bytes = self._foreign_bytes + sum(one.nbytes for one in self._databases())
+        self.index.other_bytes = self._foreign_bytes + sum(database.nbytes for database in self._databases())
 
     def _remove_databases(self, before_ns: int) -> None:
         """Remove what is known of conversations with models that were not used since."""
-        for one in self._databases():
-            may_go = self.database_names and not one.path.name.startswith(self.database_names)
-            if may_go and one.path.stat().st_mtime_ns < before_ns:
-                one.path.unlink(missing_ok=True)
+        for database in self._databases():
+            may_go = self.database_names and not database.path.name.startswith(self.database_names)
+            if may_go and database.path.stat().st_mtime_ns < before_ns:
+                database.path.unlink(missing_ok=True)
         self._count_databases()
 
     def _databases(self) -> list[ScannedFile]:

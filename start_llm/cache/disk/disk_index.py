@@ -105,7 +105,7 @@ class DiskIndex:
     def after(self, kind: FileKind, parent: bytes) -> list[CachedFile]:
         """Return the files whose tokens follow this prefix. A state without tokens has its own key there."""
         with self._lock:
-            return [one for one in self._after.get(parent, ()) if one.kind == kind]
+            return [file for file in self._after.get(parent, ()) if file.kind == kind]
 
     def add(self, file: CachedFile) -> None:
         """Add a file. It replaces one of the same name."""
@@ -145,7 +145,7 @@ class DiskIndex:
 
     def oldest_first(self) -> list[CachedFile]:
         with self._lock:
-            return sorted(self._files.values(), key=lambda one: one.used_ns)
+            return sorted(self._files.values(), key=lambda file: file.used_ns)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from start_llm.cache.disk.disk_index import LOCK, TRANSCRIPTS, WRITTEN, CachedFile, scan
-from start_llm.cache.disk.page_file import KINDS, HurtFile, opened_file
+from start_llm.cache.disk.page_file import KINDS, RejectedFile, opened_file
 from start_llm.storage.private_files import Lock
 
 
@@ -18,12 +18,12 @@ class FolderReport:
 
     Attributes:
         files, nbytes: by kind: `pages`, `states` and `other`.
-        hurt: files that cannot be used, each with the reason.
+        unusable: files that cannot be used, each with the reason.
     """
 
     files: Counter[str] = field(default_factory=Counter[str])
     nbytes: Counter[str] = field(default_factory=Counter[str])
-    hurt: dict[Path, str] = field(default_factory=dict[Path, str])
+    unusable: dict[Path, str] = field(default_factory=dict[Path, str])
 
 
 def report(folder: Path, *, verifies: bool = False) -> FolderReport:
@@ -35,15 +35,15 @@ def report(folder: Path, *, verifies: bool = False) -> FolderReport:
     Raises:
         OSError: the folder cannot be read.
     """
-    found = FolderReport()
+    contents = FolderReport()
     os.scandir(folder).close()
     for file in scan(folder):
         kind = file.cached.kind if file.cached else "other"
-        found.files[kind] += 1
-        found.nbytes[kind] += file.nbytes
+        contents.files[kind] += 1
+        contents.nbytes[kind] += file.nbytes
         if verifies and file.cached and (reason := _fault(file.path, file.cached)):
-            found.hurt[file.path] = reason
-    return found
+            contents.unusable[file.path] = reason
+    return contents
 
 
 def _fault(path: Path, cached: CachedFile) -> str | None:
@@ -51,7 +51,7 @@ def _fault(path: Path, cached: CachedFile) -> str | None:
     try:
         with opened_file(path, cached.kind, cached.key) as file:
             file.verify()
-    except HurtFile as error:
+    except RejectedFile as error:
         return error.reason if error.reason != "missing" else None
     except OSError as error:
         return error.strerror or "unreadable"

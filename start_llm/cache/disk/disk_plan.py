@@ -37,7 +37,7 @@ class DiskPlan:
 
     @property
     def files(self) -> tuple[CachedFile, ...]:
-        return (*self.pages, *(one for one in (self.last, self.state) if one))
+        return (*self.pages, *(file for file in (self.last, self.state) if file))
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +141,7 @@ def _deepest_state(
             (len(tokens), file) for file, tokens in _tokens(states) if tokens == ids[end : end + len(tokens)]
         ]
         if fitting:
-            length, state = max(fitting, key=lambda found: found[0])
+            length, state = max(fitting, key=lambda candidate: candidate[0])
             return chain.plan(end + length, depth, None, state)
     return DiskPlan(0, ())
 
@@ -149,7 +149,7 @@ def _deepest_state(
 def _unread(files: Sequence[CachedFile]) -> list[CachedFile]:
     """Return those of the files whose content is not known yet, of many the newest."""
     unread = [file for file in files if file.header is None]
-    return sorted(unread, key=lambda one: one.used_ns, reverse=True)[:_MOST_READ]
+    return sorted(unread, key=lambda file: file.used_ns, reverse=True)[:_MOST_READ]
 
 
 def _tokens(files: Sequence[CachedFile]) -> Iterator[tuple[CachedFile, tuple[int, ...]]]:

@@ -138,16 +138,16 @@ class DiskRestorer:
         That of a follower says nothing of the disk: the read that it follows may take longer, and go well.
         """
         self._tier.metrics.late += 1
-        if not any(wait in one.followers for one in self._running):
+        if not any(wait in restore.followers for restore in self._running):
             self._tier.note_silence(wait.read if isinstance(wait, DiskRestore) else wait)
 
     def _follow(self, plan: DiskPlan, saves: int) -> DiskWait | None:
         """Wait for a restore that reads the beginning of this plan, and not much else."""
-        for one in self._running:
-            same = sum(mine is other for mine, other in zip(plan.files, one.plan.files, strict=False))
-            if not one.read.is_given_up and 2 * same >= len(one.plan.files):
-                one.followers.append(DiskWait(saves=saves))
-                return one.followers[-1]
+        for restore in self._running:
+            same = sum(mine is other for mine, other in zip(plan.files, restore.plan.files, strict=False))
+            if not restore.read.is_given_up and 2 * same >= len(restore.plan.files):
+                restore.followers.append(DiskWait(saves=saves))
+                return restore.followers[-1]
         return None
 
     def length(self, match: PromptMatch) -> int:
@@ -244,7 +244,9 @@ class DiskRestorer:
         for restore in self._running:
             restore.give_up()
             self._tier.take(restore.read, restore.read.taken)
-        self._tier.traffic.wait_until(lambda: all(one.read.is_over for one in self._running), patience_s)
+        self._tier.traffic.wait_until(
+            lambda: all(restore.read.is_over for restore in self._running), patience_s
+        )
         self.collect()
 
     def _take(self, restore: DiskRestore) -> None:
@@ -265,8 +267,8 @@ class DiskRestorer:
 
     def _tell_over(self, restore: DiskRestore) -> None:
         restore.is_over = True
-        for one in restore.followers:
-            one.is_over = True
+        for follower in restore.followers:
+            follower.is_over = True
 
     def _end(self, restore: DiskRestore) -> None:
         if restore.is_over:
@@ -306,7 +308,8 @@ class DiskRestorer:
 
 
 def _most_ahead(parts: Sequence[FilePart]) -> int:
-    return max(2, _MOST_AHEAD_BYTES // max(1, *(sum(one.nbytes for one in part.tensors) for part in parts)))
+    largest = max(1, *(sum(tensor.nbytes for tensor in part.tensors) for part in parts))
+    return max(2, _MOST_AHEAD_BYTES // largest)
 
 
 def _both(tail: Callable[[], Targets], state: Targets) -> Targets:

@@ -195,7 +195,7 @@ class DiskTier:
     def is_hanging(self) -> bool:
         """Return whether the disk still owes an answer for which a prompt has waited in vain."""
         was_hanging = bool(self._unanswered)
-        self._unanswered = [one for one in self._unanswered if not one.is_over]
+        self._unanswered = [wait for wait in self._unanswered if not wait.is_over]
         if was_hanging and not self._unanswered:
             self._say("The disk tier of the prompt cache answers again.")
         return bool(self._unanswered)

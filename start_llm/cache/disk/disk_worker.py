@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from start_llm.cache.disk.disk_index import WRITTEN, CachedFile, DiskIndex, scan
 from start_llm.cache.disk.disk_reads import DiskRead, DiskWait, FilePart
-from start_llm.cache.disk.page_file import FileHeader, HurtFile, OpenedFile, opened_file, write_file
+from start_llm.cache.disk.page_file import FileHeader, OpenedFile, RejectedFile, opened_file, write_file
 from start_llm.cache.disk.write_limit import DailyWriteLimit
 from start_llm.core.thread_owners import DISK, ENGINE, owned_by
 
@@ -63,7 +63,7 @@ class DiskWorker:
         self._thread = thread
         self._say = say
         self._paused_until = 0.0
-        self._has_told_hurt = self._will_save_written = False
+        self._has_reported_file = self._will_save_written = False
         self._written_today = DailyWriteLimit(folder.path / WRITTEN, folder.limits.max_write_per_day)
 
     @property
@@ -82,22 +82,22 @@ class DiskWorker:
                 f"{WRITTEN} of the disk tier is damaged: what was written earlier today is not counted."
             )
         self._metrics.state = "scanning"
-        found = scan(self._folder.path)
-        self._thread.submit(lambda: self._scan(found, time.perf_counter()), is_urgent=True)
+        files = scan(self._folder.path)
+        self._thread.submit(lambda: self._scan(files, time.perf_counter()), is_urgent=True)
 
     def end(self) -> None:
         """Write down what is only in memory. When the thread has ended."""
         self._folder.write_times_of_use()
         self._written_today.save()
 
-    def _scan(self, found: Iterator[ScannedFile], began: float) -> None:
+    def _scan(self, files: Iterator[ScannedFile], began: float) -> None:
         """Add some of the files that are found. The rest comes behind what somebody waits for."""
         pause = time.perf_counter() + _SCAN_SLICE_S
         try:
-            for file in found:
-                self._folder.add_found(file)
+            for file in files:
+                self._folder.add_scanned(file)
                 if time.perf_counter() > pause:
-                    self._scan_later(found, began)
+                    self._scan_later(files, began)
                     return
             self._index.is_complete = True
             self._metrics.state = "on"
@@ -108,10 +108,10 @@ class DiskWorker:
         self._folder.count()
         self._traffic.end(self.scanned)
 
-    def _scan_later(self, found: Iterator[ScannedFile], began: float) -> None:
+    def _scan_later(self, files: Iterator[ScannedFile], began: float) -> None:
         if not self.scanned.is_over and time.perf_counter() - began > _MOST_SCAN_WAIT_S:
             self._traffic.end(self.scanned)
-        self._thread.submit(lambda: self._scan(found, began), is_urgent=not self.scanned.is_over)
+        self._thread.submit(lambda: self._scan(files, began), is_urgent=not self.scanned.is_over)
 
     # ----------------------------------------------------------------------------------------------- writing
 
@@ -130,9 +130,9 @@ class DiskWorker:
                     os.utime(path, ns=(used_ns, used_ns))
                 self._note_written(file.nbytes)
                 being_read = self._traffic.being_read
-                for one in superseded(self._index, self.header_of):
-                    if one.name not in being_read:
-                        self._folder.remove(one)
+                for obsolete in superseded(self._index, self.header_of):
+                    if obsolete.name not in being_read:
+                        self._folder.remove(obsolete)
                 self._goes_on()
             else:
                 self._metrics.note_lost()
@@ -201,9 +201,9 @@ class DiskWorker:
         def read(opened: OpenedFile) -> None:
             header = opened.header
             if header.parent != part.parent or header.tokens != part.tokens:
-                raise HurtFile("tokens")
+                raise RejectedFile("tokens")
             if tuple(header.tensors.values()) != part.tensors:
-                raise HurtFile("layout")
+                raise RejectedFile("layout")
             opened.read_into(part.targets())
 
         is_right = self._is_right(part.file, read)
@@ -237,7 +237,7 @@ class DiskWorker:
 
     def _learn(self, file: CachedFile, opened: OpenedFile) -> None:
         if opened.header.parent != file.parent:
-            raise HurtFile("key")
+            raise RejectedFile("key")
         file.header = opened.header
 
     def _is_right(self, file: CachedFile, use: Callable[[OpenedFile], None]) -> bool:
@@ -247,7 +247,7 @@ class DiskWorker:
         try:
             with opened_file(file.path(self._folder.path), *file.name) as opened:
                 use(opened)
-        except HurtFile as error:
+        except RejectedFile as error:
             self._reject(file, error.reason)
         except (ValueError, TypeError):  # what it says of itself makes no sense
             self._reject(file, "header")
@@ -262,8 +262,8 @@ class DiskWorker:
 
     def _reject(self, file: CachedFile, reason: str) -> None:
         self._metrics.rejected[reason] += 1
-        if reason != "missing" and not self._has_told_hurt:
-            self._has_told_hurt = True
+        if reason != "missing" and not self._has_reported_file:
+            self._has_reported_file = True
             self._say(
                 f"A file of the disk tier cannot be used ({reason}) and is removed: what it held is computed "
                 "anew. Others like it are counted under rejected_files of /stats."

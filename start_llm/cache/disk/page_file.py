@@ -39,7 +39,7 @@ _SIZES = {
 }
 
 
-class HurtFile(Exception):
+class RejectedFile(Exception):
     """A file cannot be used.
 
     Attributes:
@@ -100,7 +100,7 @@ class FileHeader:
 
     def encoded(self) -> bytes:
         """Return the container's header: its length, JSON, and spaces up to where the data begins."""
-        told = {
+        metadata = {
             "format": FORMAT,
             "kind": self.kind,
             "key": self.key.hex(),
@@ -108,8 +108,8 @@ class FileHeader:
             "numbers": json.dumps(self.numbers),
         }
         if self.kv_format:
-            told["kv_format"] = self.kv_format
-        entries: dict[str, Any] = {"__metadata__": told}
+            metadata["kv_format"] = self.kv_format
+        entries: dict[str, Any] = {"__metadata__": metadata}
         place = 0
         for name, layout in self._all_tensors().items():
             end = place + layout.nbytes
@@ -189,10 +189,10 @@ class OpenedFile:
         checked = [start, self._bytes("tokens")]
         self._checksums = array("I", self._bytes("crc32"))
         if self._checksums[:2] != array("I", map(zlib.crc32, checked)):
-            raise HurtFile("checksum")
+            raise RejectedFile("checksum")
         self.header = _header(entries, tuple(array("I", checked[1])))
         if len(self._checksums) != len(self.header.tensors) + 2:
-            raise HurtFile("header")
+            raise RejectedFile("header")
 
     def read_into(self, targets: Sequence[Sequence[memoryview]]) -> None:
         """Read all tensors and check them.
@@ -201,28 +201,28 @@ class OpenedFile:
             targets: for each tensor the buffers that take its bytes, together of its size.
 
         Raises:
-            HurtFile: something is wrong. The buffers then hold anything.
+            RejectedFile: something is wrong. The buffers then hold anything.
             OSError: the file cannot be read.
         """
         for name, checksum, parts in zip(self.header.tensors, self._checksums[2:], targets, strict=True):
             begin, end = self._places[name]
             filled = [part for part in parts if part.nbytes]
             if sum(part.nbytes for part in filled) != end - begin:
-                raise HurtFile("layout")
+                raise RejectedFile("layout")
             _read_all(self._file, filled, begin)
-            found = 0
+            crc = 0
             for part in filled:
-                found = zlib.crc32(part, found)
-            if found != checksum:
-                raise HurtFile("checksum")
+                crc = zlib.crc32(part, crc)
+            if crc != checksum:
+                raise RejectedFile("checksum")
 
     def verify(self) -> None:
         """Read all tensors and check them.
 
         Raises:
-            HurtFile, OSError: see `read_into`.
+            RejectedFile, OSError: see `read_into`.
         """
-        self.read_into([[memoryview(bytearray(one.nbytes))] for one in self.header.tensors.values()])
+        self.read_into([[memoryview(bytearray(layout.nbytes))] for layout in self.header.tensors.values()])
 
     def _bytes(self, name: str) -> bytes:
         begin, end = self._places[name]
@@ -234,17 +234,17 @@ def opened_file(path: Path, kind: FileKind, key: bytes) -> Generator[OpenedFile]
     """Open a file that should be of this kind and have this key.
 
     Raises:
-        HurtFile: it is missing, damaged, or another file.
+        RejectedFile: it is missing, damaged, or another file.
         OSError: it cannot be read.
     """
     try:
         with _opened(path, os.O_RDONLY) as file:
-            found = OpenedFile(file)
-            if (found.header.kind, found.header.key) != (kind, key):
-                raise HurtFile("key")
-            yield found
+            opened = OpenedFile(file)
+            if (opened.header.kind, opened.header.key) != (kind, key):
+                raise RejectedFile("key")
+            yield opened
     except FileNotFoundError:
-        raise HurtFile("missing") from None
+        raise RejectedFile("missing") from None
 
 
 def _read_start(file: int) -> bytes:
@@ -252,11 +252,11 @@ def _read_start(file: int) -> bytes:
     start = os.pread(file, _FIRST_READ, 0)
     length = 8 + int.from_bytes(start[:8], "little")
     if len(start) < 8 or length > _LONGEST_HEADER:
-        raise HurtFile("header")
+        raise RejectedFile("header")
     if len(start) < length:
         start += os.pread(file, length - len(start), len(start))
     if len(start) < length:
-        raise HurtFile("truncated")
+        raise RejectedFile("truncated")
     return start[:length]
 
 
@@ -266,9 +266,9 @@ def _entries(start: bytes) -> dict[str, Any]:
         entries = json.loads(start[8:])
         is_ours = entries["__metadata__"]["format"] == FORMAT
     except (ValueError, KeyError, TypeError, RecursionError):
-        raise HurtFile("header") from None
+        raise RejectedFile("header") from None
     if not is_ours:
-        raise HurtFile("format")
+        raise RejectedFile("format")
     return entries
 
 
@@ -287,45 +287,45 @@ def _places(entries: Mapping[str, Any], data: int, size: int) -> dict[str, tuple
                 continue
             begin, end = entry["data_offsets"]
             if begin != reached or end - begin != _layout(entry).nbytes:
-                raise HurtFile("header")
+                raise RejectedFile("header")
             places[name] = data + begin, data + end
             reached = end
     except (ValueError, KeyError, TypeError):
-        raise HurtFile("header") from None
+        raise RejectedFile("header") from None
     if data + reached != size:
-        raise HurtFile("truncated")
+        raise RejectedFile("truncated")
     if list(places)[:2] != ["crc32", "tokens"]:
-        raise HurtFile("header")
+        raise RejectedFile("header")
     return places
 
 
 def _layout(entry: Mapping[str, Any]) -> TensorLayout:
     layout = TensorLayout(entry["dtype"], tuple(entry["shape"]))
     if not all(type(size) is int and size >= 0 for size in layout.shape):
-        raise HurtFile("header")
+        raise RejectedFile("header")
     return layout
 
 
 def _header(entries: Mapping[str, Any], tokens: tuple[int, ...]) -> FileHeader:
-    told = entries["__metadata__"]
+    metadata = entries["__metadata__"]
     names = [name for name in entries if name not in ("__metadata__", "crc32", "tokens")]
     try:
         return FileHeader(
-            kind=told["kind"],
-            key=bytes.fromhex(told["key"]),
-            parent=bytes.fromhex(told["parent"]),
+            kind=metadata["kind"],
+            key=bytes.fromhex(metadata["key"]),
+            parent=bytes.fromhex(metadata["parent"]),
             tokens=tokens,
             tensors={name: _layout(entries[name]) for name in names},
-            numbers=tuple(tuple(map(int, numbers)) for numbers in json.loads(told["numbers"])),
-            kv_format=told.get("kv_format", ""),
+            numbers=tuple(tuple(map(int, numbers)) for numbers in json.loads(metadata["numbers"])),
+            kv_format=metadata.get("kv_format", ""),
         )
     except (ValueError, KeyError, TypeError):
-        raise HurtFile("header") from None
+        raise RejectedFile("header") from None
 
 
 def _read_all(file: int, parts: list[memoryview], begin: int) -> None:
     while parts:
         count = os.preadv(file, parts[:_MOST_VECTORS], begin)
         if not count:
-            raise HurtFile("truncated")
+            raise RejectedFile("truncated")
         parts, begin = _after(parts, count), begin + count

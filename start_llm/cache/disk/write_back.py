@@ -184,13 +184,14 @@ class WriteBack:
 
     def _candidates(self, idle_s: float) -> list[CacheItem]:
         """Return what is due, the last first: conversations that were used last, by position."""
-        found = [one for one in self._all(idle_s) if self._is_writable(one.item)]
+        candidates = [candidate for candidate in self._all(idle_s) if self._is_writable(candidate.item)]
         self._tier.verify_later(self._unread())
         now = self._clock()
-        later = [one.due for one in found if one.due > now]
+        later = [candidate.due for candidate in candidates if candidate.due > now]
         self._next_due = min(later, default=0.0)
-        due = [one for one in found if one.due <= now]
-        return [one.item for one in sorted(due, key=lambda one: (one.last_used, -one.end))]
+        due = [candidate for candidate in candidates if candidate.due <= now]
+        due.sort(key=lambda candidate: (candidate.last_used, -candidate.end))
+        return [candidate.item for candidate in due]
 
     def _unread(self) -> Iterator[CachedFile]:
         """Yield the files that nobody has read since the start, though memory has their content.
@@ -208,18 +209,19 @@ class WriteBack:
         for page, last_used in last_uses.items():
             due = page.last_used + (idle_s if page.uses < 2 else 0)
             yield _Candidate(due, last_used, page.end, page)
-        for one in self._store.seq_caches:
-            yield _Candidate(one.last_used + idle_s, one.last_used, len(one.tokens), one)
-        for one in self._store.checkpoints:
-            last_used = max(one.last_used, last_uses.get(one.page, 0))
-            yield _Candidate(one.last_used + idle_s, last_used, one.position, one)
+        for seq_cache in self._store.seq_caches:
+            last_used = seq_cache.last_used
+            yield _Candidate(last_used + idle_s, last_used, len(seq_cache.tokens), seq_cache)
+        for checkpoint in self._store.checkpoints:
+            last_used = max(checkpoint.last_used, last_uses.get(checkpoint.page, 0))
+            yield _Candidate(checkpoint.last_used + idle_s, last_used, checkpoint.position, checkpoint)
 
     def _last_uses(self) -> dict[Page, float]:
         """Return when each page, or anything that follows it, was used last."""
         pages = list(self._store.tree.pages())
         latest = {page: page.last_used for page in pages}
         for page in reversed(pages):  # children come before their parents
-            behind = [one.last_used for one in (*page.checkpoints, *page.seq_caches)]
+            behind = [item.last_used for item in (*page.checkpoints, *page.seq_caches)]
             latest[page] = max(latest[page], *behind, 0)
             if page.parent in latest:
                 latest[page.parent] = max(latest[page.parent], latest[page])
@@ -334,8 +336,8 @@ def _states_beyond(path: _Path, page_size: int, index: DiskIndex, header_of: Rea
         path: to the new state.
     """
     end = (len(path) - 1) * page_size + len(path[-1][1])
-    found = _states_on(path, page_size, index, header_of)
-    states = sorted((one for one in found if one[0] < end), key=lambda one: one[0])
+    on_path = _states_on(path, page_size, index, header_of)
+    states = sorted((state for state in on_path if state[0] < end), key=lambda state: state[0])
     beyond: list[CachedFile] = []
     while len(states) >= _MOST_STATES:
         saved = {place: states[place][0] - states[place - 1][0] for place in range(1, len(states) - 1)}

@@ -40,8 +40,11 @@ class KVQuantizer:
             layers: the layer of each leaf; if there are none, one leaf for each layer.
         """
         forms = [form.of_layer(layer) for layer in layers or range(len(leaves))]
-        codecs = tuple(_codecs(one, arrays) for one, arrays in zip(forms, leaves, strict=True))
-        names = tuple(one.name if one and found else "" for one, found in zip(forms, codecs, strict=True))
+        codecs = tuple(_codecs(layer_form, arrays) for layer_form, arrays in zip(forms, leaves, strict=True))
+        names = tuple(
+            layer_form.name if layer_form and leaf_codecs else ""
+            for layer_form, leaf_codecs in zip(forms, codecs, strict=True)
+        )
         return cls(form, codecs, names)
 
     @property

@@ -79,7 +79,7 @@ class RotatedCodec(NamedTuple):
 
 def rotated_codecs(key_bits: int, value_bits: int, arrays: Arrays) -> Sequence[RotatedCodec]:
     """Return a codec for each array of a leaf; () unless they are keys and values, not quantised."""
-    if len(arrays) != 2 or any(one.dtype not in _LEAST_SCALE or one.shape[-1] < 2 for one in arrays):
+    if len(arrays) != 2 or any(array.dtype not in _LEAST_SCALE or array.shape[-1] < 2 for array in arrays):
         return ()
     return tuple(_codec(array, bits) for array, bits in zip(arrays, (key_bits, value_bits), strict=True))
 
@@ -128,7 +128,7 @@ def _rotated_back(rows: mx.array) -> mx.array:
 
 def _replaced(rows: mx.array, start: int, end: int, part: mx.array) -> mx.array:
     around = (rows[..., :start], part, rows[..., end:])
-    parts = [one for one in around if one.shape[-1]]
+    parts = [piece for piece in around if piece.shape[-1]]
     return mx.concatenate(parts, axis=-1) if len(parts) > 1 else part
 
 
