@@ -41,23 +41,23 @@ def audit_folder(settings: Settings, folder: Path) -> AuditReport:
     Raises:
         ModelError: the files cannot be read, or there is no chat template.
     """
-    said = read(folder)
-    if not said.tokenizer.has_chat_template:
+    model = read(folder)
+    if not model.tokenizer.has_chat_template:
         raise ModelError(f"The model in {folder} has no chat template.")
-    family = model_family(settings, said.config, said.tokenizer)
-    subject = AuditedModel(said.tokenizer, family, Preparer(said.tokenizer, family))
-    heard, lost = audit_calls(subject), losses(subject)
+    family = model_family(settings, model.config, model.tokenizer)
+    subject = AuditedModel(model.tokenizer, family, Preparer(model.tokenizer, family))
+    calls, lost = audit_calls(subject), losses(subject)
     rows = [
         ("model", folder.name),
-        ("family", f"{subject.family.name} ({said.config.get('model_type', 'of no type')})"),
+        ("family", f"{subject.family.name} ({model.config.get('model_type', 'of no type')})"),
         ("reasoning", _reasoning_texts(subject)),
         ("template", "; ".join([described(subject.preparer.facts), *needed(subject.preparer.facts)])),
-        *_calls(heard),
+        *_calls(calls),
         *_lost(lost),
         *_efficiency(subject),
-        ("sampling", _sampling(said.sampling)),
+        ("sampling", _sampling(model.sampling)),
     ]
-    return AuditReport(tuple(rows), is_fine=not (lost or heard.unread or heard.notation is None))
+    return AuditReport(tuple(rows), is_fine=not (lost or calls.unread or calls.notation is None))
 
 
 def _reasoning_texts(subject: AuditedModel) -> str:
@@ -68,16 +68,16 @@ def _reasoning_texts(subject: AuditedModel) -> str:
     return shown if facts.reasoning_key else f"{shown}, which the template never shows"
 
 
-def _calls(heard: CallAudit) -> Iterator[tuple[str, str]]:
-    tried = len(heard.read) + len(heard.unread)
-    if not heard.told:
+def _calls(audit: CallAudit) -> Iterator[tuple[str, str]]:
+    tried = len(audit.read) + len(audit.unread)
+    if not audit.sample:
         yield "calls", "the template shows none that can be told from its prompt"
         return
-    notation = heard.notation or "NOT READ by any reader: an agent gets them as text"
-    yield "calls", f"{notation}; {len(heard.read)} of {tried} kinds read"
-    yield from (("", f"not read: {kind}") for kind in heard.unread)
-    yield from (("", f"no single reply has: {kind}") for kind in heard.untold)
-    yield "", f"as in: {_short(heard.told)}"
+    notation = audit.notation or "NOT READ by any reader: an agent gets them as text"
+    yield "calls", f"{notation}; {len(audit.read)} of {tried} kinds read"
+    yield from (("", f"not read: {kind}") for kind in audit.unread)
+    yield from (("", f"no single reply has: {kind}") for kind in audit.unrendered)
+    yield "", f"as in: {_short(audit.sample)}"
 
 
 def _lost(lost: list[Loss]) -> Iterator[tuple[str, str]]:
@@ -100,15 +100,15 @@ def _efficiency(subject: AuditedModel) -> Iterator[tuple[str, str]]:
 
 def _figures(figures: Mapping[str, Efficiency | None]) -> str:
     return ", ".join(
-        f"{client} {found.share:.2f}" if found else f"{client} cannot be told"
-        for client, found in figures.items()
+        f"{client} {figure.share:.2f}" if figure else f"{client} cannot be told"
+        for client, figure in figures.items()
     )
 
 
 def _sampling(choice: SamplingChoice) -> str:
-    said = {name: value for name, value in asdict(choice).items() if value is not None}
-    told = ", ".join(f"{name} {value:g}" for name, value in said.items())
-    return f"{told} (generation_config.json)" if told else "the folder recommends none"
+    values = {name: value for name, value in asdict(choice).items() if value is not None}
+    text = ", ".join(f"{name} {value:g}" for name, value in values.items())
+    return f"{text} (generation_config.json)" if text else "the folder recommends none"
 
 
 def _short(text: str) -> str:

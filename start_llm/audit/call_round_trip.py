@@ -68,31 +68,31 @@ class CallAudit:
 
     Attributes:
         notation: the name of the notation of a call; None if a single call is not parsed.
-        told: a single call as the template renders it; empty if the template renders none.
+        sample: a single call as the template renders it; empty if the template renders none.
         read: kinds of replies that are parsed correctly.
         unread: kinds that are not.
-        untold: kinds that the template cannot render as one reply.
+        unrendered: kinds that the template cannot render as one reply.
     """
 
     notation: str | None
-    told: str
+    sample: str
     read: tuple[str, ...]
     unread: tuple[str, ...]
-    untold: tuple[str, ...]
+    unrendered: tuple[str, ...]
 
 
 def audit_calls(subject: AuditedModel) -> CallAudit:
     """Render every kind of reply with the template, and parse it with the reader of this family."""
-    said = {kind: _said(subject, kind) for kind in _kinds(subject.preparer.facts)}
-    read = [kind for kind, text in said.items() if text is not None and _is_read(subject, kind, text)]
-    untold = [kind for kind in _REPLIES if said.get(kind) is None]
-    first = said["a call"] or ""
+    rendered = {kind: _rendered(subject, kind) for kind in _kinds(subject.preparer.facts)}
+    read = [kind for kind, text in rendered.items() if text is not None and _is_read(subject, kind, text)]
+    unrendered = [kind for kind in _REPLIES if rendered.get(kind) is None]
+    first = rendered["a call"] or ""
     return CallAudit(
         notation=_notation(subject.family, first) if "a call" in read else None,
-        told=first,
+        sample=first,
         read=tuple(read),
-        unread=tuple(kind for kind in said if kind not in (*read, *untold)),
-        untold=tuple(untold),
+        unread=tuple(kind for kind in rendered if kind not in (*read, *unrendered)),
+        unrendered=tuple(unrendered),
     )
 
 
@@ -103,8 +103,8 @@ def unread_call(subject: AuditedModel) -> str | None:
     """
     if not subject.tokenizer.has_chat_template:
         return None
-    said = _said(subject, "a call")
-    return said if said and not _reads_calls(subject, "a call", said) else None
+    text = _rendered(subject, "a call")
+    return text if text and not _reads_calls(subject, "a call", text) else None
 
 
 def _kinds(facts: TemplateFacts) -> list[str]:
@@ -115,7 +115,7 @@ def _kinds(facts: TemplateFacts) -> list[str]:
     return [kind for kind in _REPLIES if shown.get(kind, True)]
 
 
-def _said(subject: AuditedModel, kind: str) -> str | None:
+def _rendered(subject: AuditedModel, kind: str) -> str | None:
     content, calls = _REPLIES[kind]
     reply = Message(role="assistant", content=content, tool_calls=calls)
     try:
@@ -124,14 +124,14 @@ def _said(subject: AuditedModel, kind: str) -> str | None:
         return None
 
 
-def _is_read(subject: AuditedModel, kind: str, said: str) -> bool:
+def _is_read(subject: AuditedModel, kind: str, text: str) -> bool:
     content, _ = _REPLIES[kind]
-    return _understood(subject, said).content.strip() == content and _reads_calls(subject, kind, said)
+    return _understood(subject, text).content.strip() == content and _reads_calls(subject, kind, text)
 
 
-def _reads_calls(subject: AuditedModel, kind: str, said: str) -> bool:
+def _reads_calls(subject: AuditedModel, kind: str, text: str) -> bool:
     _, calls = _REPLIES[kind]
-    return list(map(_plain, _understood(subject, said).tool_calls)) == list(map(_plain, calls))
+    return list(map(_plain, _understood(subject, text).tool_calls)) == list(map(_plain, calls))
 
 
 def _plain(call: ToolCall) -> tuple[str, Json]:
@@ -147,19 +147,19 @@ def _without_null(value: Json) -> Json:
     return "" if value is None else value
 
 
-def _understood(subject: AuditedModel, said: str) -> Message:
+def _understood(subject: AuditedModel, text: str) -> Message:
     prompt = subject.prompt(_ASKED)
     splitter = make_splitter(
         subject.family, Tools(_TOOLS), reasoning_is_open=prompt.reasoning_is_open, thinking=prompt.thinking
     )
     stream = OutputStream(splitter)
-    events = stream.feed(Text(said, (0,)))
+    events = stream.feed(Text(text, (0,)))
     rest, _ = stream.close(Finished("stop", Usage(1, 0, 1)))
     return message_from_events([*events, *rest])
 
 
-def _notation(family: Family, said: str) -> str:
+def _notation(family: Family, call: str) -> str:
     """Return the name of the notation that a call is written in."""
-    texts = {one.name: one.text for one in all_notations(family.formats)}
-    found = (name for name, text in texts.items() if text and text.mark and text.mark in said)
-    return family.name if family.channels else next(found, next(iter(family.formats or NOTATIONS)))
+    texts = {notation.name: notation.text for notation in all_notations(family.formats)}
+    names = (name for name, text in texts.items() if text and text.mark and text.mark in call)
+    return family.name if family.channels else next(names, next(iter(family.formats or NOTATIONS)))

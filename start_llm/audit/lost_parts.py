@@ -23,8 +23,8 @@ class Loss:
 
 def losses(subject: AuditedModel) -> list[Loss]:
     """Return a `Loss` for each kind of request that loses words or is refused."""
-    found = (_loss(subject, kind) for kind in KINDS)
-    return [loss for loss in found if loss.words or loss.refusal]
+    candidates = (_loss(subject, kind) for kind in KINDS)
+    return [loss for loss in candidates if loss.words or loss.refusal]
 
 
 def _loss(subject: AuditedModel, kind: str) -> Loss:

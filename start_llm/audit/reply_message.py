@@ -12,7 +12,7 @@ def message_from_events(events: Sequence[Event | Output]) -> Message:
     begun = {event.index: event for event in events if isinstance(event, CallStarted)}
     calls: list[ToolCall] = []
     for index in (event.index for event in events if isinstance(event, CallEnded)):
-        parts = [one.text for one in events if isinstance(one, CallArguments) and one.index == index]
+        parts = [piece.text for piece in events if isinstance(piece, CallArguments) and piece.index == index]
         calls.append(ToolCall(f"call_{begun[index].id}", begun[index].name, json.loads("".join(parts))))
     content = "".join(event.text for event in events if isinstance(event, Content))
     reasoning = "".join(event.text for event in events if isinstance(event, Reasoning))

@@ -42,11 +42,11 @@ def meanings(words: Iterable[str]) -> list[str]:
 
 def words_of(request: ChatRequest) -> list[str]:
     """Return the marked words of a request's tools, texts and calls, without its reasoning."""
-    said = [json.dumps(list(request.tools))]
+    texts = [json.dumps(list(request.tools))]
     for message in request.messages:
-        said.append(message.content)
-        said += [json.dumps([call.name, dict(call.arguments)]) for call in message.tool_calls]
-    return list(dict.fromkeys(_WORD.findall("\n".join(said))))
+        texts.append(message.content)
+        texts += [json.dumps([call.name, dict(call.arguments)]) for call in message.tool_calls]
+    return list(dict.fromkeys(_WORD.findall("\n".join(texts))))
 
 
 def tool(name: str, properties: Mapping[str, Json], description: str = "does101x") -> dict[str, Json]:

@@ -35,16 +35,16 @@ class AuditedModel:
         histories = [
             self.prompt(replace(request, messages=(*request.messages, reply, *after))) for after in ways
         ]
-        told = next((one for one in histories if message in _ends(one)), None)
-        said = self._between(before, told or histories[0], message)
-        if said is None:
+        ended = next((history for history in histories if message in _ends(history)), None)
+        text = self._between(before, ended or histories[0], message)
+        if text is None:
             return None
-        return self._with_reasoning(said if told else self._cut(said), before, reply.reasoning)
+        return self._with_reasoning(text if ended else self._cut(text), before, reply.reasoning)
 
-    def _cut(self, said: str) -> str:
+    def _cut(self, text: str) -> str:
         """Cut the text at the first closer, because the reply's end in the history is not known otherwise."""
-        places = [said.find(closer) for closer in self.preparer.facts.closers if closer in said]
-        return said[: min(places, default=len(said))]
+        places = [text.find(closer) for closer in self.preparer.facts.closers if closer in text]
+        return text[: min(places, default=len(text))]
 
     def _between(self, prompt: Prompt, history: Prompt, message: int) -> str | None:
         """Return the history's text from the prompt's end to the message's end, or to the history's end.
@@ -54,12 +54,12 @@ class AuditedModel:
         ends = {message: len(history.tokens.ids), **_ends(history)}
         known = _ends(prompt).get(message - 1) if message - 1 in ends else None
         start, after = (0, 0) if known is None else (known, ends[message - 1])
-        asked, told = (
+        asked, rest = (
             self.text(prompt.tokens.ids[start:]),
             self.text(history.tokens.ids[after : ends[message]]),
         )
-        heads = (head for head in self._heads(asked) if told.startswith(head))
-        return next((told.removeprefix(head) for head in heads), None)
+        heads = (head for head in self._heads(asked) if rest.startswith(head))
+        return next((rest.removeprefix(head) for head in heads), None)
 
     def _heads(self, asked: str) -> Iterator[str]:
         """Yield the end of a prompt, with its reasoning marks and cut before or after them."""
@@ -74,26 +74,26 @@ class AuditedModel:
                 if mark in asked:
                     yield head
 
-    def _with_reasoning(self, said: str, prompt: Prompt, reasoning: str | None) -> str:
+    def _with_reasoning(self, text: str, prompt: Prompt, reasoning: str | None) -> str:
         marks = self.family.reasoning
-        if marks is None or (reasoning and reasoning in said):
-            return said
-        said = _without_empty_reasoning(said, marks)
+        if marks is None or (reasoning and reasoning in text):
+            return text
+        text = _without_empty_reasoning(text, marks)
         if not reasoning:
-            return marks.cut + said if prompt.reasoning_is_open else said
+            return marks.cut + text if prompt.reasoning_is_open else text
         if self.family.channels:
-            return f"{marks.opening}{reasoning}{marks.closing}<|start|>assistant{said}"
+            return f"{marks.opening}{reasoning}{marks.closing}<|start|>assistant{text}"
         line = "\n" if marks.cut.startswith("\n") else ""
-        return f"{'' if prompt.reasoning_is_open else marks.opening + line}{reasoning}{marks.cut}{said}"
+        return f"{'' if prompt.reasoning_is_open else marks.opening + line}{reasoning}{marks.cut}{text}"
 
 
 def _ends(prompt: Prompt) -> dict[int, int]:
     return {boundary.message: boundary.tokens for boundary in prompt.boundaries}
 
 
-def _without_empty_reasoning(said: str, marks: ReasoningMarks) -> str:
-    inside, closing, after = said.lstrip().removeprefix(marks.opening).partition(marks.closing)
-    return after.lstrip("\n") if closing and not inside.strip() else said
+def _without_empty_reasoning(text: str, marks: ReasoningMarks) -> str:
+    inside, closing, after = text.lstrip().removeprefix(marks.opening).partition(marks.closing)
+    return after.lstrip("\n") if closing and not inside.strip() else text
 
 
 def _next_messages(reply: Message) -> tuple[Message, ...]:

@@ -121,16 +121,16 @@ class _Talk:
     def turn(self, message: Message, echo: Echo) -> bool:
         """Play one turn. False if the reply cannot be rendered, or if its calls are not parsed."""
         message = self._as_written(message)
-        said = self._subject.written(self._request, message)
-        if said is None:
+        text = self._subject.written(self._request, message)
+        if text is None:
             return False
-        self._model.says = self._subject.tokenizer.encode(said, as_document=False)
+        self._model.says = self._subject.tokenizer.encode(text, as_document=False)
         with self._service.respond(self._request, RequestOrigin("audit", "", "")) as answer:
-            told = message_from_events(list(answer.events()))
+            reply = message_from_events(list(answer.events()))
         self._count([*self._model.read], self._model.says)
-        if len(told.tool_calls) != len(message.tool_calls):
+        if len(reply.tool_calls) != len(message.tool_calls):
             return False
-        back = echo(told)
+        back = echo(reply)
         self._request = replace(self._request, messages=(*self._request.messages, back, *_next(back)))
         return True
 
@@ -147,16 +147,16 @@ class _Talk:
         content = message.content if keeps_text or not calls else ""
         return replace(message, content=content, reasoning=self._reasoning, tool_calls=calls)
 
-    def _count(self, read: Sequence[int], said: Sequence[int]) -> None:
+    def _count(self, read: Sequence[int], written: Sequence[int]) -> None:
         before = len(self._sequences[-1]) if self._sequences else 0
-        known = max((_shared(read, one) for one in self._sequences), default=0)
+        known = max((_shared(read, sequence) for sequence in self._sequences), default=0)
         self._unavoidable += max(len(read) - before, 0)
         self._computed += len(read) - known
-        self._sequences.append([*read, *said])
+        self._sequences.append([*read, *written])
 
 
-def _shared(one: Sequence[int], other: Sequence[int]) -> int:
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
+def _shared(tokens: Sequence[int], other: Sequence[int]) -> int:
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(tokens, other, strict=False)))
 
 
 def _next(reply: Message) -> tuple[Message, ...]:

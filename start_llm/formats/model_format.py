@@ -61,10 +61,10 @@ class ModelFormat(FormatTraits):
     def family(self) -> Family:
         """The family of this format, with the usual marks of reasoning."""
         return Family(
-            **{one.name: getattr(self, one.name) for one in fields(FormatTraits)},
-            formats=tuple(one.name for one in self.notations),
+            **{field.name: getattr(self, field.name) for field in fields(FormatTraits)},
+            formats=tuple(notation.name for notation in self.notations),
             calls_begin_answers=any(
-                one.bare and one.text and not one.text.mark for one in self.notations[:1]
+                notation.bare and notation.text and not notation.text.mark for notation in self.notations[:1]
             ),
-            marks=(*self.marks, *(opener for one in self.notations for opener in one.openers)),
+            marks=(*self.marks, *(opener for notation in self.notations for opener in notation.openers)),
         )

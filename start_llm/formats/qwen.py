@@ -81,7 +81,7 @@ _IN_PARAMS = replace(
     TAGS,
     key=r"\s{0,64}<param\s{1,8}name\s{0,8}=\s{0,8}[\"'](?P<key>[^<>\"'\n]{1,256})[\"']\s{0,8}>",
     value_end="</param>",
-    padding="told",
+    padding="detected",
     wrapper=("<![CDATA[", "]]>"),
 )
 _NAMED_OBJECT = Objects(head=rf"{_ATTRIBUTE}\s{{0,64}}(?=\{{)", block_end=r"\s{0,64}</function>")
@@ -110,6 +110,6 @@ ERNIE = ModelFormat(
     types=("ernie",),
     reasoning=THINK,
     around_answer=(("<response>\n", "\n</response>"), ("<response>", "</response>")),
-    notations=tuple(one for one in QWEN.notations if one.name == "hermes"),
+    notations=tuple(notation for notation in QWEN.notations if notation.name == "hermes"),
 )
 """ERNIE 4.5: calls as in Hermes, and `<response>` around the answer of a thinking model."""

@@ -82,10 +82,12 @@ MODEL_FORMATS: tuple[ModelFormat, ...] = (
 )
 """The first match wins, so formats with more distinctive marks come first."""
 
-FAMILIES: Mapping[str, ModelFormat] = {one.name: one for one in (*MODEL_FORMATS, GENERIC)}
+FAMILIES: Mapping[str, ModelFormat] = {model.name: model for model in (*MODEL_FORMATS, GENERIC)}
 """Formats by their name in `MODEL_FAMILY`."""
 
-_OWN_MARKS = tuple(one.reasoning for one in MODEL_FORMATS if one.reasoning and one.reasoning.is_unmistakable)
+_OWN_MARKS = tuple(
+    model.reasoning for model in MODEL_FORMATS if model.reasoning and model.reasoning.is_unmistakable
+)
 REASONING_MARKS: tuple[ReasoningMarks, ...] = (*_OWN_MARKS, *OTHER_MARKS)
 """Those that any model may have, whatever its calls are: the more unmistakable first."""
 
@@ -93,7 +95,8 @@ _READ_ONLY = (*QWEN_READ_ONLY, *MINIMAX_READ_ONLY, *DSML_READ_ONLY, *LLAMA_READ_
 """Notations that models write without being shown them."""
 
 NOTATIONS: Mapping[str, Notation] = {
-    one.name: one for one in (*(one for family in MODEL_FORMATS for one in family.notations), *_READ_ONLY)
+    notation.name: notation
+    for notation in (*(notation for model in MODEL_FORMATS for notation in model.notations), *_READ_ONLY)
 }
 """Notations by name. Harmony is missing because its calls are messages."""
 
@@ -105,8 +108,8 @@ def all_notations(first: tuple[str, ...]) -> tuple[Notation, ...]:
     Raises:
         KeyError: no notation has this name.
     """
-    family_by_name = tuple(NOTATIONS[name] for name in first)
-    return (*family_by_name, *(one for one in NOTATIONS.values() if one not in family_by_name))
+    preferred = tuple(NOTATIONS[name] for name in first)
+    return (*preferred, *(notation for notation in NOTATIONS.values() if notation not in preferred))
 
 
 def preferred_call_text(names: Sequence[str], template: str) -> CallText:
@@ -123,7 +126,11 @@ def _with_call_text(model: ModelFormat, family: Family, template: str) -> Family
 
     Only marked calls are read behind text: where the format's first have no mark, Hermes' form stays.
     """
-    names = {one.name: one.text for one in model.notations if one.text and one.text.mark and one.openers}
+    names = {
+        notation.name: notation.text
+        for notation in model.notations
+        if notation.text and notation.text.mark and notation.openers
+    }
     named = [name for name, text in names.items() if text.mark in template]
     usual = [_USUAL] if _USUAL in names else []
     first = () if family.calls_begin_answers else names
@@ -160,19 +167,19 @@ def _likeliest(config: Mapping[str, Json], template: str, added_tokens: frozense
     """Return the format with the strongest evidence. A fine-tune's vocabulary has its base model's marks."""
     model_type = str(config.get("model_type", ""))
     evidence: tuple[Callable[[ModelFormat], bool], ...] = (
-        lambda one: any(mark in template for mark in one.marks),
-        lambda one: not added_tokens.isdisjoint(one.marks),
+        lambda model: any(mark in template for mark in model.marks),
+        lambda model: not added_tokens.isdisjoint(model.marks),
     )
     for fits in evidence:
-        for one in MODEL_FORMATS:
-            if fits(one):
-                return one
+        for model in MODEL_FORMATS:
+            if fits(model):
+                return model
     return _of_type(model_type)
 
 
 def _of_type(model_type: str) -> ModelFormat:
     """Return the format with the longest matching prefix: MiniMax-M1 writes differently from M2."""
-    known = {kind: one for one in MODEL_FORMATS for kind in one.types if model_type.startswith(kind)}
+    known = {kind: model for model in MODEL_FORMATS for kind in model.types if model_type.startswith(kind)}
     return known[max(known, key=len)] if known else GENERIC
 
 

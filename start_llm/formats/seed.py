@@ -22,7 +22,7 @@ _TAGS = replace(
     end=rf"\s{{0,64}}(?:</function>|{_END})",
     another=rf"(?:{_OPENER}\s{{0,64}})?<function=(?P<tool>[^<>\n]{{1,256}})>",
     block_end=rf"\s{{0,64}}{_END}",
-    padding="told",
+    padding="detected",
 )
 
 SEED = ModelFormat(

@@ -40,10 +40,10 @@ class AnswerUnwrapper:
         for event in events:
             if not isinstance(event, Content):
                 yield event
-            elif text := self._said(event.text):
+            elif text := self._without_marks(event.text):
                 yield Content(text)
 
-    def _said(self, text: str) -> str:
+    def _without_marks(self, text: str) -> str:
         buffer, self._held = self._held + text, ""
         if self._is_first:
             if any(before.startswith(buffer) and before != buffer for before, _ in self._pairs):
@@ -56,8 +56,8 @@ class AnswerUnwrapper:
             buffer = buffer.removeprefix(pair[0])
         if not self._ends:
             return buffer
-        said = buffer.rstrip()
-        mark = next((end for end in self._ends if said.endswith(end)), None)
-        end = len(said) - len(mark) if mark else len(buffer) - longest_beginning(buffer, self._ends)
+        stripped = buffer.rstrip()
+        mark = next((end for end in self._ends if stripped.endswith(end)), None)
+        end = len(stripped) - len(mark) if mark else len(buffer) - longest_beginning(buffer, self._ends)
         self._held = buffer[end:]
         return buffer[:end]

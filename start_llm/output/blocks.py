@@ -23,10 +23,16 @@ class CallFormats:
         self._native = frozenset(native)
         self._notations = tuple(notations) if tools else ()
         self._tools = tools
-        self.openers = tuple(dict.fromkeys(opener for one in self._notations for opener in one.openers))
-        self.closers = tuple(dict.fromkeys(mark for one in self._notations for mark in one.closers))
-        self.bare = tuple(dict.fromkeys(text for one in self._notations for text in one.bare))
-        self._last_lists = [one.last_list for one in self._notations if one.last_list and one.name in native]
+        self.openers = tuple(
+            dict.fromkeys(opener for notation in self._notations for opener in notation.openers)
+        )
+        self.closers = tuple(dict.fromkeys(mark for notation in self._notations for mark in notation.closers))
+        self.bare = tuple(dict.fromkeys(text for notation in self._notations for text in notation.bare))
+        self._last_lists = [
+            notation.last_list
+            for notation in self._notations
+            if notation.last_list and notation.name in native
+        ]
         self.at_end = tuple(f"[{name}(" for name in tools) if self._last_lists else ()
         """Texts that begin a bare list behind the text of an answer."""
 
@@ -37,9 +43,9 @@ class CallFormats:
             may_be_quoted: only offered tools are called.
         """
         fitting = [
-            one
-            for one in self._notations
-            if (opener in one.openers if opener else after.startswith(one.bare))
+            notation
+            for notation in self._notations
+            if (opener in notation.openers if opener else after.startswith(notation.bare))
         ]
         if opener in self.at_end:
             return self._last_block(opener, may_be_quoted=may_be_quoted)
@@ -47,8 +53,10 @@ class CallFormats:
         return CallBlock(
             opener,
             [
-                one.reader(self._tools.taking_any if is_native and one.name in self._native else self._tools)
-                for one in fitting
+                notation.reader(
+                    self._tools.taking_any if is_native and notation.name in self._native else self._tools
+                )
+                for notation in fitting
             ],
         )
 

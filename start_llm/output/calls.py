@@ -159,21 +159,21 @@ class CallFinder:
         block = self._block
         if block is None:
             return False
-        said: list[Output] = []
-        self.note(block.close(complete), said)
-        self._leave(block, said)
+        outputs: list[Output] = []
+        self.note(block.close(complete), outputs)
+        self._leave(block, outputs)
         self._block = None
         if not complete:
             rest = self._text.everything_left()
             self._was_cut = bool(rest.strip())
             self.was_cut_in_block = True
-            self._say(rest, said)
-        events += said if complete or not self.completed else self._without_cut_call(said)
+            self._say(rest, outputs)
+        events += outputs if complete or not self.completed else self._without_cut_call(outputs)
         return complete
 
-    def _without_cut_call(self, said: list[Output]) -> list[Output]:
-        shown: list[Output] = [one for one in said if not isinstance(one, Content)]
-        self._was_cut |= len(shown) < len(said)
+    def _without_cut_call(self, outputs: list[Output]) -> list[Output]:
+        shown: list[Output] = [output for output in outputs if not isinstance(output, Content)]
+        self._was_cut |= len(shown) < len(outputs)
         self._space.drop()
         return shown
 
@@ -213,13 +213,13 @@ class CallFinder:
                 self._open("", begun)
                 return None
         markers = (*self._openers(buffer), *self._marks)
-        found = first_marker(buffer, markers)
-        if found is None:
+        match = first_marker(buffer, markers)
+        if match is None:
             keep = longest_beginning(buffer, markers)
             self._say(buffer[: len(buffer) - keep], events)
             self._held = buffer[len(buffer) - keep :]
             return None
-        start, marker = found
+        start, marker = match
         self._say(buffer[:start], events)
         after = buffer[start + len(marker) :]
         if marker in self._marks:
@@ -259,7 +259,7 @@ class CallFinder:
     def _may_begin_with_call(self, buffer: str) -> bool:
         """Return True if the answer begins with an opener here, or if a call came before."""
         begun, openers = buffer.lstrip(), self._formats.openers
-        is_opener = begun.startswith(openers) or any(one.startswith(begun) for one in openers)
+        is_opener = begun.startswith(openers) or any(opener.startswith(begun) for opener in openers)
         return self.completed > 0 or (self.is_silent and is_opener)
 
     def _pass_mark(self, after: str) -> None:
@@ -306,12 +306,12 @@ class CallFinder:
         """Emit answer text. Hold back trailing white space if a call or a mark after it would drop it."""
         self._quotes.note(text)
         may_be_dropped = self._formats.openers or self.is_silent
-        said = self._space.pass_on(text) if may_be_dropped else self._space.release() + text
+        ready = self._space.pass_on(text) if may_be_dropped else self._space.release() + text
         if self._after_call:
-            said = said.lstrip("\n")
-        if said:
+            ready = ready.lstrip("\n")
+        if ready:
             self.is_silent = self._after_call = False
-            events.append(Content(said))
+            events.append(Content(ready))
 
 
 def _remains(closers: Sequence[str]) -> regex.Pattern[str]:

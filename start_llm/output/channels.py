@@ -68,7 +68,7 @@ class ChannelSplitter:
         self._message = _Message("reasoning" if reasoning_is_open else "header")
         self._held = ""
         self._space = TrailingSpace()
-        self._has_said = False
+        self._has_content = False
         self._was_cut = False
         self._recipient: str | None = None
         self.has_loose_end = False
@@ -122,7 +122,7 @@ class ChannelSplitter:
         else:
             self.has_loose_end = True
         space = self._space.release()
-        return [*events, *(_content(space) if self._has_said else [])]
+        return [*events, *(_content(space) if self._has_content else [])]
 
     def _is_half_a_header(self, held: str, complete: bool) -> bool:
         """Return True if a reply that was cut behind a call may end in the start of another."""
@@ -166,13 +166,13 @@ class ChannelSplitter:
         return _Message("reasoning" if header["channel"] == "analysis" else "answer")
 
     def _read_body(self, buffer: str, events: list[Output]) -> str:
-        found = first_marker(buffer, (*_ENDS, *_INSIDE))
-        if found is None:
+        match = first_marker(buffer, (*_ENDS, *_INSIDE))
+        if match is None:
             keep = longest_beginning(buffer, (*_ENDS, *_INSIDE))
             self._take(buffer[: len(buffer) - keep], events)
             self._held = buffer[len(buffer) - keep :]
             return ""
-        start, marker = found
+        start, marker = match
         self._take(buffer[:start], events)
         if marker in _INSIDE:
             self.was_repaired = True
@@ -193,9 +193,9 @@ class ChannelSplitter:
 
     def _say(self, text: str, events: list[Output]) -> None:
         """Emit answer text. White space at its end waits, because it is dropped before a call."""
-        said = self._space.pass_on(text)
-        self._has_said = self._has_said or bool(said)
-        events += _content(said)
+        ready = self._space.pass_on(text)
+        self._has_content = self._has_content or bool(ready)
+        events += _content(ready)
 
     def _end_message(self, events: list[Output], *, is_whole: bool = True) -> None:
         """End a message. A call with other arguments is text, without the control tokens around it."""

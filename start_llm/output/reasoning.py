@@ -60,13 +60,13 @@ class ReasoningReader:
         """Read the start of a piece and give back the rest. Return True if the reasoning ends there."""
         buffer, self._held = self._without_openings(self._held + piece), ""
         markers = self._markers
-        found = first_marker(buffer, markers, goes_on=not self._is_closing)
-        if found is None:
+        match = first_marker(buffer, markers, goes_on=not self._is_closing)
+        if match is None:
             keep = 0 if self._is_closing else self._undecided(buffer, markers)
             self._held = buffer[len(buffer) - keep :]
             self._take(buffer[: len(buffer) - keep], events)
             return False
-        start, marker = found
+        start, marker = match
         if start:
             self._text.give_back(buffer[start:])
             self._take(buffer[:start], events)

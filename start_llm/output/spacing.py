@@ -16,10 +16,10 @@ class TrailingSpace:
 
     def pass_on(self, text: str) -> str:
         """Return the text that can be sent after `text` arrived. White space at its end is held back."""
-        said = text.rstrip(self._characters)
-        ready = self.release() + said if said else ""
-        if len(said) < len(text):
-            self._held.append(text[len(said) :])
+        stripped = text.rstrip(self._characters)
+        ready = self.release() + stripped if stripped else ""
+        if len(stripped) < len(text):
+            self._held.append(text[len(stripped) :])
         return ready
 
     def release(self) -> str:

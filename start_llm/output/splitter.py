@@ -294,7 +294,11 @@ class TagSplitter:
         if not is_text and is_half_a_mark(held, (marks.mark, marks.closing)):
             self._was_cut_in_mark = not complete
             return
-        if held and self._may_assume and not any(one.startswith(held) for one in (marks.mark, marks.closing)):
+        if (
+            held
+            and self._may_assume
+            and not any(mark.startswith(held) for mark in (marks.mark, marks.closing))
+        ):
             self._begin_assumed(marks, held, events)  # half the opener of a call is no mark of reasoning
             return
         self._begin_answer(events)

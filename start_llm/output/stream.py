@@ -58,12 +58,12 @@ class StopSequenceMatcher:
 
     def _first_match(self, buffer: str) -> tuple[int, str] | None:
         """Return the start of the match and the stop string."""
-        found = [
+        matches = [
             (start + len(stop), start, stop) for stop in self._stops if (start := buffer.find(stop)) >= 0
         ]
-        if not found:
+        if not matches:
             return None
-        _, start, stop = min(found)
+        _, start, stop = min(matches)
         return start, stop
 
 
@@ -91,7 +91,7 @@ class OutputStream:
         self._max_calls = max_calls
         self._scanner = StopSequenceMatcher(stops)
         self._stop: str | None = None
-        self._told_calls = 0
+        self._emitted_calls = 0
         self.is_over = False
         self.reply_surprisal_bits, self.reasoning_surprisal_bits = 0.0, 0.0
         self._tokens: list[int] = []
@@ -104,7 +104,7 @@ class OutputStream:
         self._tokens += piece.tokens
         self._logprobs += piece.logprobs
         was_in_reasoning = self._splitter.in_reasoning
-        outputs = self._told(self._splitter.feed(piece.text))
+        outputs = self._emitted(self._splitter.feed(piece.text))
         in_reasoning = was_in_reasoning or self._splitter.in_reasoning
         self._count(len(piece.tokens), in_reasoning, bool(outputs))
         if in_reasoning:
@@ -115,7 +115,7 @@ class OutputStream:
 
     def close(self, end: Finished) -> tuple[list[Output], Finished]:
         """Return the events held back, and the final event for clients."""
-        outputs = self._told(self._splitter.close(end.ended_itself))
+        outputs = self._emitted(self._splitter.close(end.ended_itself))
         if not self.is_over:
             outputs += self._held_back()
         if self._tokens and not outputs:
@@ -130,17 +130,17 @@ class OutputStream:
     def cut(self, usage: Usage) -> Finished:
         """Return the final event of a reply that is over."""
         reasoning = min(self._reasoning_tokens, usage.completion)
-        reason = "tool_calls" if self._told_calls else "stop"
+        reason = "tool_calls" if self._emitted_calls else "stop"
         return Finished(reason, replace(usage, reasoning=reasoning), self._stop)
 
-    def _told(self, outputs: Iterable[Output]) -> list[Output]:
+    def _emitted(self, outputs: Iterable[Output]) -> list[Output]:
         """Return the events to emit, up to a stop string or the limit of calls."""
-        told: list[Output] = []
+        emitted: list[Output] = []
         for output in outputs:
-            told += self._up_to_stop(output) if isinstance(output, Content) else self._up_to_limit(output)
+            emitted += self._up_to_stop(output) if isinstance(output, Content) else self._up_to_limit(output)
             if self.is_over:
-                return told if told or self._stop is None else self._nothing()
-        return told
+                return emitted if emitted or self._stop is None else self._nothing()
+        return emitted
 
     def _up_to_stop(self, content: Content) -> list[Output]:
         scan = self._scanner.feed(content.text)
@@ -153,7 +153,7 @@ class OutputStream:
         if isinstance(output, CallStarted) and output.index == self._max_calls:
             self.is_over = True
             return before
-        self._told_calls += isinstance(output, CallEnded)
+        self._emitted_calls += isinstance(output, CallEnded)
         return [*before, output]
 
     def _held_back(self) -> list[Output]:
@@ -179,12 +179,12 @@ class OutputStream:
         is_in_call = splitter.call_is_open or splitter.was_cut_in_call
         return not (self.is_over or splitter.in_reasoning or is_in_call or splitter.has_loose_end)
 
-    def _count(self, tokens: int, in_reasoning: bool, has_said: bool) -> None:
+    def _count(self, tokens: int, in_reasoning: bool, has_output: bool) -> None:
         """Count reasoning tokens. Tokens without output count too if they turn out to open reasoning."""
         self._undecided_tokens += tokens
         if in_reasoning:
             self._reasoning_tokens += self._undecided_tokens
-        if in_reasoning or has_said:
+        if in_reasoning or has_output:
             self._undecided_tokens = 0
 
     def _accounted(self, outputs: list[Output]) -> list[Output]:
@@ -222,10 +222,10 @@ def _merged(pile: list[Output]) -> Output:
     first = pile[0]
     if len(pile) == 1 or not isinstance(first, Content | Reasoning | CallArguments):
         return first
-    texts = [one for one in pile if isinstance(one, Content | Reasoning | CallArguments)]
+    texts = [event for event in pile if isinstance(event, Content | Reasoning | CallArguments)]
     return replace(
         first,
-        text="".join(one.text for one in texts),
-        tokens=tuple(token for one in texts for token in one.tokens),
-        logprobs=tuple(logprob for one in texts for logprob in one.logprobs),
+        text="".join(event.text for event in texts),
+        tokens=tuple(token for event in texts for token in event.tokens),
+        logprobs=tuple(logprob for event in texts for logprob in event.logprobs),
     )

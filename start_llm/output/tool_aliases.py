@@ -48,9 +48,9 @@ class ToolAliases:
             request,
             tools=tuple(map(self._renamed, request.tools)),
             late_tools=tuple(map(self._renamed, request.late_tools)),
-            grammars=tuple(replace(one, tool=self._alias(one.tool)) for one in request.grammars),
+            grammars=tuple(replace(grammar, tool=self._alias(grammar.tool)) for grammar in request.grammars),
             form=replace(request.form, tools=None if chosen is None else frozenset(map(self._alias, chosen))),
-            messages=tuple(map(self._told, request.messages)),
+            messages=tuple(map(self._with_aliases, request.messages)),
         )
 
     def for_client[Event](self, event: Event) -> Event | CallStarted:
@@ -74,10 +74,10 @@ class ToolAliases:
         if name not in self.by_name:
             return tool
         about = function.get("description")
-        told = " ".join([*([about] if isinstance(about, str) and about else []), _CLIENTS_NAME.format(name)])
-        return {**tool, "function": {**function, "name": self.by_name[name], "description": told}}
+        text = " ".join([*([about] if isinstance(about, str) and about else []), _CLIENTS_NAME.format(name)])
+        return {**tool, "function": {**function, "name": self.by_name[name], "description": text}}
 
-    def _told(self, message: Message) -> Message:
+    def _with_aliases(self, message: Message) -> Message:
         of_tool = message.role == "tool" and message.name is not None
         if not (message.tool_calls or message.tool_references or of_tool):
             return message

@@ -19,13 +19,13 @@ class Adaptation:
     """One row of the table.
 
     Attributes:
-        told: description for the user; empty if it is not reported.
+        description: what the user reads of it; empty if it is not reported.
         applies: whether a template needs it.
         change: the function that applies it to the turns of a request.
         writes_calls: it takes `TemplateFacts.write_calls`, too.
     """
 
-    told: str
+    description: str
     applies: Callable[[TemplateFacts], bool]
     change: Callable[..., list[PromptTurn]]
     writes_calls: bool = False
@@ -176,8 +176,8 @@ def adapt(request: ChatRequest, facts: TemplateFacts) -> Adapted:
 
 def needed(facts: TemplateFacts) -> list[str]:
     """Return descriptions of the adaptations that this template needs."""
-    rows = [row.told for row in ADAPTATIONS if row.told and row.applies(facts)]
-    return [*rows, *(told for told, applies in IN_THE_FORM if applies(facts))]
+    rows = [row.description for row in ADAPTATIONS if row.description and row.applies(facts)]
+    return [*rows, *(description for description, applies in IN_THE_FORM if applies(facts))]
 
 
 def _seen(message: Message, facts: TemplateFacts) -> TemplateMessage:

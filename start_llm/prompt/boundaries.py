@@ -173,7 +173,7 @@ def _spans(
     return {}, None
 
 
-def _measured(rendered: Rendered, found: Sequence[re.Match[str]]) -> dict[int, _MessageSpan]:
+def _measured(rendered: Rendered, matches: Sequence[re.Match[str]]) -> dict[int, _MessageSpan]:
     """Compute spans from the marks in the marked rendering.
 
     A name may be repeated later, where a result refers to its call, so only its first mark counts.
@@ -181,7 +181,7 @@ def _measured(rendered: Rendered, found: Sequence[re.Match[str]]) -> dict[int, _
     spans: dict[int, _MessageSpan] = {}
     named: set[int] = set()
     removed = 0
-    for match in found:
+    for match in matches:
         index, kind = int(match[1]), match[2]
         place = match.start() - removed
         removed += len(match[0])

@@ -88,7 +88,7 @@ class Calls:
         meant = self._meant.get(call_id) or self._meant.get(bare_id(call_id))
         if meant is None:
             return None
-        native = next((one for one in meant if one not in self._answered), meant[-1])
+        native = next((candidate for candidate in meant if candidate not in self._answered), meant[-1])
         self._answered.add(native)
         return native
 

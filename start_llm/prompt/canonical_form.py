@@ -74,14 +74,14 @@ def _canonical(
     cut = _cut(message, rules)
     text = cut.text if message.role == "tool" else cut.text.rstrip()
     omitted = [
-        OmittedText(rule.name, rule.drift, place, piece, rule.said(piece), rule.is_clock)
+        OmittedText(rule.name, rule.drift, place, piece, rule.value(piece), rule.is_clock)
         for rule, place, piece in cut.pieces
         if rule.drift in ("own", "live", "block")
     ]
     if len(text) < len(cut.text):
         omitted.append(OmittedText(_WHITE_SPACE, "space", len(text), cut.text[len(text) :]))
-    said, images = without_images(text)
-    data = _encoded_parts(message, schemas, images) + b"\0" + said.encode(errors="surrogatepass")
+    plain, images = without_images(text)
+    data = _encoded_parts(message, schemas, images) + b"\0" + plain.encode(errors="surrogatepass")
     return CanonicalMessage(data, tuple(omitted), len(message.content) - len(text))
 
 
@@ -119,8 +119,8 @@ def root_of(
         question: index of the message with which the template shows tools or the system text, if that moves
             to the last question; else None.
     """
-    told = CanonicalKey.of(_encoded([dict(options), list(dates), question]))
-    return Root(told, CanonicalKey.of(*sorted(_encoded(dict(tool)) for tool in tools)))
+    key = CanonicalKey.of(_encoded([dict(options), list(dates), question]))
+    return Root(key, CanonicalKey.of(*sorted(_encoded(dict(tool)) for tool in tools)))
 
 
 def _applying(

@@ -50,11 +50,11 @@ def _each(turns: Sequence[PromptTurn], change: Callable[[Message], Message]) -> 
 def tell_unknown_results(turns: list[PromptTurn], _request: ChatRequest) -> list[PromptTurn]:
     """Turn results of calls that are not in the conversation into user messages: templates refuse them."""
 
-    def told(message: Message) -> Message:
+    def shown(message: Message) -> Message:
         is_unknown = message.role == "tool" and message.tool_call_id is None
-        return _told_result(message, message.name or "a tool") if is_unknown else message
+        return _as_user_message(message, message.name or "a tool") if is_unknown else message
 
-    return _each(turns, told)
+    return _each(turns, shown)
 
 
 def name_results(turns: list[PromptTurn], _request: ChatRequest) -> list[PromptTurn]:
@@ -68,14 +68,14 @@ def name_results(turns: list[PromptTurn], _request: ChatRequest) -> list[PromptT
     return _each(turns, named)
 
 
-def _told_result(message: Message, name: str) -> Message:
+def _as_user_message(message: Message, name: str) -> Message:
     return Message(role="user", content=f"[Result of {name}]\n{message.content}")
 
 
 def write_as_hermes(calls: Sequence[tuple[str, Mapping[str, Json]]]) -> str:
     """Write calls in the form that is always recognised."""
     objects = ({"name": name, "arguments": dict(arguments)} for name, arguments in calls)
-    return "\n".join(f"<tool_call>{json.dumps(one, ensure_ascii=False)}</tool_call>" for one in objects)
+    return "\n".join(f"<tool_call>{json.dumps(call, ensure_ascii=False)}</tool_call>" for call in objects)
 
 
 def tell_tools(
@@ -86,11 +86,11 @@ def tell_tools(
         return turns
     schemas = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in request.tools)
     form = write_calls([("NAME", {"KEY": "VALUE"})]) if write_calls else _HERMES
-    told = f"You have these tools:\n{schemas}\nTo call one, answer with {form} and nothing after it."
+    text = f"You have these tools:\n{schemas}\nTo call one, answer with {form} and nothing after it."
     if turns and turns[0].message.role == "system":
         first = turns[0].message
-        return [PromptTurn(replace(first, content=_joined(first.content, told)), turns[0].last), *turns[1:]]
-    return [PromptTurn(Message(role="system", content=told), -1), *turns]
+        return [PromptTurn(replace(first, content=_joined(first.content, text)), turns[0].last), *turns[1:]]
+    return [PromptTurn(Message(role="system", content=text), -1), *turns]
 
 
 def put_system_beside_tools(turns: list[PromptTurn], request: ChatRequest) -> list[PromptTurn]:
@@ -107,7 +107,7 @@ def write_calls(
 
     def written(message: Message) -> Message:
         if message.role == "tool":
-            return _told_result(message, names[message.tool_call_id or ""])
+            return _as_user_message(message, names[message.tool_call_id or ""])
         if not message.tool_calls:
             return message
         calls = write([(call.name, call.arguments) for call in message.tool_calls])
@@ -147,16 +147,16 @@ def move_text_to_results(turns: list[PromptTurn], _request: ChatRequest) -> list
     a message before the calls.
     """
     moved: list[PromptTurn] = []
-    told: str = ""
+    pending: str = ""
     for turn, following in zip_longest(turns, turns[1:]):
         calling, text = turn.message, turn.message.content
-        if told:
-            moved.append(PromptTurn(replace(calling, content=_joined(told, text)), turn.last))
-            told = ""
+        if pending:
+            moved.append(PromptTurn(replace(calling, content=_joined(pending, text)), turn.last))
+            pending = ""
         elif not calling.tool_calls or not text.strip():
             moved.append(turn)
         elif following and following.message.role == "tool":
-            told = _TEXT_BESIDE_CALL + text
+            pending = _TEXT_BESIDE_CALL + text
             moved.append(PromptTurn(replace(calling, content=""), following.last))
         else:
             moved.append(PromptTurn(Message(role="assistant", content=text), turn.last))
@@ -204,7 +204,7 @@ def _with_images_behind(results: Sequence[PromptTurn]) -> Sequence[PromptTurn]:
     first = next((at for at, turn in enumerate(results) if has_image(turn.message.content)), None)
     if first is None:
         return results
-    last, words, told = max(turn.last for turn in results), list[str](), list(results[:first])
+    last, words, turns = max(turn.last for turn in results), list[str](), list(results[:first])
     for turn in results[first:]:
         content, after = "", 0
         for word in image_words(turn.message.content):
@@ -212,9 +212,9 @@ def _with_images_behind(results: Sequence[PromptTurn]) -> Sequence[PromptTurn]:
             content += turn.message.content[after : word.start()] + _IMAGE_BELOW.format(len(words))
             after = word.end()
         content += turn.message.content[after:]
-        told.append(PromptTurn(replace(turn.message, content=content), last))
+        turns.append(PromptTurn(replace(turn.message, content=content), last))
     images = [_IMAGE.format(number, word) for number, word in enumerate(words, 1)]
-    return [*told, PromptTurn(Message(role="user", content="\n".join(images)), last)]
+    return [*turns, PromptTurn(Message(role="user", content="\n".join(images)), last)]
 
 
 def mark_late_systems(turns: list[PromptTurn], _request: ChatRequest) -> list[PromptTurn]:
@@ -283,12 +283,12 @@ def join_to_results(turns: list[PromptTurn], _request: ChatRequest) -> list[Prom
     joined: list[PromptTurn] = []
     for turn in turns:
         before = joined[-1].message if joined and turn.message.role == "user" else None
-        told = _USER_BEHIND_RESULT + turn.message.content
+        text = _USER_BEHIND_RESULT + turn.message.content
         if before and before.role == "tool":
-            result = replace(before, content=_joined(before.content, told))
+            result = replace(before, content=_joined(before.content, text))
             joined[-1] = PromptTurn(result, turn.last)
         elif before and before.tool_calls:
-            result = Message(role="tool", content=told, tool_call_id=before.tool_calls[-1].id)
+            result = Message(role="tool", content=text, tool_call_id=before.tool_calls[-1].id)
             joined.append(PromptTurn(result, turn.last))
         else:
             joined.append(turn)

@@ -145,7 +145,9 @@ def _spans(broken: Broken) -> Iterable[tuple[int, int]]:
 def _break_of(mark: str, marks: Sequence[str]) -> int:
     """Return the first offset at which a mark falls into two pieces without a mark; 0 if there is none."""
     places = range(1, len(mark))
-    return next((at for at in places if not any(one in mark[:at] or one in mark[at:] for one in marks)), 0)
+    return next(
+        (at for at in places if not any(other in mark[:at] or other in mark[at:] for other in marks)), 0
+    )
 
 
 def _pattern(texts: Iterable[str]) -> str:

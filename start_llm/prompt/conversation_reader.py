@@ -114,7 +114,7 @@ class ConversationReader:
             ),
             name=request.conversation_id,
             session=request.session_id or keys[_first_question(roles)].digest.hex(),
-            transient=tuple(one for some in ignored(read.transient) for one in some),
+            transient=tuple(text for texts in ignored(read.transient) for text in texts),
         )
 
     def shown_messages(self, read: ReadConversation, asked: Conversation) -> tuple[Message, ...]:
@@ -145,7 +145,10 @@ class ConversationReader:
 
     def has_moving(self, request: ChatRequest) -> bool:
         """Return whether the next question changes the whole prompt: something moves to it."""
-        has = {"tools": request.tools, "system": any(one.role == "system" for one in request.messages)}
+        has = {
+            "tools": request.tools,
+            "system": any(message.role == "system" for message in request.messages),
+        }
         return any(has[name] for name in self._facts.moving)
 
     def _parted(self, messages: tuple[Message, ...]) -> tuple[tuple[Message, ...], tuple[Message, ...]]:

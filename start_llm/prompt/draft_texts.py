@@ -39,8 +39,8 @@ class DraftTexts:
 
     def of(self, messages: Sequence[Message]) -> tuple[Sequence[int], ...]:
         """Return the tokens of the tool results that were written otherwise than they would be repeated."""
-        found = (self._of(message.content) for message in messages if message.role == "tool")
-        return tuple(one for one in found if one is not None)
+        written = (self._of(message.content) for message in messages if message.role == "tool")
+        return tuple(ids for ids in written if ids is not None)
 
     def _of(self, text: str) -> array[int] | None:
         name = hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=16).digest()
@@ -68,11 +68,11 @@ def _weight(ids: array[int] | None) -> int:
 
 def without_marks(text: str) -> str | None:
     """Return a text without the numbers or the marks before its lines; None if it has none."""
-    found = _NUMBER.findall(text)
-    numbers = [int(number) for number, _ in found]
+    prefixes = _NUMBER.findall(text)
+    numbers = [int(number) for number, _ in prefixes]
     rising = sum(later == number + 1 for number, later in pairwise(numbers))
     if rising >= _FEWEST_LINES - 1 and rising >= len(numbers) // 2:
         plain = _NUMBER.sub("", text)
-        is_tight = found[0][1] in ("→", "\t") or _WITHOUT_BLANK.search(text)
+        is_tight = prefixes[0][1] in ("→", "\t") or _WITHOUT_BLANK.search(text)
         return plain if is_tight else _BLANK.sub("", plain)
     return _MARKED.sub("", text) if _HUNK.search(text) else None

@@ -56,12 +56,12 @@ class Rule:
         """Return the start and end of each match. Text with an image in it is content, whatever it is."""
         if self.mark not in text:
             return []
-        around = [one.span() for one in self.within.finditer(text)] if self.within else [(0, len(text))]
+        around = [match.span() for match in self.within.finditer(text)] if self.within else [(0, len(text))]
         return [
-            (start + found.start(), start + found.end())
+            (start + match.start(), start + match.end())
             for start, end in around
-            for found in self.pattern.finditer(text[start:end])
-            if not has_image(found.group())
+            for match in self.pattern.finditer(text[start:end])
+            if not has_image(match.group())
         ]
 
     def without(self, text: str) -> str:
@@ -70,7 +70,7 @@ class Rule:
         starts = [*(start for start, _ in spans), len(text)]
         return "".join(text[end:start] for end, start in zip(ends, starts, strict=True))
 
-    def said(self, piece: str) -> str:
+    def value(self, piece: str) -> str:
         """Return the value to compare and tell. The lines of an `own` text are stripped."""
         if self.drift == "own":
             lines = _STAMPED.sub(r"\g<0>\n", piece).split("\n")

@@ -48,12 +48,12 @@ def words_for(texts: Texts) -> dict[str, str | None]:
 def word_for_off(texts: Texts) -> str | None:
     """Return the word that turns reasoning off, or None."""
     others = {"", *(texts[word] for word in WORDS if texts[word] != texts[UNKNOWN])}
-    found = (
+    words = (
         word
         for word in OFF
         if texts[word] not in others and (texts[word] != texts[UNKNOWN] or word in texts[word])
     )
-    return None if _prints_any(texts) else next(found, None)
+    return None if _prints_any(texts) else next(words, None)
 
 
 def _levels(texts: Texts) -> Iterator[tuple[str | None, str]]:
@@ -61,29 +61,31 @@ def _levels(texts: Texts) -> Iterator[tuple[str | None, str]]:
     if _prints_any(texts):
         yield from zip(_PRINTED, _PRINTED, strict=True)
         return
-    told = _told(texts)
+    named = _named(texts)
     known = {word: text for word, text in texts.items() if word and text not in ("", texts[UNKNOWN])}
-    levels = {word: told.get(word, word) for word in WORDS if word in known}
+    levels = {word: named.get(word, word) for word in WORDS if word in known}
     yield from levels.items()
     off = word_for_off(texts)
     if texts[None] and texts[None] not in known.values() and not (off and texts[None] == texts[off]):
-        yield None, told.get(None) or _silent_default(levels.values())
+        yield None, named.get(None) or _silent_default(levels.values())
 
 
 def _prints_any(texts: Texts) -> bool:
     """Return whether the template prints any word that it is given."""
-    told = texts[UNKNOWN].lower()
-    return UNKNOWN in told and all(
-        texts[word].lower() == told.replace(UNKNOWN, word) for word in (*_PRINTED, *OFF)
+    text = texts[UNKNOWN].lower()
+    return UNKNOWN in text and all(
+        texts[word].lower() == text.replace(UNKNOWN, word) for word in (*_PRINTED, *OFF)
     )
 
 
-def _told(texts: Texts) -> dict[str | None, str]:
+def _named(texts: Texts) -> dict[str | None, str]:
     """Map words to the effort that the prompt names instead, if giving that effort makes the same prompt."""
     counted = {word: Counter(_effort_words(text)) for word, text in texts.items() if text}
     everywhere = reduce(and_, counted.values()) if counted else Counter[str]()
     own = {word: list(count - everywhere) for word, count in counted.items()}
-    return {word: told[0] for word, told in own.items() if len(told) == 1 and texts[told[0]] == texts[word]}
+    return {
+        word: names[0] for word, names in own.items() if len(names) == 1 and texts[names[0]] == texts[word]
+    }
 
 
 def _effort_words(text: str) -> Iterable[str]:
@@ -97,4 +99,4 @@ def _silent_default(levels: Collection[str]) -> str:
 
 def _nearest(rank: int, ranks: Iterable[int]) -> int:
     """Return the nearest rank; of two equally near the higher one."""
-    return min(ranks, key=lambda one: (abs(one - rank), -one))
+    return min(ranks, key=lambda other: (abs(other - rank), -other))

@@ -49,35 +49,35 @@ class MessageEndFinder:
     def __init__(self, closers: TurnClosers) -> None:
         self._closers = closers
         self._lock = threading.Lock()
-        self._found: OrderedDict[str, _GrownPrompt] = OrderedDict()
+        self._known: OrderedDict[str, _GrownPrompt] = OrderedDict()
 
     def locate(self, rendered: Rendered, render: Render) -> Sequence[MessageEnd]:
         """Return the ends that `boundaries.locate` would return."""
         with self._lock:
-            known = list(self._found.values())
-        for looked_for in (_begun_alike, self._asked_otherwise):
-            begun = looked_for(known, rendered, render)
+            known = list(self._known.values())
+        for search in (_begun_alike, self._asked_otherwise):
+            begun = search(known, rendered, render)
             after = self._after(rendered, begun, render) if begun else None
             if begun and after is not None:
-                found = _GrownPrompt(rendered, [*begun.places, *after], begun.known.marking)
-                self._keep(found, begun.known if begun.is_whole else None)
-                return found.places
-        found = _GrownPrompt(rendered, *locate(rendered, render, self._closers))
-        self._keep(found, None)
-        return found.places
+                prompt = _GrownPrompt(rendered, [*begun.places, *after], begun.known.marking)
+                self._keep(prompt, begun.known if begun.is_whole else None)
+                return prompt.places
+        prompt = _GrownPrompt(rendered, *locate(rendered, render, self._closers))
+        self._keep(prompt, None)
+        return prompt.places
 
-    def _keep(self, found: _GrownPrompt, instead_of: _GrownPrompt | None) -> None:
-        text = found.rendered.text
+    def _keep(self, prompt: _GrownPrompt, instead_of: _GrownPrompt | None) -> None:
+        text = prompt.rendered.text
         with self._lock:
             if instead_of:
-                self._found.pop(instead_of.rendered.text, None)
-            self._found[text] = found
-            self._found.move_to_end(text)
-            while len(self._found) > _MAX_CONVERSATIONS or sum(map(len, self._found)) > _MAX_CHARACTERS:
-                self._found.popitem(last=False)
+                self._known.pop(instead_of.rendered.text, None)
+            self._known[text] = prompt
+            self._known.move_to_end(text)
+            while len(self._known) > _MAX_CONVERSATIONS or sum(map(len, self._known)) > _MAX_CHARACTERS:
+                self._known.popitem(last=False)
 
     def _asked_otherwise(
-        self, found: Sequence[_GrownPrompt], rendered: Rendered, render: Render
+        self, prompts: Sequence[_GrownPrompt], rendered: Rendered, render: Render
     ) -> _KnownPrefix | None:
         """Return the known rest of a conversation that differs only up to its first question.
 
@@ -85,7 +85,7 @@ class MessageEndFinder:
         conversations for which the first marking failed are not used: their own beginning may be the reason.
         """
         count, marking = _asked(rendered), MARKINGS[0]
-        alike = [one for one in found if one.marking is marking]
+        alike = [prompt for prompt in prompts if prompt.marking is marking]
         is_worth_it = alike and len(rendered.messages) - count > _WORTH
         head = _alone(rendered, range(count), render) if is_worth_it else None
         places = locate(head, render, self._closers, [marking]).places if head else []
@@ -93,7 +93,7 @@ class MessageEndFinder:
             return None
         if not rendered.text.startswith(head.text[: places[-1].offset]):
             return None
-        begun = _longest(_of_same_text(one, rendered, places[-1]) for one in alike)
+        begun = _longest(_of_same_text(prompt, rendered, places[-1]) for prompt in alike)
         return _of_same_messages(begun, rendered, count, places)
 
     def _after(self, rendered: Rendered, known: _KnownPrefix, render: Render) -> list[MessageEnd] | None:
@@ -114,8 +114,8 @@ class MessageEndFinder:
         if place.offset < moved or not rendered.text.endswith(alone.text[place.offset - moved :]):
             return None
         located = locate(alone, render, self._closers, [marking])
-        after = [one for one in located.places if one.message > place.message]
-        return [MessageEnd(one.message, one.offset + moved) for one in after] if located.marking else None
+        after = [end for end in located.places if end.message > place.message]
+        return [MessageEnd(end.message, end.offset + moved) for end in after] if located.marking else None
 
 
 def _alone(rendered: Rendered, some: Sequence[int], render: Render) -> Rendered | None:
@@ -130,7 +130,7 @@ def _alone(rendered: Rendered, some: Sequence[int], render: Render) -> Rendered 
 
 
 def _begun_alike(
-    found: Sequence[_GrownPrompt],
+    prompts: Sequence[_GrownPrompt],
     rendered: Rendered,
     render: Render,  # noqa: ARG001 - both ways to look have this signature
 ) -> _KnownPrefix | None:
@@ -139,17 +139,17 @@ def _begun_alike(
     If the first marking failed for the known one, all of it must be in the new one: the reason for the
     failure may be in the rest.
     """
-    begun = _longest(_of_same_text(one, rendered, None) for one in found)
+    begun = _longest(_of_same_text(prompt, rendered, None) for prompt in prompts)
     begun = _of_same_messages(begun, rendered, 0, [])
     is_sure = begun and (begun.is_whole or begun.known.marking is MARKINGS[0])
     return begun if is_sure else None
 
 
 def _longest(begun: Iterable[_KnownPrefix]) -> _KnownPrefix | None:
-    return max(begun, key=lambda one: len(one.places), default=None)
+    return max(begun, key=lambda prefix: len(prefix.places), default=None)
 
 
-def _of_same_text(one: _GrownPrompt, rendered: Rendered, asked: MessageEnd | None) -> _KnownPrefix:
+def _of_same_text(prompt: _GrownPrompt, rendered: Rendered, asked: MessageEnd | None) -> _KnownPrefix:
     """Return the known ends as far as both texts are equal, from a question or from the beginning on.
 
     Args:
@@ -158,14 +158,16 @@ def _of_same_text(one: _GrownPrompt, rendered: Rendered, asked: MessageEnd | Non
     """
     start = asked.offset if asked else 0
     known = (
-        next((place.offset for place in one.places if place.message == asked.message), None) if asked else 0
+        next((place.offset for place in prompt.places if place.message == asked.message), None)
+        if asked
+        else 0
     )
     if known is None:
-        return _KnownPrefix(one, (), is_whole=False)
-    same = _common(one.rendered.text[known:], rendered.text[start:], _CHARACTERS)
-    places = [place for place in one.places if known < place.offset <= known + same]
+        return _KnownPrefix(prompt, (), is_whole=False)
+    same = _common(prompt.rendered.text[known:], rendered.text[start:], _CHARACTERS)
+    places = [place for place in prompt.places if known < place.offset <= known + same]
     return _KnownPrefix(
-        one, [MessageEnd(place.message, place.offset - known + start) for place in places], is_whole=False
+        prompt, [MessageEnd(place.message, place.offset - known + start) for place in places], is_whole=False
     )
 
 
@@ -190,13 +192,13 @@ def _of_same_messages(
     return _KnownPrefix(begun.known, places, is_whole=first + same == len(was.messages)) if places else None
 
 
-def _common[T](one: Sequence[T], other: Sequence[T], step: int) -> int:
+def _common[T](left: Sequence[T], right: Sequence[T], step: int) -> int:
     """Return the number of equal items at the beginning: compare steps, then bisect the unequal one."""
-    whole = min(len(one), len(other))
-    parted = (at for at in range(0, whole, step) if one[at : at + step] != other[at : at + step])
+    whole = min(len(left), len(right))
+    parted = (at for at in range(0, whole, step) if left[at : at + step] != right[at : at + step])
     at = next(parted, whole)
     rest = range(1, min(step, whole - at) + 1)
-    return at + bisect_left(rest, True, key=lambda count: one[at : at + count] != other[at : at + count])
+    return at + bisect_left(rest, True, key=lambda count: left[at : at + count] != right[at : at + count])
 
 
 def _asked(rendered: Rendered) -> int:

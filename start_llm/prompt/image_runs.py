@@ -96,9 +96,9 @@ class ImageEncoder:
         """
         if not runs:
             return self._pieces.encode(text, cuts, breaks=breaks)
-        found = _expanded(text, (*cuts, *breaks), runs, self._head, self._whole)
-        moved = found.cuts[: len(cuts)], found.cuts[len(cuts) :]
-        return self._pieces.encode(found.text, moved[0], found.runs, moved[1])
+        expanded = _expanded(text, (*cuts, *breaks), runs, self._head, self._whole)
+        moved = expanded.cuts[: len(cuts)], expanded.cuts[len(cuts) :]
+        return self._pieces.encode(expanded.text, moved[0], expanded.runs, moved[1])
 
 
 def _expanded(

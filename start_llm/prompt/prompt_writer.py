@@ -118,8 +118,8 @@ def _up_to(mark: str, text: RenderedText, marked: str, last: int) -> RenderedTex
     Raises:
         InvalidRequest: the template does not show it.
     """
-    before, found, _ = marked.rpartition(mark)
-    if not found or not text.whole.startswith(before):
+    before, separator, _ = marked.rpartition(mark)
+    if not separator or not text.whole.startswith(before):
         problem = "The template of this model does not show where the last message ends: no reply can go on."
         raise InvalidRequest(problem, param="messages")
     return RenderedText(before, "", [place for place in text.places if place.message < last])

@@ -25,9 +25,9 @@ _MAX_OTHERS = 16
 
 
 type _Tools = Sequence[Mapping[str, Json]]
-type _Said = tuple[str | tuple[str, ...] | None, ...]
+type _Fields = tuple[str | tuple[str, ...] | None, ...]
 
-_SAID = attrgetter("content", "role", "reasoning", "tool_call_id", "tool_references", "name", "reply_name")
+_FIELDS = attrgetter("content", "role", "reasoning", "tool_call_id", "tool_references", "name", "reply_name")
 """Everything in a message except its calls."""
 
 
@@ -53,10 +53,10 @@ class ConversationScan:
 
 
 class _Known(NamedTuple):
-    """A remembered conversation, and what its messages say beside their calls."""
+    """A remembered conversation, with the fields of its messages except their calls."""
 
     beginning: ConversationScan
-    said: Sequence[_Said]
+    fields: Sequence[_Fields]
     nbytes: int
 
 
@@ -81,9 +81,9 @@ class RememberedConversations:
             late_tools: late tools of the request.
             root: key of the root, from which the keys are chained.
         """
-        said: list[_Said] = list(map(_SAID, sent))
-        known, known_said = self._nearest(said)
-        same, others = _shared(known.sent, sent, list(map(eq, known_said, said)))
+        fields: list[_Fields] = list(map(_FIELDS, sent))
+        known, known_fields = self._nearest(fields)
+        same, others = _shared(known.sent, sent, list(map(eq, known_fields, fields)))
         calls = self._calls_of(known, same)
         looks = list(known.looks[:same])
         anew = {index: looks[index].native for index in _referring(looks)}
@@ -91,7 +91,7 @@ class RememberedConversations:
         for index, native in anew.items():
             (looks[index],) = self._looks([native], late_tools, sent[:index])
         looks += self._looks(calls.in_native_form(sent[same:]), late_tools, sent[:same])
-        found = ConversationScan(
+        scan = ConversationScan(
             sent=sent,
             names=_names(known, sent, same, others),
             looks=looks,
@@ -99,24 +99,26 @@ class RememberedConversations:
             root=root,
             keys=_keys(known, looks, root),
         )
-        self._keep(found, said, instead_of=known if same == len(known.sent) else None)
-        return found
+        self._keep(scan, fields, instead_of=known if same == len(known.sent) else None)
+        return scan
 
-    def _nearest(self, said: Sequence[_Said]) -> tuple[ConversationScan, Sequence[_Said]]:
+    def _nearest(self, fields: Sequence[_Fields]) -> tuple[ConversationScan, Sequence[_Fields]]:
         """Return the newest remembered conversation with the most equal messages by index."""
         with self._lock:
             known = self._known[::-1]
-        nearest = max(known, key=lambda one: sum(map(eq, one.said, said)), default=None)
-        return (nearest.beginning, nearest.said) if nearest else (self._nothing, ())
+        nearest = max(known, key=lambda conversation: sum(map(eq, conversation.fields, fields)), default=None)
+        return (nearest.beginning, nearest.fields) if nearest else (self._nothing, ())
 
     def _keep(
-        self, found: ConversationScan, said: Sequence[_Said], instead_of: ConversationScan | None
+        self, scan: ConversationScan, fields: Sequence[_Fields], instead_of: ConversationScan | None
     ) -> None:
-        nbytes = sum(_MESSAGE_BYTES + len(look.canonical.data) for look in found.looks)
+        nbytes = sum(_MESSAGE_BYTES + len(look.canonical.data) for look in scan.looks)
         with self._lock:
-            self._known = [one for one in self._known if one.beginning is not instead_of]
-            self._known.append(_Known(found, said, nbytes))
-            total = sum(one.nbytes for one in self._known)
+            self._known = [
+                conversation for conversation in self._known if conversation.beginning is not instead_of
+            ]
+            self._known.append(_Known(scan, fields, nbytes))
+            total = sum(conversation.nbytes for conversation in self._known)
             while len(self._known) > _MAX_CONVERSATIONS or total > _MAX_BYTES:
                 total -= self._known.pop(0).nbytes
 
@@ -209,13 +211,15 @@ def _is_called_alike(was: ToolCall, now: ToolCall) -> bool:
     return is_same and _is_spelled_alike(dict(was.arguments), dict(now.arguments))
 
 
-def _is_spelled_alike(one: Json, other: Json) -> bool:
+def _is_spelled_alike(value: Json, other: Json) -> bool:
     """Return whether values are written alike.
 
     In Python 1, 1.0 and true are equal, and so are dicts in another order, but a model reads different texts.
     """
-    if isinstance(one, dict) and isinstance(other, dict):
-        return list(one) == list(other) and all(map(_is_spelled_alike, one.values(), other.values()))
-    if isinstance(one, list) and isinstance(other, list):
-        return len(one) == len(other) and all(map(_is_spelled_alike, one, other))
-    return type(one) is type(other) and (one == other if isinstance(one, str) else repr(one) == repr(other))
+    if isinstance(value, dict) and isinstance(other, dict):
+        return list(value) == list(other) and all(map(_is_spelled_alike, value.values(), other.values()))
+    if isinstance(value, list) and isinstance(other, list):
+        return len(value) == len(other) and all(map(_is_spelled_alike, value, other))
+    return type(value) is type(other) and (
+        value == other if isinstance(value, str) else repr(value) == repr(other)
+    )

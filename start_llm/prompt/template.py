@@ -116,9 +116,9 @@ class Rendering:
         except Exception as error:
             # A template is a program by the model's author that runs on the client's data. Any error is a
             # mismatch of the two, and only the client can change its side.
-            said = with_marks(hide_images(str(error))) or type(error).__name__
+            reason = with_marks(hide_images(str(error))) or type(error).__name__
             raise InvalidRequest(
-                f"The chat template of the model refuses these messages: {said}", param="messages"
+                f"The chat template of the model refuses these messages: {reason}", param="messages"
             ) from error
         return restored(rendering)
 
@@ -126,6 +126,6 @@ class Rendering:
         if self._system_words is None:
             return list(messages)
         first = messages[0] if messages and messages[0]["role"] == "system" else None
-        told = f"{first['content']}\n{self._system_words}" if first else self._system_words
-        system: TemplateMessage = {**(first or {"role": "system"}), "content": told}
+        content = f"{first['content']}\n{self._system_words}" if first else self._system_words
+        system: TemplateMessage = {**(first or {"role": "system"}), "content": content}
         return [system, *(messages[1:] if first else messages)]

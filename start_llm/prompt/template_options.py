@@ -27,8 +27,8 @@ class TemplateOptions:
         """Return whether the model thinks: as the request says, or the policy, or the template."""
         switch = self.facts.switch
         own = switch.thinks if switch else True
-        said = (one for one in (thinking.on, self.policy.thinking) if one is not None)
-        return next(said, own)
+        choices = (choice for choice in (thinking.on, self.policy.thinking) if choice is not None)
+        return next(choices, own)
 
     def _of_thinking(self, thinking: Thinking) -> dict[str, Json]:
         """Return the options for reasoning, its effort and its budget."""

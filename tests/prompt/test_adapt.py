@@ -94,8 +94,8 @@ def test_a_template_that_takes_everything_gets_what_the_client_said():
 
 def test_every_row_with_words_is_for_some_templates_only():
     takes_all = TemplateFacts()
-    assert [row for row in ADAPTATIONS if row.told and row.applies(takes_all)] == []
-    assert [row for row in ADAPTATIONS if not row.told and not row.applies(takes_all)] == []
+    assert [row for row in ADAPTATIONS if row.description and row.applies(takes_all)] == []
+    assert [row for row in ADAPTATIONS if not row.description and not row.applies(takes_all)] == []
 
 
 @pytest.mark.parametrize("row", ADAPTATIONS, ids=lambda row: row.change.__name__)

@@ -107,8 +107,8 @@ class GemmaValues(Cursor):
         if quoted := self.take(self._patterns.text):
             return quoted[1]
         if words := self.take(_WORDS):  # a text without quotes, which small models forget
-            said = words[1].rstrip()
-            return _CONSTANTS.get(said, said)
+            text = words[1].rstrip()
+            return _CONSTANTS.get(text, text)
         literal = self.take(_LITERAL)
         if literal is None:
             raise ValueError("a value is missing")

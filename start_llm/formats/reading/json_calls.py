@@ -176,14 +176,14 @@ def named_call(text: str, *, may_lack_arguments: bool) -> ParsedCall:
         members.setdefault(_NAMES[0], function)
     if "description" in members:
         raise ValueError("this defines a tool")
-    name = parsed(next((members[one] for one in _NAMES if one in members), ""))
+    name = parsed(next((members[key] for key in _NAMES if key in members), ""))
     if not isinstance(name, str):
         raise ValueError("the name is no text")  # noqa: TRY004 - whoever reads it catches ValueError
     return ParsedCall(name, arguments_of(_raw_arguments(members, may_lack=may_lack_arguments)))
 
 
 def _raw_arguments(members: Mapping[str, str], *, may_lack: bool) -> str:
-    arguments = next((members[one] for one in _ARGUMENTS if one in members), None)
+    arguments = next((members[key] for key in _ARGUMENTS if key in members), None)
     if arguments is None and not (may_lack and members.keys() <= _BESIDE_ARGUMENTS):
         raise ValueError("there are no arguments, or they stand beside the name")
     return "{}" if arguments is None or arguments in _NO_ARGUMENTS else arguments
@@ -206,10 +206,10 @@ def arguments_of(text: str) -> str:
 
 def _members(text: str) -> list[tuple[str, str]]:
     """Return the names and raw values of an object's members."""
-    found: list[tuple[str, str]] = []
+    members: list[tuple[str, str]] = []
     place = _after_space(text, 1)
     while text[place : place + 1] != "}":
-        if found:
+        if members:
             place = _after_comma(text, place)
         key, place = cast("tuple[Json, int]", DECODER.raw_decode(text, place))
         place = _after_space(text, place)
@@ -217,9 +217,9 @@ def _members(text: str) -> list[tuple[str, str]]:
             raise ValueError("a member has no name")
         start = _after_space(text, place + 1)
         _, end = DECODER.raw_decode(text, start)
-        found.append((key, text[start:end]))
+        members.append((key, text[start:end]))
         place = _after_space(text, end)
-    return found
+    return members
 
 
 def _after_comma(text: str, place: int) -> int:

@@ -148,8 +148,8 @@ def _unescaped(text: str) -> str:
     """Unescape as Python does. Also join surrogate pairs, which JSON escapes one by one."""
     if "\\" not in text:
         return text
-    found = _ESCAPE.sub(_character, text)
-    return found.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "surrogatepass")
+    unescaped = _ESCAPE.sub(_character, text)
+    return unescaped.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "surrogatepass")
 
 
 def _character(escape: regex.Match[str]) -> str:

@@ -55,7 +55,9 @@ class Tools:
     def __init__(self, tools: Sequence[Mapping[str, Json]], *, are_all: bool = True) -> None:
         self._are_all, self._takes_any = are_all, False
         self.is_unquoted = False
-        functions = [(str(one["name"]), _object(one.get("parameters"))) for one in map(_function, tools)]
+        functions = [
+            (str(function["name"]), _object(function.get("parameters"))) for function in map(_function, tools)
+        ]
         self._roots = dict(functions)
         self._parameters = {name: flatten_arguments(parameters) for name, parameters in functions}
 
@@ -152,8 +154,8 @@ def _stated(word: str, schema: Json, root: Mapping[str, Json], depth: int) -> Js
     reference = schema.get("$ref")
     parts = [resolve(reference, root)] if isinstance(reference, str) else []
     parts += [part for way in ("allOf", "anyOf", "oneOf") for part in parts_of(schema, way)]
-    found = (_stated(word, part, root, depth - 1) for part in parts)
-    return next((one for one in found if one is not None), None)
+    values = (_stated(word, part, root, depth - 1) for part in parts)
+    return next((value for value in values if value is not None), None)
 
 
 def flatten_arguments(
@@ -197,7 +199,9 @@ def _listed(schema: Json, root: Mapping[str, Json], known: dict[str, _Listed], d
     parts = [
         _Listed(
             properties=_object(schema.get("properties")),
-            required=[one for one in required if isinstance(one, str)] if isinstance(required, list) else [],
+            required=[name for name in required if isinstance(name, str)]
+            if isinstance(required, list)
+            else [],
             others=schema.get("additionalProperties"),
         )
     ]
@@ -233,10 +237,12 @@ def _merged(parts: Sequence[_Listed], word: str) -> Mapping[str, Json]:
     schemas: dict[str, list[Json]] = {}
     for part in parts:
         for name, schema in part.properties.items():
-            found = schemas.setdefault(name, [])
-            if schema not in found:
-                found.append(schema)
-    return {name: found[0] if len(found) == 1 else {word: found} for name, found in schemas.items()}
+            distinct = schemas.setdefault(name, [])
+            if schema not in distinct:
+                distinct.append(schema)
+    return {
+        name: distinct[0] if len(distinct) == 1 else {word: distinct} for name, distinct in schemas.items()
+    }
 
 
 def is_text(types: frozenset[str]) -> bool:
@@ -344,8 +350,8 @@ def _constants(
             known[reference] = _constants(resolve(reference, root), root, known, depth - 1)
         return known[reference]
     of_all = (_constants(part, root, known, depth - 1) for part in parts_of(schema, "allOf"))
-    if found := next(filter(None, of_all), None):
-        return found
+    if values := next(filter(None, of_all), None):
+        return values
     parts = [part for word in ("anyOf", "oneOf") for part in parts_of(schema, word)]
     ways = [_constants(part, root, known, depth - 1) for part in parts]
     return [value for way in ways for value in way] if all(ways) else ()

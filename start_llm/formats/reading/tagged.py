@@ -28,7 +28,7 @@ _ALL = frozenset({"arguments", "parameters"})
 """Names under which models write all arguments as one object."""
 _SPACE = r"\s{0,64}"
 
-type Padding = Literal["never", "always", "told"]
+type Padding = Literal["never", "always", "detected"]
 
 
 def _by_types(raw: str, shape: Shape) -> Json:
@@ -48,7 +48,7 @@ class Tags(Block):
         has_bare_names: a name without arguments may be any word, so only that of an offered tool is a call.
         has_lines: the tags of a call stand at the start of lines.
         text_type: the stated type of a text; a value with any other stated type is JSON.
-        padding: a newline on each side of a value is part of the format; `told`: only if one precedes it.
+        padding: a newline on each side of a value is part of the format; `detected`: only if one precedes it.
         wrapper: literal texts around a value that contains markup, such as CDATA.
         nested: prefixes of the tags of an array's or object's parts: of all tags, and of closing tags.
         decode: converts the text of a value that is not plain text.
@@ -376,7 +376,7 @@ class _Typed:
 
 
 def _padding_of(value: str, padding: Padding) -> Padding:
-    """Resolve `told` to "always" or "never" from the start of the value."""
-    if padding != "told":
+    """Resolve `detected` to "always" or "never" from the start of the value."""
+    if padding != "detected":
         return padding
     return "always" if value.startswith("\n") else "never"

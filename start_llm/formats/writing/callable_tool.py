@@ -18,13 +18,13 @@ class CallableTool:
 
     @property
     def properties(self) -> Mapping[str, Json]:
-        found = self.parameters.get("properties")
-        return found if isinstance(found, dict) else {}
+        properties = self.parameters.get("properties")
+        return properties if isinstance(properties, dict) else {}
 
     @property
     def required(self) -> Sequence[str]:
-        found = self.parameters.get("required")
-        return [name for name in found if isinstance(name, str)] if isinstance(found, list) else []
+        required = self.parameters.get("required")
+        return [name for name in required if isinstance(name, str)] if isinstance(required, list) else []
 
     @property
     def takes_others(self) -> bool:

@@ -258,8 +258,8 @@ def _in_order(uses: Mapping[str, Sequence[str]]) -> _Order:
     used_by: dict[str, list[str]] = {name: [] for name in uses}
     waiting = {name: set(used) & uses.keys() for name, used in uses.items()}
     for name, used in waiting.items():
-        for one in used:
-            used_by[one].append(name)
+        for dependency in used:
+            used_by[dependency].append(name)
     level = dict.fromkeys(uses, 1)
     ordered = [name for name, used in waiting.items() if not used]
     for name in ordered:
@@ -316,10 +316,10 @@ class _JsonSource(_Rewriting):
         return self._import(match["import"]) if match["import"] else match[0]
 
     def _text(self, text: str, flags: str) -> str:
-        said = _decoded(text)
+        decoded = _decoded(text)
         if flags:
-            return self._pattern(_escaped(said), flags)
-        return json.dumps(json.dumps(said, ensure_ascii=False)[1:-1], ensure_ascii=False)
+            return self._pattern(_escaped(decoded), flags)
+        return json.dumps(json.dumps(decoded, ensure_ascii=False)[1:-1], ensure_ascii=False)
 
     def _import(self, statement: str) -> str:
         match = _IMPORT.match(statement)
@@ -406,17 +406,17 @@ class _CharacterPattern:
 
 def _json_character(text: str) -> str:
     """Return an expression for one character, which may be written in any way."""
-    found = _special_characters(text)
-    return _escapes(found) if found else text
+    special = _special_characters(text)
+    return _escapes(special) if special else text
 
 
 @lru_cache(256)
 def _json_class(text: str, has_escapes: bool) -> str:
     """Return an expression for a class of characters: those that JSON has as they are, and escapes."""
     ways = [f"[{text}&&{_UNESCAPED}]"] if _compiled(text).search(_ALL_PLAIN) else []
-    found = _special_characters(text)
-    if found and (has_escapes or not ways):
-        ways.append(_escapes(found))
+    special = _special_characters(text)
+    if special and (has_escapes or not ways):
+        ways.append(_escapes(special))
     return f"(?:{'|'.join(ways)})"
 
 

@@ -115,7 +115,7 @@ class _GemmaGrammar:
         properties, required = schema.get("properties"), schema.get("required")
         if not isinstance(properties, dict) or not properties:
             return self._free_object()
-        members = {name: self._member(name, one, depth) for name, one in properties.items()}
+        members = {name: self._member(name, argument, depth) for name, argument in properties.items()}
         between = separated(self._lark, members, required if isinstance(required, list) else [], _COMMA)
         return f'"{{" {between} "}}"'
 
@@ -133,7 +133,9 @@ class _GemmaGrammar:
         """Return a grammar for any value of the notation."""
         if not self._anything:
             self._anything = self._lark.name()
-            literals = [self._lark.pattern(one) for kind, one in _LITERALS.items() if kind != "integer"]
+            literals = [
+                self._lark.pattern(literal) for kind, literal in _LITERALS.items() if kind != "integer"
+            ]
             ways = [self._text(), *literals, self._array(self._anything), self._free_object()]
             self._lark.define(self._anything, " | ".join(ways))
         return self._anything
@@ -149,9 +151,9 @@ def _written(quote: str, value: Json) -> str:
         case str():
             return f"{quote}{value}{quote}"
         case dict():
-            members = (f"{_key(quote, name)}:{_written(quote, one)}" for name, one in value.items())
+            members = (f"{_key(quote, name)}:{_written(quote, member)}" for name, member in value.items())
             return f"{{{','.join(members)}}}"
         case list():
-            return f"[{','.join(_written(quote, one) for one in value)}]"
+            return f"[{','.join(_written(quote, item) for item in value)}]"
         case _:
             return written(value)

@@ -215,19 +215,19 @@ def _check(origin: SchemaOrigin, schema: Json) -> None:
     problem = None
     if is_too_deep(schema):
         problem = f"is nested deeper than {MAX_LEVELS} levels, its references followed."
-    elif found := schema_error(schema):
-        problem = f"cannot be enforced: {found}"
+    elif error := schema_error(schema):
+        problem = f"cannot be enforced: {error}"
     if problem:
         raise InvalidRequest(f"'{origin.field}': {origin.about} {problem}", param=origin.field)
 
 
 def _reason(matcher: LLMatcher) -> str:
     """Return the library's error message without our grammar and the position in it."""
-    said = _without_source(matcher.get_error() or str(matcher.stop_reason()))
-    said = said.rpartition("failed to compile JSON schema: ")[2] or said
-    return next((ours for own, ours in _IN_OUR_WORDS.items() if own in said), said)
+    message = _without_source(matcher.get_error() or str(matcher.stop_reason()))
+    message = message.rpartition("failed to compile JSON schema: ")[2] or message
+    return next((ours for own, ours in _IN_OUR_WORDS.items() if own in message), message)
 
 
-def _without_source(said: str) -> str:
+def _without_source(message: str) -> str:
     """Return the library's error message without the lines of the grammar below it."""
-    return regex.split(r"\n +\d+ \| |\n<backtrace>", said)[0].strip()
+    return regex.split(r"\n +\d+ \| |\n<backtrace>", message)[0].strip()

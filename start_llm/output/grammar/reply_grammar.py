@@ -99,13 +99,13 @@ def _channels(
     """Build messages with headers; the first one lacks its `<|start|>assistant`. One call ends the reply."""
     ways = [f"{lark.literal(_FINAL)} {_answer(form, lark)}"] if form.answer else []
     ways += [_message_of_call(tool, lark) for tool in tools]
-    said = lark.either(*ways)
+    reply = lark.either(*ways)
     aside = f"{lark.until(_NEXT)}"
     if reply_context.reasoning_is_open:
-        return f"{aside} {said}"
+        return f"{aside} {reply}"
     if not reply_context.thinking:
-        return said
-    return f"({lark.literal(_ASIDE)} {aside}){{0,{_MAX_ASIDES}}} {said}"
+        return reply
+    return f"({lark.literal(_ASIDE)} {aside}){{0,{_MAX_ASIDES}}} {reply}"
 
 
 def _message_of_call(tool: CallableTool, lark: Lark) -> str:

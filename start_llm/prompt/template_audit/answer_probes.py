@@ -70,8 +70,8 @@ def _reads_inline(probe: TemplateProbe, family: Family) -> bool:
     """Return whether a reply whose text begins with reasoning is shown, with or without that."""
     if family.reasoning is None:
         return False
-    told = f"{family.reasoning.opening}\nprobethought\n{family.reasoning.closing}\n\nprobereply"
-    return probe.has(("probereply",), USER, REPLY | {"content": told}, NEXT)
+    text = f"{family.reasoning.opening}\nprobethought\n{family.reasoning.closing}\n\nprobereply"
+    return probe.has(("probereply",), USER, REPLY | {"content": text}, NEXT)
 
 
 # ------------------------------------------------------------------------------------------ empty messages

@@ -34,14 +34,14 @@ def audit(tokenizer: TemplateTokenizer, family: Family, placeholder: str | None 
     reasoning_texts = _reasoning_facts(probe, facts)
     beside = beside_facts(probe, with_reasoning_facts(probe, reasoning_texts), family)
     with_tools = _with_system(probe) if facts.tools_need_system else probe
-    said = tool_facts(with_tools, answer_facts(probe, beside, family))
-    said = replace(said, lead=_lead(probe))
+    facts = tool_facts(with_tools, answer_facts(probe, beside, family))
+    facts = replace(facts, lead=_lead(probe))
     if placeholder is not None:
-        said = image_facts(probe, said, placeholder)
+        facts = image_facts(probe, facts, placeholder)
     return replace(
-        said,
-        losses=tuple(losses(probe, said)),
-        moving=frozenset(_moving(probe, said)),
+        facts,
+        losses=tuple(losses(probe, facts)),
+        moving=frozenset(_moving(probe, facts)),
         dates=tuple(dict.fromkeys(probe.dates)),
         closers=_closers(probe),
         write_calls=family.write_calls,
@@ -180,7 +180,7 @@ def _can_be_cut(probe: TemplateProbe) -> bool:
     awkward: list[TemplateMessage] = [
         {"role": "user", "content": content} for content in ("  Über \n\n", "日本 ", "a\t", " .", "\n", "1 ")
     ]
-    texts = [probe.text(*awkward), *(probe.text(one, REPLY, one) for one in awkward)]
+    texts = [probe.text(*awkward), *(probe.text(message, REPLY, message) for message in awkward)]
     return all(_pieces(probe, text, [match.start() for match in added.finditer(text)]) for text in texts)
 
 

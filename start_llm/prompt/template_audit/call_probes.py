@@ -54,18 +54,18 @@ def _shows_call(probe: TemplateProbe, samples: Samples) -> bool:
 
 
 def _of_calls(probe: TemplateProbe, samples: Samples) -> TemplateFacts:
-    calling, one, two = samples.calling(), samples.result(0), samples.result(1)
+    calling, first, second = samples.calling(), samples.result(0), samples.result(1)
     both: TemplateMessage = {**calling, "tool_calls": [samples.call(0), samples.call(1)]}
     words = ("probefirst", "probetool", "probeother", "proberesultone", "proberesulttwo")
-    alone = probe.text(USER, calling, one, add_generation_prompt=True)
+    alone = probe.text(USER, calling, first, add_generation_prompt=True)
     return TemplateFacts(
         arguments_as_text=samples.as_text,
         call_ids=samples.ids,
         results_need_names=samples.named,
         quotes_texts=_quote_around_texts(probe, samples),
         takes_calls_without_tools=all(word in alone for word in ("probevalueone", "proberesultone")),
-        takes_parallel_calls=probe.shows(words, USER, both, one, two),
-        takes_user_after_result=probe.shows(("proberesultone", "probesecond"), USER, calling, one, NEXT),
+        takes_parallel_calls=probe.shows(words, USER, both, first, second),
+        takes_user_after_result=probe.shows(("proberesultone", "probesecond"), USER, calling, first, NEXT),
     )
 
 
@@ -88,7 +88,7 @@ def _hidden_by_reasoning(probe: TemplateProbe, facts: TemplateFacts) -> Iterator
     key, samples = facts.reasoning_key, samples_for(facts)
     if key is None:
         return
-    reply, calling = ({**one, key: _REASONING[0]} for one in (REPLY, samples.calling()))
+    reply, calling = ({**message, key: _REASONING[0]} for message in (REPLY, samples.calling()))
     if not probe.has(("probereply", "probesecond"), USER, reply, NEXT) or _takes_answer_for_reasoning(
         probe, reply, facts
     ):
@@ -99,7 +99,7 @@ def _hidden_by_reasoning(probe: TemplateProbe, facts: TemplateFacts) -> Iterator
 
 def _takes_answer_for_reasoning(probe: TemplateProbe, reply: TemplateMessage, facts: TemplateFacts) -> bool:
     """Return whether reasoning beside an answer is not shown, but changes how the answer is."""
-    beside, alone = (probe.texts(USER, one, NEXT) for one in (reply, REPLY))
+    beside, alone = (probe.texts(USER, message, NEXT) for message in (reply, REPLY))
     return not facts.preserve and beside != alone and not any(_REASONING[0] in text for text in beside)
 
 
@@ -134,14 +134,14 @@ class _Beside:
         )
 
     def _shows(self, count: int, ending: Sequence[TemplateMessage], *, reasoning_texts: bool) -> bool:
-        told, plain = (
+        with_texts, without = (
             self.probe.texts(USER, *self._steps(count, texts=texts, reasoning_texts=reasoning_texts), *ending)
             for texts in (True, False)
         )
         return all(
-            in_order(one, self._words(count, ending))
-            and all(reasoning in one for reasoning in _REASONING if reasoning in other)
-            for one, other in zip(told, plain, strict=True)
+            in_order(shown, self._words(count, ending))
+            and all(reasoning in shown for reasoning in _REASONING if reasoning in other)
+            for shown, other in zip(with_texts, without, strict=True)
         )
 
     def _has_marker(self) -> bool:
@@ -155,7 +155,7 @@ class _Beside:
     def _words(count: int, ending: Sequence[TemplateMessage]) -> list[str]:
         steps = [("probetext", "probevalue", "proberesult")] * count
         words = [word + number for step, number in zip(steps, ("one", "two"), strict=False) for word in step]
-        return ["probefirst", *words, *(str(one["content"]) for one in ending)]
+        return ["probefirst", *words, *(str(message["content"]) for message in ending)]
 
     def _steps(self, count: int, *, texts: bool, reasoning_texts: bool) -> Iterator[TemplateMessage]:
         for number in range(count):
@@ -200,8 +200,8 @@ def _fits(name: TextBesideCalls, beside: _Beside) -> bool:
 
 def _is_marked(probe: TemplateProbe) -> bool:
     """Return whether a token marks the beginning of calls: without one they look like text."""
-    told = "".join((probe.stand_ins.call_head or "", *probe.stand_ins.around_text))
-    return any(token in told for token in probe.tokenizer.added_tokens)
+    text = "".join((probe.stand_ins.call_head or "", *probe.stand_ins.around_text))
+    return any(token in text for token in probe.tokenizer.added_tokens)
 
 
 def _call_head(probe: TemplateProbe, samples: Samples) -> str:
@@ -265,5 +265,5 @@ def tool_facts(probe: TemplateProbe, facts: TemplateFacts) -> TemplateFacts:
     return replace(
         facts,
         takes_bare_tools=not any(is_filled for is_filled, _ in changes),
-        shows_schemas=not any(is_told for _, is_told in changes),
+        shows_schemas=not any(tells for _, tells in changes),
     )

@@ -168,4 +168,6 @@ class TemplateFacts:
     def _is_tried(self, name: str, value: Json) -> bool:
         tried = self.tried_options.get(name, ())
         is_budget = name == BUDGET_OPTION and type(value) is int and value > 0
-        return (is_budget and bool(tried)) or any(type(one) is type(value) and one == value for one in tried)
+        return (is_budget and bool(tried)) or any(
+            type(other) is type(value) and other == value for other in tried
+        )

@@ -88,11 +88,11 @@ def _samples(facts: TemplateFacts) -> Mapping[str, _Sample]:
 def losses(probe: TemplateProbe, facts: TemplateFacts) -> Iterator[str]:
     """Yield what is lost or refused, in words. Stop at a template that does not show the question."""
     probe, forms = replace(probe, stand_ins=facts.stand_ins), ToolForms(probe.tokenizer, facts)
-    for told, sample in _samples(facts).items():
+    for kind, sample in _samples(facts).items():
         messages = in_native_form(sample.messages, facts.call_ids)
         adapted = adapt(ChatRequest(messages=messages, tools=forms.shown(sample.tools)), facts)
         prompt = probe.text(*adapted.messages, tools=adapted.tools, add_generation_prompt=True)
         if not all(word in prompt for word in sample.words.split()):
-            yield told
+            yield kind
             if sample.words == _ASKED.content:
                 return

@@ -58,7 +58,7 @@ class OptionProbes:
     def _in_front(self, talk: _Talk, tools: Sequence[Mapping[str, Json]], options: Mapping[str, Json]) -> str:
         """Return the prompt up to the end of the last message; empty if the template refuses."""
         text = self.probe.text(*talk, tools=tools, options=options, add_generation_prompt=True)
-        last = max((found.end() for found in _WORD.finditer(text)), default=0)
+        last = max((match.end() for match in _WORD.finditer(text)), default=0)
         closer = self.added.search(text, last)
         return text[: closer.start()] if closer else text
 
@@ -97,5 +97,5 @@ def _changes_text(place: int, texts: Mapping[_Values, str]) -> bool:
 
 def _of_requests(facts: TemplateFacts) -> frozenset[str]:
     """Return the options that a request sets by its wish to reason."""
-    named = [one.option for one in (facts.switch, facts.effort) if one]
+    named = [control.option for control in (facts.switch, facts.effort) if control]
     return frozenset([*named, BUDGET_OPTION])

@@ -128,8 +128,8 @@ def in_order(text: str, words: Sequence[str]) -> bool:
 def between(text: str, left: str, right: str) -> str:
     """Return the text between the first `left` and the next `right`; empty if one is missing."""
     _, _, after = text.partition(left)
-    inside, found, _ = after.partition(right)
-    return inside if found else ""
+    inside, separator, _ = after.partition(right)
+    return inside if separator else ""
 
 
 @dataclass(frozen=True, slots=True)

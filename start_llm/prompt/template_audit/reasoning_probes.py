@@ -96,7 +96,7 @@ class ReasoningFacts:
 
     def _acts(self, switch: Switch) -> bool:
         on, off = (self._openings(switch.options(on=on)) for on in (True, False))
-        return any(one and other and one != other for one, other in zip(on, off, strict=True))
+        return any(opening and other and opening != other for opening, other in zip(on, off, strict=True))
 
     def _words_in_system(self) -> Switch | None:
         """Return a switch if the template acts on words in the system message, not only prints them."""
@@ -126,10 +126,10 @@ class ReasoningFacts:
         """Return the option for the effort, and a switch if one of its words turns reasoning off."""
         thinking = switch.options(on=True) if switch else {}
         for option in efforts.OPTIONS:
-            told = {word: {**thinking, option: word} for word in efforts.TRIED}
+            choices = {word: {**thinking, option: word} for word in efforts.TRIED}
             texts: efforts.Texts = {
                 word: "\n".join(self._openings(options)).strip()
-                for word, options in {**told, None: thinking}.items()
+                for word, options in {**choices, None: thinking}.items()
             }
             words = efforts.words_for(texts)
             if words:
@@ -140,15 +140,15 @@ class ReasoningFacts:
 
     def _tells_budget(self, switch: Switch | None) -> bool:
         thinking = switch.options(on=True) if switch else {}
-        one, other = (self._openings({**thinking, BUDGET_OPTION: tokens}) for tokens in _BUDGETS)
-        return any(one) and any(other) and one != other
+        openings, other = (self._openings({**thinking, BUDGET_OPTION: tokens}) for tokens in _BUDGETS)
+        return any(openings) and any(other) and openings != other
 
     def _flag(self, thinking: Mapping[str, Json]) -> Effort | None:
         """Return an on/off option that sets one effort, also used for the efforts below it."""
         plain = self._openings(thinking)
         for option, level in _FLAGS.items():
-            told = self._openings({**thinking, option: True})
-            if any(told) and told != plain:
+            openings = self._openings({**thinking, option: True})
+            if any(openings) and openings != plain:
                 end = efforts.REQUESTED.index(level)
                 words: dict[str, Json] = dict.fromkeys(efforts.REQUESTED)
                 return Effort(option=option, words=words | dict.fromkeys(efforts.REQUESTED[: end + 1], True))
@@ -162,10 +162,10 @@ def _thinking(message: TemplateMessage, key: str) -> TemplateMessage:
 def options_described(facts: TemplateFacts) -> list[str]:
     """Describe the options for reasoning."""
     switch, effort = facts.switch, facts.effort
-    told = f"{switch.option} switches thinking" if switch else "thinking cannot be switched"
-    told += "" if switch is None or switch.thinks else ", which is off unless asked for"
-    told += f", {BUDGET_OPTION} is told" if facts.tells_budget else ""
-    return [told, *([f"{effort.option} {_words_of(effort)}"] if effort else [])]
+    text = f"{switch.option} switches thinking" if switch else "thinking cannot be switched"
+    text += "" if switch is None or switch.thinks else ", which is off unless asked for"
+    text += f", {BUDGET_OPTION} is told" if facts.tells_budget else ""
+    return [text, *([f"{effort.option} {_words_of(effort)}"] if effort else [])]
 
 
 def _words_of(effort: Effort) -> str:

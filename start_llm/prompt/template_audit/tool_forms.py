@@ -90,18 +90,18 @@ class ToolForms:
 
     def _hidden(self, text: str, function: Function) -> int:
         """Return how many words of the function the text does not have as often as the function has them."""
-        said = list(_said(function))
-        told = "\n".join(said)
+        words = list(_all_words(function))
+        whole = "\n".join(words)
         return sum(
-            _count(text, word) - _count(self._without, word) < told.count(word)
-            for word in dict.fromkeys(said)
+            _count(text, word) - _count(self._without, word) < whole.count(word)
+            for word in dict.fromkeys(words)
         )
 
 
 def is_changed(tool: Tool, form: Tool) -> tuple[bool, bool]:
     """Return whether a form fills what its tool leaves out, and whether its description tells the schema."""
-    before, after = (json.dumps(one.get("function")) for one in (tool, form))
-    tells = _TOLD in after and _TOLD not in before
+    before, after = (json.dumps(version.get("function")) for version in (tool, form))
+    tells = _IN_FULL in after and _IN_FULL not in before
     return before != after and not tells, tells
 
 
@@ -110,10 +110,10 @@ def _count(text: str, word: str) -> int:
     return max(map(text.count, {word, *escaped}))
 
 
-# ------------------------------------------------------------------------------------------- what is said
+# ------------------------------------------------------------------------------------ words of a function
 
 
-def _said(function: Function) -> Iterator[str]:
+def _all_words(function: Function) -> Iterator[str]:
     yield from _texts(function.get("name"))
     yield from _texts(function.get("description"))
     yield from _words(function.get("parameters"))
@@ -152,7 +152,7 @@ def _texts(value: Json) -> Iterator[str]:
 
 # -------------------------------------------------------------------------------------------------- forms
 
-_TOLD = "Parameters in full, as a JSON schema: "
+_IN_FULL = "Parameters in full, as a JSON schema: "
 
 
 def _forms(function: Function) -> Iterator[Function]:
@@ -166,10 +166,10 @@ def _forms(function: Function) -> Iterator[Function]:
     if not isinstance(function.get("parameters"), dict):
         return
     schema = json.dumps(function["parameters"], ensure_ascii=False)
-    told: Function = {"description": f"{function.get('description') or ''} {_TOLD}{schema}".lstrip()}
-    yield from ({**form, **told} for form in forms)
-    yield {**described, **told, "parameters": _plain(described["parameters"])}
-    yield {**described, **told, "parameters": dict(_NO_ARGUMENTS)}
+    in_full: Function = {"description": f"{function.get('description') or ''} {_IN_FULL}{schema}".lstrip()}
+    yield from ({**form, **in_full} for form in forms)
+    yield {**described, **in_full, "parameters": _plain(described["parameters"])}
+    yield {**described, **in_full, "parameters": dict(_NO_ARGUMENTS)}
 
 
 def _filled(function: Function) -> Function:
@@ -185,14 +185,15 @@ def _filled(function: Function) -> Function:
 def _described(schema: Json) -> Json:
     """Return the schema with a description, empty if need be, for each argument at any depth."""
     return _with_arguments(
-        schema, lambda one: _described({**one, "description": one.get("description") or ""})
+        schema, lambda argument: _described({**argument, "description": argument.get("description") or ""})
     )
 
 
 def _plain(schema: Json) -> Json:
     """Return the schema with nothing but a type and a description for each argument."""
     return _with_arguments(
-        schema, lambda one: {"type": _plain_type(one), "description": one.get("description") or ""}
+        schema,
+        lambda argument: {"type": _plain_type(argument), "description": argument.get("description") or ""},
     )
 
 
@@ -211,6 +212,6 @@ def _plain_type(schema: Mapping[str, Json]) -> str:
     alternatives = schema.get("anyOf") or schema.get("oneOf")
     kinds = schema.get("type")
     if kinds is None and isinstance(alternatives, list):
-        kinds = [one.get("type") for one in alternatives if isinstance(one, dict)]
+        kinds = [alternative.get("type") for alternative in alternatives if isinstance(alternative, dict)]
     known = kinds if isinstance(kinds, list) else [kinds]
-    return next((one for one in known if isinstance(one, str) and one != "null"), "string")
+    return next((kind for kind in known if isinstance(kind, str) and kind != "null"), "string")

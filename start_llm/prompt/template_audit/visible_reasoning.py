@@ -33,28 +33,28 @@ def shown_reasoning(
         words: renders the prompt with other messages.
     """
     apart = [split_inline_reasoning(message, marks) for message in messages]
-    found = _found(apart, text)
-    if None in found:
-        unsure = [index for index, is_shown in enumerate(found) if is_shown is None]
+    visible = _visible(apart, text)
+    if None in visible:
+        unsure = [index for index, is_shown in enumerate(visible) if is_shown is None]
         names = dict(zip(unsure, _names(len(unsure), text.whole), strict=True))
         named = set(_NAME.findall(words(_with_reasoning(messages, marks, names))))
         return [
-            names[index] in named if is_shown is None else is_shown for index, is_shown in enumerate(found)
+            names[index] in named if is_shown is None else is_shown for index, is_shown in enumerate(visible)
         ]
-    return list(map(bool, found))
+    return list(map(bool, visible))
 
 
-def _found(messages: Sequence[Message], text: RenderedText) -> list[bool | None]:
+def _visible(messages: Sequence[Message], text: RenderedText) -> list[bool | None]:
     """Return for each message whether its reasoning is shown; None: other texts may have the same words."""
-    found: list[bool | None] = [False] * len(messages)
+    visible: list[bool | None] = [False] * len(messages)
     for index, message in enumerate(messages):
         reasoning = message.reasoning and message.reasoning.strip()
         if reasoning:
-            found[index] = _is_found(reasoning, index, messages, text)
-    return found
+            visible[index] = _is_visible(reasoning, index, messages, text)
+    return visible
 
 
-def _is_found(reasoning: str, index: int, messages: Sequence[Message], text: RenderedText) -> bool | None:
+def _is_visible(reasoning: str, index: int, messages: Sequence[Message], text: RenderedText) -> bool | None:
     at = bisect_left(text.places, index, key=lambda place: place.message)
     before, start = text.places[at - 1] if at else (-1, 0)
     last, end = text.places[at] if at < len(text.places) else (len(messages) - 1, None)
@@ -62,15 +62,19 @@ def _is_found(reasoning: str, index: int, messages: Sequence[Message], text: Ren
         return False
     others = (*messages[before + 1 : index], *messages[index + 1 : last + 1])
     others = (*others, replace(messages[index], reasoning=None))
-    return None if len(reasoning) < _SHORT or _is_said(reasoning, others) else True
+    return None if len(reasoning) < _SHORT or _occurs_in(reasoning, others) else True
 
 
-def _is_said(reasoning: str, messages: Sequence[Message]) -> bool:
+def _occurs_in(reasoning: str, messages: Sequence[Message]) -> bool:
     """Return whether a text of these messages contains the reasoning, plain or escaped as JSON."""
     escaped = json.dumps(reasoning, ensure_ascii=False)[1:-1]
     texts = (
-        [one.content, one.reasoning, *([call.name, dict(call.arguments)] for call in one.tool_calls)]
-        for one in messages
+        [
+            message.content,
+            message.reasoning,
+            *([call.name, dict(call.arguments)] for call in message.tool_calls),
+        ]
+        for message in messages
     )
     written = [json.dumps(parts, ensure_ascii=False) for parts in texts]
     return any(form in text for text in written for form in (reasoning, escaped))
