@@ -115,8 +115,8 @@ def _goes_on(name: str, served: ServerInfo, why: str) -> bool:
 
 def _proposals(name: str, served: ServerInfo) -> Iterator[str]:
     """Yield what would suit: another client."""
-    others = [one for one in CLIENTS if one != name and not _complaint(one, served)]
-    here = [one for one in others if is_installed(one, os.environ.get("PATH"))]
+    others = [client for client in CLIENTS if client != name and not _complaint(client, served)]
+    here = [client for client in others if is_installed(client, os.environ.get("PATH"))]
     if here:
         yield f"These suit it: {', '.join(here)}. Try: start_llm launch {here[0]}"
     elif others:
