@@ -12,7 +12,7 @@ import pytest
 PACKAGE = Path(__file__).parents[1] / "start_llm"
 BANNED = frozenset("bell found hurt looked said seat told twin".split())
 """Also `one` as a whole name, which says nothing of what is gone through."""
-READ = ("access", "commands", "doctor", "proxy", "storage")
+READ = ("access", "commands", "config", "doctor", "proxy", "storage")
 """The folders whose names have been read with this in mind; the others follow."""
 _WORDS = re.compile(r"[A-Z]?[a-z]+")
 
