@@ -15,7 +15,7 @@ from start_llm.storage.private_files import private_folder, private_opener
 type Say = Callable[[str], None]
 
 _POLL_S = 0.2
-_TOLD_EVERY_S = 5.0
+_SHOW_EVERY_S = 5.0
 _LAST_LINES = 15
 
 
@@ -50,16 +50,16 @@ def _start(command: Sequence[str], log: Path) -> subprocess.Popen[bytes]:
 
 
 def _is_ready(settings: Settings, process: subprocess.Popen[bytes], log: Path, say: Say) -> bool:
-    told_at, told = time.monotonic(), ""
+    shown_at, shown = time.monotonic(), ""
     while process.poll() is None:
-        if any(one.pid == process.pid and not one.is_loading for one in servers_of(settings)):
+        if any(server.pid == process.pid and not server.is_loading for server in servers_of(settings)):
             return True
         time.sleep(_POLL_S)
-        if time.monotonic() - told_at > _TOLD_EVERY_S:
-            told_at, last = time.monotonic(), next(iter([*_last_lines(log, 1)]), "")
-            if last != told:
+        if time.monotonic() - shown_at > _SHOW_EVERY_S:
+            shown_at, last = time.monotonic(), next(iter([*_last_lines(log, 1)]), "")
+            if last != shown:
                 say(f"  {last}")
-                told = last
+                shown = last
     say(f"It has ended with status {process.returncode}:")
     for line in _last_lines(log, _LAST_LINES):
         say(f"  {line}")

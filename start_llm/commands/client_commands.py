@@ -113,8 +113,8 @@ def _goes_on(name: str, model: str, why: str, reason: Callable[[Client], str]) -
 
 def _proposals(name: str, reason: Callable[[Client], str]) -> Iterator[str]:
     """Yield what would suit: another client."""
-    others = [one for one, client in CLIENTS.items() if one != name and not reason(client)]
-    here = [one for one in others if is_installed(one, os.environ.get("PATH"))]
+    others = [other for other, client in CLIENTS.items() if other != name and not reason(client)]
+    here = [other for other in others if is_installed(other, os.environ.get("PATH"))]
     if here:
         yield f"These suit it: {', '.join(here)}. Try: start_llm launch {here[0]}"
     elif others:

@@ -34,10 +34,10 @@ _END_S = 20.0
 def add_commands(commands: Any) -> None:
     """Add the parsers of these commands."""
     add_client_commands(commands)
-    told = commands.add_parser(
+    status = commands.add_parser(
         "status", help="which server runs, and what it does; exit status 3 if none does", allow_abbrev=False
     )
-    told.add_argument("--json", action="store_true", help="as JSON")
+    status.add_argument("--json", action="store_true", help="as JSON")
     stopped = commands.add_parser(
         "stop", help="stop the running server; exit status 3 if none runs", allow_abbrev=False
     )

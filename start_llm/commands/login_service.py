@@ -165,9 +165,11 @@ class Systemd:
 
     def check(self) -> None:
         _require("systemctl", "systemd")
-        told = _ask("systemctl", "--user", "show-environment")
-        if told.returncode != 0:
-            raise CommandError(f"systemd runs no services for this user: {told.stderr.strip()}.{_SHOWN}")
+        environment = _ask("systemctl", "--user", "show-environment")
+        if environment.returncode != 0:
+            raise CommandError(
+                f"systemd runs no services for this user: {environment.stderr.strip()}.{_SHOWN}"
+            )
 
     def start(self) -> None:
         for words in (("daemon-reload",), ("enable", _UNIT), ("restart", _UNIT)):
@@ -215,8 +217,8 @@ class Launchd:
         """launchd does not remember files."""
 
     def state(self) -> str:
-        told = self._shown()
-        return "active" if told.returncode == 0 and "state = running" in told.stdout else "inactive"
+        job = self._shown()
+        return "active" if job.returncode == 0 and "state = running" in job.stdout else "inactive"
 
     def _shown(self) -> subprocess.CompletedProcess[str]:
         return _ask("launchctl", "print", self._name)
@@ -252,8 +254,8 @@ def _demand(*command: str) -> None:
     """
     done = _ask(*command)
     if done.returncode != 0:
-        said = (done.stderr or done.stdout).strip() or f"status {done.returncode}"
-        raise CommandError(f"`{' '.join(command)}` failed: {said}")
+        message = (done.stderr or done.stdout).strip() or f"status {done.returncode}"
+        raise CommandError(f"`{' '.join(command)}` failed: {message}")
 
 
 def _ask(*command: str) -> subprocess.CompletedProcess[str]:

@@ -151,8 +151,8 @@ class Menu:
     # ------------------------------------------------------------------------------------------- the models
 
     def _models(self) -> bool:
-        head, found = self._world.models()
-        rows = [("", *head), *((str(number), *one.cells) for number, one in enumerate(found, 1))]
+        head, models = self._world.models()
+        rows = [("", *head), *((str(number), *model.cells) for number, model in enumerate(models, 1))]
         for line in columns(rows):
             self._say(f"  {line}")
         self._say(
@@ -163,14 +163,14 @@ class Menu:
             self._world.run(words)
             return self._models()
         if words:
-            self._use(found[int(words[0]) - 1].word if _is_number(words[0], len(found)) else words[0])
+            self._use(models[int(words[0]) - 1].word if _is_number(words[0], len(models)) else words[0])
         return False
 
     def _use(self, model: str) -> None:
         """Have the running server load a model that it has, or start one that has it."""
         served = self._served()
         name = model.rstrip("/").rpartition("/")[2]
-        listed = [one.name for one in served.models if one.name in (model, name)] if served else []
+        listed = [entry.name for entry in served.models if entry.name in (model, name)] if served else []
         if served and listed:
             self._load(served, listed[0])
             return

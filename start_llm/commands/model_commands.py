@@ -26,7 +26,7 @@ from start_llm.wiring.memory_plan import own_machine
 from start_llm.wiring.model_places import model_folders, model_name, model_places
 
 _INTERRUPTED = 130
-_MOST_FOUND = 15
+_MOST_RESULTS = 15
 HEAD = ("model", "place", "type", "size", "bits", "fits", "context", "tok/s")
 _PIPED = (120, 24)
 
@@ -44,20 +44,20 @@ def models(settings: Settings, _options: argparse.Namespace, out: TextIO) -> int
 def rows_and_words(settings: Settings) -> list[tuple[tuple[str, ...], str]]:
     """Return for each model on this machine what `models` shows, and what `--model` takes for it."""
     entries = _library(settings).entries()
-    return [(_row(one), one.repo_id if one.place == "hub" else one.path) for one in entries]
+    return [(_row(entry), entry.repo_id if entry.place == "hub" else entry.path) for entry in entries]
 
 
 def search(_settings: Settings, options: argparse.Namespace, out: TextIO, hub: Hub | None = None) -> int:
     """Print the models on the hub whose names have these words; 1 if there is none."""
     words = " ".join(options.words)
-    found = (hub or Hub()).search(words, _MOST_FOUND)
-    if not found:
+    models = (hub or Hub()).search(words, _MOST_RESULTS)
+    if not models:
         out.write(f"No model for MLX on the hub has {words!r} in its name.\n")
         return 1
     out.writelines(
         f"{line}\n"
         for line in columns(
-            [("model", "downloads a month"), *((one.repo_id, f"{one.downloads:,}") for one in found)]
+            [("model", "downloads a month"), *((model.repo_id, f"{model.downloads:,}") for model in models)]
         )
     )
     out.write("\nstart_llm fit NAME says whether it fits this machine, start_llm pull NAME downloads it.\n")
@@ -117,7 +117,7 @@ def remove_model(
     """Remove a model, after a question. 1 if the answer was no."""
     library = _library(settings)
     library.check_removable(options.repo)
-    size = sum(one.size_bytes for one in library.entries() if one.repo_id == options.repo)
+    size = sum(entry.size_bytes for entry in library.entries() if entry.repo_id == options.repo)
     if not options.yes:
         out.write(f"Remove {options.repo} ({gib(size)})? [y/N] ")
         out.flush()
@@ -147,7 +147,7 @@ def _shape(settings: Settings, name: str) -> ModelShape:
     folder = as_path(name) if as_path(name).is_dir() else _library(settings).folder(name)
     if folder is not None:
         return shape_in(name if REPOSITORY.fullmatch(name) else Path(folder).name, folder)
-    known = next((one for one in WELL_KNOWN if one.repository == name), None)
+    known = next((row for row in WELL_KNOWN if row.repository == name), None)
     if known:
         return known.shape
     if not REPOSITORY.fullmatch(name):
@@ -159,10 +159,10 @@ def _shape(settings: Settings, name: str) -> ModelShape:
 
 
 def _page(shape: ModelShape, machine: Machine) -> Iterable[str]:
-    found = report(shape, machine)
-    yield f"{shape.name} on {machine.name}: {found.verdict}."
+    fit = report(shape, machine)
+    yield f"{shape.name} on {machine.name}: {fit.verdict}."
     yield ""
-    yield from (f"  {line}" for line in arithmetic(shape, machine, found))
+    yield from (f"  {line}" for line in arithmetic(shape, machine, fit))
     yield ""
     yield from together_lines(shape, machine)
 

@@ -57,13 +57,15 @@ class SuggestingParser(argparse.ArgumentParser):
         return self
 
     def _meant(self, message: str) -> str | None:
-        if found := _CHOICE.match(message):
-            choices = (str(choice) for one in self._actions for choice in one.choices or ())
-            return meant(found["written"], [*choices], _FOREIGN_COMMANDS)
+        if choice := _CHOICE.match(message):
+            choices = (str(name) for action in self._actions for name in action.choices or ())
+            return meant(choice["written"], [*choices], _FOREIGN_COMMANDS)
         if message.startswith("unrecognized arguments: "):
             written = (word.partition("=")[0] for word in message.split() if word.startswith("-"))
             known = [*self._option_string_actions]
-            return next((found for one in written if (found := meant(one, known, _FOREIGN_OPTIONS))), None)
+            return next(
+                (option for word in written if (option := meant(word, known, _FOREIGN_OPTIONS))), None
+            )
         return None
 
 

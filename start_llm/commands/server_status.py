@@ -52,15 +52,15 @@ def tell_status(
         url: where the settings have a server; it is asked if `running` has none.
         key: the key of the servers.
     """
-    told = [_status_of(server, key) for server in running] or list(_status_at(url, key))
+    statuses = [_status_of(server, key) for server in running] or list(_status_at(url, key))
     if as_json:
-        servers = [asdict(one) for one in told]
-        stream.write(json.dumps({"running": bool(told), "servers": servers}, indent=2) + "\n")
-    elif told:
-        stream.write("\n\n".join("\n".join(_lines(one)) for one in told) + "\n")
+        servers = [asdict(status) for status in statuses]
+        stream.write(json.dumps({"running": bool(statuses), "servers": servers}, indent=2) + "\n")
+    elif statuses:
+        stream.write("\n\n".join("\n".join(_lines(status)) for status in statuses) + "\n")
     else:
         stream.write(f"No server is running, and none answers at {url}.\n")
-    return 0 if told else NOT_RUNNING
+    return 0 if statuses else NOT_RUNNING
 
 
 def _status_of(server: RunningServer, key: str) -> ServerStatus:
@@ -99,10 +99,10 @@ def _asked(url: str, key: str) -> tuple[str, Mapping[str, Any]]:
 
 def _counts(stats: Mapping[str, Any]) -> dict[str, Any]:
     model, requests, cache = stats["server"]["model"], stats["requests"], stats["prompt_cache"]
-    loaded = (one["id"] for one in stats["models"] if one["state"] == "loaded")
+    loaded = (entry["id"] for entry in stats["models"] if entry["state"] == "loaded")
     return {
         "model": model,
-        "other_models": tuple(one for one in loaded if one != model),
+        "other_models": tuple(name for name in loaded if name != model),
         "memory": {
             "budget_bytes": stats["admission"]["memory_budget_bytes"],
             "weights_bytes": stats["admission"]["weights_bytes"],
@@ -122,17 +122,17 @@ def _counts(stats: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _lines(one: ServerStatus) -> Iterator[str]:
-    yield f"  server    {one.url}, {one.state}{_process(one)}"
-    if one.proxy_url:
-        yield f"  proxy     {one.proxy_url}"
-    if one.model:
-        yield f"  model     {', '.join([one.model, *one.other_models])}"
-        yield f"  memory    {_memory_text(one.memory)}"
-        yield f"  requests  {', '.join(f'{count:,} {name}' for name, count in one.requests.items())}"
-        told = f"{one.tokens['not_read_twice']:,} of {one.tokens['prompt']:,}"
-        yield f"  tokens    {told} prompt tokens were not read twice"
-        yield f"  page      {one.url}/"
+def _lines(status: ServerStatus) -> Iterator[str]:
+    yield f"  server    {status.url}, {status.state}{_process(status)}"
+    if status.proxy_url:
+        yield f"  proxy     {status.proxy_url}"
+    if status.model:
+        yield f"  model     {', '.join([status.model, *status.other_models])}"
+        yield f"  memory    {_memory_text(status.memory)}"
+        yield f"  requests  {', '.join(f'{count:,} {name}' for name, count in status.requests.items())}"
+        saved = f"{status.tokens['not_read_twice']:,} of {status.tokens['prompt']:,}"
+        yield f"  tokens    {saved} prompt tokens were not read twice"
+        yield f"  page      {status.url}/"
 
 
 def _memory_text(memory: Mapping[str, int]) -> str:
@@ -140,10 +140,10 @@ def _memory_text(memory: Mapping[str, int]) -> str:
     return f"weights {_size(memory['weights_bytes'])}, cache {cache} of {most}"
 
 
-def _process(one: ServerStatus) -> str:
-    if one.pid is None or one.started_at is None:
+def _process(status: ServerStatus) -> str:
+    if status.pid is None or status.started_at is None:
         return ""
-    return f" (process {one.pid}, version {one.version}, for {_span(time.time() - one.started_at)})"
+    return f" (process {status.pid}, version {status.version}, for {_span(time.time() - status.started_at)})"
 
 
 def _span(seconds: float) -> str:

@@ -63,8 +63,8 @@ def _nobody(port: int) -> str:
     """Return why there is nothing to stop."""
     holder = owner(port)
     if holder is None:
-        told = "" if is_free(port) else f" A process of another user listens on port {port}."
-        return f"No server of yours is running.{told}"
+        reason = "" if is_free(port) else f" A process of another user listens on port {port}."
+        return f"No server of yours is running.{reason}"
     whose = _user_of(holder.pid)
     return (
         f"No server of yours is running here. On port {port} listens process {holder.pid} of {whose}: "
@@ -75,8 +75,8 @@ def _nobody(port: int) -> str:
 def _user_of(pid: int) -> str:
     asked = ["ps", "-o", "user=", "-p", str(pid)]
     with suppress(OSError):
-        told = subprocess.run(asked, check=False, capture_output=True, text=True, timeout=10)
-        return told.stdout.strip() or "another user"
+        result = subprocess.run(asked, check=False, capture_output=True, text=True, timeout=10)
+        return result.stdout.strip() or "another user"
     return "another user"
 
 
@@ -99,7 +99,7 @@ def _signal(server: RunningServer) -> None:
 
 def _has_ended(servers: Servers, server: RunningServer, within_s: float) -> bool:
     deadline = time.monotonic() + within_s
-    while any(one.pid == server.pid for one in servers()):
+    while any(other.pid == server.pid for other in servers()):
         if time.monotonic() > deadline:
             return False
         time.sleep(_POLL_S)

@@ -234,8 +234,8 @@ def _program_output(command: list[str], folder: Path) -> str:
 
 def _checked(command: list[str], status: int, printed: str, complaint: str) -> str:
     if status != 0:
-        said = "\n".join((complaint or printed).strip().splitlines()[-_MOST_LINES:])
-        raise CommandError(f"`{' '.join(command)}` failed with status {status}:\n{said}")
+        message = "\n".join((complaint or printed).strip().splitlines()[-_MOST_LINES:])
+        raise CommandError(f"`{' '.join(command)}` failed with status {status}:\n{message}")
     return printed
 
 

@@ -39,8 +39,8 @@ def read_env_file(path: Path, known: Collection[str]) -> Mapping[str, str]:
     ]
     if problems:
         raise SettingsError("\n".join(problems))
-    found = dotenv_values(stream=io.StringIO(text))
-    return {name: value for name, value in found.items() if value is not None}
+    values = dotenv_values(stream=io.StringIO(text))
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def _text(path: Path) -> str:
@@ -89,7 +89,9 @@ def _is_slip(written: str, meant: str) -> bool:
     if len(meant) < _LEAST_LETTERS or abs(len(written) - len(meant)) > 1:
         return False
     pairs = enumerate(zip(written, meant, strict=False))
-    start = next((place for place, (one, other) in pairs if one != other), min(len(written), len(meant)))
+    start = next(
+        (place for place, (letter, other) in pairs if letter != other), min(len(written), len(meant))
+    )
     rest, other = written[start:], meant[start:]
     swapped = rest[1:2] + rest[:1] + rest[2:]
     return other in (rest[1:], swapped) or rest == other[1:] or rest[1:] == other[1:]

@@ -131,14 +131,14 @@ def add_flags(parser: argparse.ArgumentParser, *names: str) -> None:
             row = rows[flag.variable]
             place = places[row.section]
             action = _FirstAndMore if flag.variable == "MODEL_PATH" else "store"
-            told = _told(flag, row)
+            help_text = _help_text(flag, row)
             place.add_argument(
-                *flag.names, action=action, dest=flag.attribute, metavar=flag.metavar, help=told
+                *flag.names, action=action, dest=flag.attribute, metavar=flag.metavar, help=help_text
             )
     if not names:
-        for name, (variables, told) in SWITCHES.items():
+        for name, (variables, help_text) in SWITCHES.items():
             section = rows[next(iter(variables))].section
-            places[section].add_argument(name, action="store_true", help=told)
+            places[section].add_argument(name, action="store_true", help=help_text)
 
 
 class _FirstAndMore(argparse.Action):
@@ -161,7 +161,7 @@ def _more_models(options: argparse.Namespace) -> list[str]:
     return getattr(options, "more_models", [])
 
 
-def _told(flag: Flag, row: SettingSpec) -> str:
+def _help_text(flag: Flag, row: SettingSpec) -> str:
     """Return the help text of a flag: the setting's own words, and its name with its default."""
     meaning = _NAMES_A_FLAG.sub("", f" {row.help}").strip()
     default = f"={row.default}" if row.default else ""
@@ -174,13 +174,13 @@ def variables_of(options: argparse.Namespace) -> dict[str, str]:
     Raises:
         SettingsError: two flags contradict each other.
     """
-    found: dict[str, tuple[str, str]] = {}
+    values: dict[str, tuple[str, str]] = {}
     for name, variables in _given(options):
         for variable, text in variables.items():
-            other, before = found.setdefault(variable, (name, text))
+            other, before = values.setdefault(variable, (name, text))
             if before != text:
                 raise SettingsError(f"{other} and {name} both say what {variable} is. Leave one of them out.")
-    return {variable: text for variable, (_, text) in found.items()}
+    return {variable: text for variable, (_, text) in values.items()}
 
 
 def words_of(options: argparse.Namespace) -> list[str]:
@@ -190,8 +190,8 @@ def words_of(options: argparse.Namespace) -> list[str]:
         if text := getattr(options, flag.attribute, None):
             words += [flag.names[0], _from_anywhere(flag, text.strip())]
             if flag.variable == "MODEL_PATH":
-                more = (_from_anywhere(flag, one.strip()) for one in _more_models(options))
-                words += [word for one in more for word in (flag.names[0], one)]
+                more = (_from_anywhere(flag, path.strip()) for path in _more_models(options))
+                words += [word for path in more for word in (flag.names[0], path)]
     return words + [name for name in SWITCHES if getattr(options, _attribute(name), False)]
 
 

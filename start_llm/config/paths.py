@@ -81,6 +81,6 @@ def program() -> str:
     """Return how this installation is called from a shell in any folder."""
     if IS_CHECKOUT:
         return str(ROOT / "scripts" / "start_llm")
-    own, found = Path(sys.prefix) / "bin" / "start_llm", shutil.which("start_llm")
-    is_found = found is not None and own.exists() and Path(found).samefile(own)
-    return "start_llm" if is_found else str(own)
+    own, on_path = Path(sys.prefix) / "bin" / "start_llm", shutil.which("start_llm")
+    is_own = on_path is not None and own.exists() and Path(on_path).samefile(own)
+    return "start_llm" if is_own else str(own)

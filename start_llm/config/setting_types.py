@@ -119,13 +119,13 @@ def choice(words: Sequence[str], documented: str = "") -> SettingKind:
 
 
 def number_choice(numbers: Sequence[int]) -> SettingKind:
-    words = choice([str(one) for one in numbers])
+    words = choice([str(number) for number in numbers])
     return SettingKind(lambda text: int(words.read(text)), words.expected)
 
 
 def _list_of(entry: re.Pattern[str]) -> Reader:
     def read(text: str) -> tuple[str, ...]:
-        entries = tuple(one.strip() for one in text.split(","))
+        entries = tuple(part.strip() for part in text.split(","))
         if not all(map(entry.fullmatch, entries)):
             raise ValueError(text)
         return entries

@@ -96,10 +96,10 @@ def load(*sources: SettingSource) -> Settings:
     values: dict[str, dict[str, Any]] = defaultdict(dict)
     problems: list[str] = []
     for row in Settings.rows():
-        found = _find(row.name, sources)
-        if found is None:
+        setting = _find(row.name, sources)
+        if setting is None:
             continue
-        text, source = found
+        text, source = setting
         try:
             values[row.group][row.field] = row.kind.read(text)
         except (ValueError, KeyError):

@@ -80,8 +80,8 @@ def _template(settings: Settings, model: Path) -> Finding:
     if not read(model).tokenizer.has_chat_template:
         return Finding("template", "look", "the model has no chat template: agents cannot use it")
     page = audit_folder(settings, model)
-    told = dict(row for row in page.rows if row[0])
-    text = f"{told['family']}: lost {told['lost']}; calls: {told.get('calls', 'none')}"
+    facts = dict(row for row in page.rows if row[0])
+    text = f"{facts['family']}: lost {facts['lost']}; calls: {facts.get('calls', 'none')}"
     return Finding("template", "fine" if page.is_fine else "look", text, {"is_fine": page.is_fine})
 
 
@@ -180,13 +180,13 @@ class _Examination:
         return self._judged("truth", comparison, f"{share:.0%} of the prompts from the cache")
 
     def _restart_finding(self, comparison: Comparison) -> Finding:
-        found = self._judged("restart", comparison, f"{comparison.disk_tokens:,} tokens from the disk")
+        finding = self._judged("restart", comparison, f"{comparison.disk_tokens:,} tokens from the disk")
         if self._server.runtime.status.disk.computed_instead:
-            text = f"{found.text}; some were computed, which is faster than this disk"
-            return replace(found, text=text)
-        if found.verdict == "fine" and not comparison.disk_tokens:
-            return replace(found, verdict="fault", text=f"{comparison}: nothing came back from the disk")
-        return found
+            text = f"{finding.text}; some were computed, which is faster than this disk"
+            return replace(finding, text=text)
+        if finding.verdict == "fine" and not comparison.disk_tokens:
+            return replace(finding, verdict="fault", text=f"{comparison}: nothing came back from the disk")
+        return finding
 
     def _judged(self, topic: str, comparison: Comparison, source: str) -> Finding:
         if not comparison.wrong:
@@ -237,12 +237,12 @@ def judged_sense(sense: Sense) -> Finding:
         "first": round(sense.first, 3),
         "second": round(sense.second, 3),
     }
-    told = f"{sense.first:.2f} nats for a token of English, {sense.second:.2f} when it reads the text again"
+    nats = f"{sense.first:.2f} nats for a token of English, {sense.second:.2f} when it reads the text again"
     if not sense.first < _CHANCE * sense.chance:
-        return Finding("language", "skipped", f"{told}: no better than chance ({sense.chance:.2f})", figures)
+        return Finding("language", "skipped", f"{nats}: no better than chance ({sense.chance:.2f})", figures)
     if not sense.second < _REMEMBERED * sense.first:
         text = (
-            f"{told}: it does not recognise what it has just read. Are its positions (RoPE) and files right?"
+            f"{nats}: it does not recognise what it has just read. Are its positions (RoPE) and files right?"
         )
         return Finding("language", "look", text, figures)
-    return Finding("language", "fine", told, figures)
+    return Finding("language", "fine", nats, figures)

@@ -38,23 +38,23 @@ class Finding:
 
 @dataclass(slots=True)
 class Findings:
-    """All that was found, in the order in which it was.
+    """The findings of an examination, in their order.
 
     Args:
         show: called with each finding as soon as it is there.
     """
 
     show: Callable[[Finding], None]
-    found: list[Finding] = field(default_factory=list[Finding])
+    entries: list[Finding] = field(default_factory=list[Finding])
     began: float = field(default_factory=time.monotonic)
 
     def add(self, finding: Finding) -> None:
-        self.found.append(finding)
+        self.entries.append(finding)
         self.show(finding)
 
     @property
     def faults(self) -> list[Finding]:
-        return [one for one in self.found if one.verdict == "fault"]
+        return [finding for finding in self.entries if finding.verdict == "fault"]
 
     @property
     def seconds(self) -> float:
@@ -62,20 +62,22 @@ class Findings:
 
     def as_json(self) -> str:
         """Return the content of `doctor.json`."""
-        told = {
+        content = {
             "start_llm": __version__,
             "date": time.strftime("%Y-%m-%d"),
             "seconds": round(self.seconds, 1),
             "verdict": "fault" if self.faults else "fine",
-            "findings": [asdict(replace(one, figures=_finite(one.figures))) for one in self.found],
+            "findings": [
+                asdict(replace(finding, figures=_finite(finding.figures))) for finding in self.entries
+            ],
         }
-        return json.dumps(told, ensure_ascii=False, allow_nan=False, indent=2) + "\n"
+        return json.dumps(content, ensure_ascii=False, allow_nan=False, indent=2) + "\n"
 
     def conclusion(self) -> Iterator[str]:
         """Yield the lines below the page."""
-        names = ", ".join(dict.fromkeys(one.topic for one in self.faults))
+        names = ", ".join(dict.fromkeys(finding.topic for finding in self.faults))
         yield f"Something is wrong: {names}." if names else "Nothing is wrong."
-        looks = sum(one.verdict == "look" for one in self.found)
+        looks = sum(finding.verdict == "look" for finding in self.entries)
         if looks:
             yield f"{looks} {'line' if looks == 1 else 'lines'} marked LOOK: worth knowing, not wrong."
         yield f"It took {self.seconds:.0f} seconds."

@@ -103,21 +103,21 @@ def _disk_space(settings: Settings) -> Finding:
 
 
 def _existing(folder: Path) -> Path:
-    return next(one for one in (folder, *folder.parents) if one.is_dir())
+    return next(path for path in (folder, *folder.parents) if path.is_dir())
 
 
 def _cached_files(folder: Path) -> Finding:
     """Read every cached file of the user, and change none."""
     try:
-        found = report(folder, verifies=True)
+        cache = report(folder, verifies=True)
     except FileNotFoundError:
         return Finding("cached files", "fine", "none yet")
     except OSError as error:
         return Finding("cached files", "fault", f"SSD_CACHE_DIR cannot be read: {error.strerror}")
-    unusable = len(found.unusable)
-    figures = {"files": found.files.total(), "bytes": found.nbytes.total(), "hurt": unusable}
+    unusable = len(cache.unusable)
+    figures = {"files": cache.files.total(), "bytes": cache.nbytes.total(), "hurt": unusable}
     if unusable:
-        reason = next(iter(found.unusable.values()))
+        reason = next(iter(cache.unusable.values()))
         text = (
             f"{unusable:,} of {figures['files']:,} files are hurt ({reason}): the server will read "
             "their conversations again, and the disk deserves a look"

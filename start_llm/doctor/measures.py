@@ -150,7 +150,7 @@ def _common(ours: Sequence[int], theirs: Sequence[int]) -> int:
     """Return the length of the common beginning."""
     pairs = zip(ours, theirs, strict=False)
     return next(
-        (place for place, (one, other) in enumerate(pairs) if one != other), min(len(ours), len(theirs))
+        (place for place, (own, other) in enumerate(pairs) if own != other), min(len(ours), len(theirs))
     )
 
 
@@ -162,21 +162,21 @@ def prompt_length(server: ExaminedServer, seconds: float) -> int:
     return min(max(int(speed * seconds), _LEAST_TOKENS), _MOST_TOKENS, window // 2)
 
 
-def _reuse(one: ReuseShape) -> Finding:
+def _reuse(shape: ReuseShape) -> Finding:
     figures: Mapping[str, Any] = {
-        "shape": one.name,
-        "prompt_tokens": one.answer.prompt,
-        "cached_tokens": one.answer.cached,
-        "unavoidable_tokens": one.unavoidable,
-        "lost_tokens": one.lost,
+        "shape": shape.name,
+        "prompt_tokens": shape.answer.prompt,
+        "cached_tokens": shape.answer.cached,
+        "unavoidable_tokens": shape.unavoidable,
+        "lost_tokens": shape.lost,
     }
     text = (
-        f"{one.name}: {one.answer.computed:,} of {one.answer.prompt:,} tokens computed, "
-        f"{one.unavoidable:,} of them new"
+        f"{shape.name}: {shape.answer.computed:,} of {shape.answer.prompt:,} tokens computed, "
+        f"{shape.unavoidable:,} of them new"
     )
-    if one.answer.cached == 0:
+    if shape.answer.cached == 0:
         return Finding("reuse", "fault", f"{text}: nothing was reused", figures)
-    is_fine = one.lost <= max(_LOST_SHARE * one.known, _LOST_TOKENS)
+    is_fine = shape.lost <= max(_LOST_SHARE * shape.known, _LOST_TOKENS)
     return Finding("reuse", "fine" if is_fine else "look", text, figures)
 
 
@@ -220,16 +220,16 @@ def decode_findings(server: ExaminedServer, network: Network) -> Iterator[Findin
     else:
         yield Finding("decode", "fine", text, figures)
     together = _together(server, bias)
-    told = (
+    text = (
         f"{_AT_ONCE} replies at once: {together:,.1f} tokens a second, {together / own:.1f} times one reply"
     )
     reason = runtime.card.unbatched_reason
     if reason:
-        told += f"; one after another, because {reason}"
+        text += f"; one after another, because {reason}"
     yield Finding(
         "decode",
         "fine",
-        told,
+        text,
         {"replies": _AT_ONCE, "tokens_per_s": round(together, 1), "batches": not reason},
     )
 

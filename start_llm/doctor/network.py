@@ -149,7 +149,7 @@ class Network:
             wrong = [place for place in wrong if not others[place] <= tolerance]
             if not wrong:
                 break
-        place = max(wrong or range(len(distances)), key=lambda one: _order(distances[one]))
+        place = max(wrong or range(len(distances)), key=lambda place: _order(distances[place]))
         return Disagreement(place, distances[place], is_rounding=not wrong)
 
     def sense(self, passage: Tokens) -> Sense:
@@ -180,9 +180,11 @@ class Network:
         return [
             max(
                 abs(other - logprob)
-                for other, logprob in zip(_floats(row[mx.array(list(said))]), said.values(), strict=True)
+                for other, logprob in zip(
+                    _floats(row[mx.array(list(logprobs))]), logprobs.values(), strict=True
+                )
             )
-            for row, said in zip(ours, reply.logprobs, strict=True)
+            for row, logprobs in zip(ours, reply.logprobs, strict=True)
         ]
 
     def _predictions(self, ids: Tokens, count: int, piece: int, *, one_by_one: bool = False) -> mx.array:
@@ -200,8 +202,8 @@ class Network:
         fed = [[token] for token in last] if one_by_one else [last]
         logits = [self._network(mx.array([part]), cache=caches)[0] for part in fed]
         self._precision = str(logits[0].dtype).removeprefix("mlx.core.")
-        told = mx.concatenate(logits).astype(mx.float32)
-        return told.at[:, self._eos].add(AGAINST_THE_END)
+        predictions = mx.concatenate(logits).astype(mx.float32)
+        return predictions.at[:, self._eos].add(AGAINST_THE_END)
 
 
 def _logprobs(logits: mx.array) -> mx.array:
@@ -211,7 +213,7 @@ def _logprobs(logits: mx.array) -> mx.array:
 def _distances_of_likeliest(first: mx.array, other: mx.array) -> mx.array:
     """Return the largest distance [positions] of the likeliest tokens' log-probabilities."""
     likeliest = mx.argpartition(-first, kth=_LIKELIEST, axis=-1)[:, :_LIKELIEST]
-    ours, theirs = (mx.take_along_axis(_logprobs(one), likeliest, axis=-1) for one in (first, other))
+    ours, theirs = (mx.take_along_axis(_logprobs(logits), likeliest, axis=-1) for logits in (first, other))
     return mx.abs(ours - theirs).max(axis=-1)
 
 

@@ -39,8 +39,8 @@ def _model(name: str) -> Path:
     folder = as_path(name)
     if folder.is_dir():
         return folder.resolve()
-    if (found := on_disk(name, Hub())) is not None:
-        return found
+    if (snapshot := on_disk(name, Hub())) is not None:
+        return snapshot
     raise ModelError(
         f"The model {name!r} is not on this machine. Get it with `start_llm pull {name}`, or use --demo."
     )

@@ -154,8 +154,8 @@ def examined_server(settings: Settings, model: Path) -> Generator[ExaminedServer
 def _opened(connection: http.client.HTTPConnection) -> http.client.HTTPResponse:
     response = connection.getresponse()
     if response.status != http.client.OK:
-        told = response.read(200).decode(errors="replace")
-        raise ServerFailed(f"a request is answered with {response.status}: {told}")
+        body = response.read(200).decode(errors="replace")
+        raise ServerFailed(f"a request is answered with {response.status}: {body}")
     return response
 
 

@@ -25,9 +25,9 @@ PASSAGE = (
 
 def prose(seed: str, words: int) -> str:
     """Return sentences of this many words. Other seeds give other sentences."""
-    rng, left, told = random.Random(seed), words, list[str]()
+    rng, left, sentences = random.Random(seed), words, list[str]()
     while left > 0:
         count = min(rng.randint(*_SENTENCE), left)
-        told.append(" ".join(rng.choices(_WORDS, k=count)).capitalize() + ".")
+        sentences.append(" ".join(rng.choices(_WORDS, k=count)).capitalize() + ".")
         left -= count
-    return " ".join(told)
+    return " ".join(sentences)

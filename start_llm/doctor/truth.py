@@ -34,23 +34,25 @@ type Encode = Callable[[str], list[int]]
 
 @dataclass(slots=True)
 class TrialConversation:
-    """What was said, in tokens, and where its messages end."""
+    """A conversation as tokens, and where its messages end."""
 
     name: str
-    said: tuple[int, ...]
+    tokens: tuple[int, ...]
     ends: tuple[int, ...]
     before_last: int = 0
 
     def ask(self, question: Sequence[int]) -> None:
-        self.before_last = len(self.said)
-        self.said += tuple(question)
-        self.ends += (len(self.said),)
+        self.before_last = len(self.tokens)
+        self.tokens += tuple(question)
+        self.ends += (len(self.tokens),)
 
     def other_question(self, question: Sequence[int]) -> TrialConversation:
         """Return the conversation with something else in place of its last question and the reply."""
         kept = self.before_last
         branch = TrialConversation(
-            f"{self.name}, asked otherwise", self.said[:kept], tuple(end for end in self.ends if end <= kept)
+            f"{self.name}, asked otherwise",
+            self.tokens[:kept],
+            tuple(end for end in self.ends if end <= kept),
         )
         branch.ask(question)
         return branch
@@ -77,7 +79,7 @@ class Comparison:
 
     @property
     def figures(self) -> dict[str, int]:
-        counts = {one.name: getattr(self, one.name) for one in fields(self)}
+        counts = {count.name: getattr(self, count.name) for count in fields(self)}
         return counts | {"wrong": len(self.wrong)}
 
     def __str__(self) -> str:
@@ -108,10 +110,13 @@ class Truth:
                 self._new(len(self._known) + place) for place in range(min(_AT_ONCE, most - len(self._known)))
             ]
             for turn in range(_TURNS):
-                for one in group:
-                    one.ask(self._question(f"{one.name} {turn}"))
+                for conversation in group:
+                    conversation.ask(self._question(f"{conversation.name} {turn}"))
                 self._compare(group, engine, network, comparison)
-            others = [one.other_question(self._question(f"{one.name} other")) for one in group]
+            others = [
+                conversation.other_question(self._question(f"{conversation.name} other"))
+                for conversation in group
+            ]
             self._compare(others, engine, network, comparison)
             self._known += group
             comparison.conversations += len(group)
@@ -124,8 +129,8 @@ class Truth:
             if comparison.conversations and time.monotonic() > end:
                 break
             group = self._known[start : start + _AT_ONCE]
-            for one in group:
-                one.ask(self._question(f"{one.name} after"))
+            for conversation in group:
+                conversation.ask(self._question(f"{conversation.name} after"))
             self._compare(group, engine, network, comparison)
             comparison.conversations += len(group)
         return comparison
@@ -142,9 +147,9 @@ class Truth:
         self, group: Sequence[TrialConversation], engine: Engine, network: Network, comparison: Comparison
     ) -> None:
         """Ask all at once, read their replies, and compare each with the network."""
-        asked = [(one, engine.submit(self._request(one))) for one in group]
-        replies = [(one, self._read(generation, comparison)) for one, generation in asked]
-        for one, reply in replies:
+        asked = [(conversation, engine.submit(self._request(conversation))) for conversation in group]
+        replies = [(conversation, self._read(generation, comparison)) for conversation, generation in asked]
+        for conversation, reply in replies:
             difference = engine.run("compare a reply", network.difference, reply, self._tolerance)
             comparison.replies += 1
             comparison.tokens += len(reply.tokens)
@@ -153,18 +158,18 @@ class Truth:
             elif difference:
                 place = difference.place + 1
                 comparison.wrong.append(
-                    f"{one.name}: after {len(reply.prompt):,} tokens, token {place} of the reply "
+                    f"{conversation.name}: after {len(reply.prompt):,} tokens, token {place} of the reply "
                     f"is off by {difference.nats:.3g} nats, where {self._tolerance:.3g} are rounding"
                 )
-            one.said += reply.tokens
+            conversation.tokens += reply.tokens
 
-    def _request(self, one: TrialConversation) -> EngineRequest:
+    def _request(self, conversation: TrialConversation) -> EngineRequest:
         return EngineRequest(
-            prompt=ModelTokens(one.said),
+            prompt=ModelTokens(conversation.tokens),
             max_tokens=_REPLY_TOKENS,
             sampling=self._sampling,
-            boundaries=tuple(end for end in one.ends if end < len(one.said)),
-            session=one.name,
+            boundaries=tuple(end for end in conversation.ends if end < len(conversation.tokens)),
+            session=conversation.name,
             top_logprobs=_LIKELIEST,
         )
 
@@ -177,8 +182,10 @@ class Truth:
                     comparison.disk_tokens += event.disk_tokens
                 case Text():
                     tokens += event.tokens
-                    for one in event.logprobs:
-                        logprobs.append({said.token: said.logprob for said in (one.chosen, *one.top)})
+                    for entry in event.logprobs:
+                        logprobs.append(
+                            {choice.token: choice.logprob for choice in (entry.chosen, *entry.top)}
+                        )
                 case Failed():
                     raise ServerFailed(f"a reply failed: {event.message}")
         comparison.prompt_tokens += len(generation.request.prompt)

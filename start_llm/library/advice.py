@@ -24,16 +24,16 @@ def is_first_start(chosen: str | None, hub: Hub) -> bool:
 def advice(machine: Machine, hub: Hub) -> list[str]:
     """Return the lines to print."""
     default = well_known(DEFAULT_APPLE_MODEL)
-    found = report(default.shape, machine, AGENT_CONTEXT)
-    usable = f"{machine.name} lets models use {gib(found.usable_bytes)}"
+    fit = report(default.shape, machine, AGENT_CONTEXT)
+    usable = f"{machine.name} lets models use {gib(fit.usable_bytes)}"
     lines = [
         f"The first start downloads {default.repository}: {default.shape.weights.total / 1e9:,.1f} GB.",
-        f"  memory   {_needed(found)} with {AGENT_CONTEXT:,} tokens; {usable}",
+        f"  memory   {_needed(fit)} with {AGENT_CONTEXT:,} tokens; {usable}",
         f"  disk     {hub.free_space() / 1e9:,.1f} GB are free in {hub.cache}",
-        f"  verdict  {found.verdict}{_speed(found)}",
+        f"  verdict  {fit.verdict}{_speed(fit)}",
         "Ctrl-C ends it; what has come is kept. Others that fit this machine (--model NAME):",
     ]
-    return [*lines, *(_line(one, machine) for one in suggestions(machine))]
+    return [*lines, *(_line(model, machine) for model in suggestions(machine))]
 
 
 def suggestions(machine: Machine) -> list[WellKnown]:
@@ -41,24 +41,24 @@ def suggestions(machine: Machine) -> list[WellKnown]:
 
     Models that this machine would run too slowly come last.
     """
-    judged = [(one, report(one.shape, machine, AGENT_CONTEXT)) for one in WELL_KNOWN]
-    fitting = [(one, found) for one, found in judged if found.fits and one.repository != DEFAULT_APPLE_MODEL]
+    judged = [(model, report(model.shape, machine, AGENT_CONTEXT)) for model in WELL_KNOWN]
+    fitting = [(model, fit) for model, fit in judged if fit.fits and model.repository != DEFAULT_APPLE_MODEL]
     fitting.sort(key=lambda pair: (_is_slow(pair[1]), -pair[0].billions))
-    return [one for one, _ in fitting[:_SUGGESTIONS]]
+    return [model for model, _ in fitting[:_SUGGESTIONS]]
 
 
-def _is_slow(found: FitReport) -> bool:
-    return found.decode_tps is not None and found.decode_tps < _FEWEST_TPS
+def _is_slow(fit: FitReport) -> bool:
+    return fit.decode_tps is not None and fit.decode_tps < _FEWEST_TPS
 
 
-def _needed(found: FitReport) -> str:
-    return f"{found.total_bytes / GIB:,.1f} GiB"
+def _needed(fit: FitReport) -> str:
+    return f"{fit.total_bytes / GIB:,.1f} GiB"
 
 
-def _speed(found: FitReport) -> str:
-    return f", about {found.decode_tps:,.0f} tokens a second" if found.decode_tps is not None else ""
+def _speed(fit: FitReport) -> str:
+    return f", about {fit.decode_tps:,.0f} tokens a second" if fit.decode_tps is not None else ""
 
 
 def _line(known: WellKnown, machine: Machine) -> str:
-    found = report(known.shape, machine, AGENT_CONTEXT)
-    return f"  {known.repository:<52}  {_needed(found):>9}{_speed(found)}"
+    fit = report(known.shape, machine, AGENT_CONTEXT)
+    return f"  {known.repository:<52}  {_needed(fit):>9}{_speed(fit)}"

@@ -76,11 +76,11 @@ def chosen_model(folder: Path, name: str | None) -> str:
     Raises:
         ModelError: there is no name, and the folder holds no model.
     """
-    found = models_in(folder)
+    models = models_in(folder)
     if name is not None:
-        return str(found.get(name, name))
-    if not found:
+        return str(models.get(name, name))
+    if not models:
         raise ModelError(
             f"MODEL_DIR={str(folder)!r} holds no model: no folder NAME or OWNER/NAME in it has a config.json."
         )
-    return str(found[min(found)])
+    return str(models[min(models)])

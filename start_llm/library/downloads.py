@@ -39,7 +39,7 @@ class _Job:
         self.wanted = wanted
         self.progress.stopping = wanted != "run"
 
-    def told(self) -> Download:
+    def as_download(self) -> Download:
         seen = self.progress
         return Download(
             id=self.id,
@@ -79,7 +79,7 @@ class Downloads:
     def list(self, tenant: bytes) -> Sequence[Download]:
         """Return this tenant's downloads, the newest first."""
         with self._changed:
-            return [job.told() for job in reversed(self._jobs) if job.tenant == tenant]
+            return [job.as_download() for job in reversed(self._jobs) if job.tenant == tenant]
 
     def start(self, tenant: bytes, repo_id: str) -> Download:
         """Begin a download, or go on with an unfinished one of the same repository.
@@ -99,7 +99,7 @@ class Downloads:
             job = _Job(f"dl_{random_name()}", tenant, repo_id, int(self._clock()))
             self._jobs.append(job)
             self._wake()
-            return job.told()
+            return job.as_download()
 
     def pause(self, tenant: bytes, name: str) -> Download:
         """Stop a download for now.
@@ -113,7 +113,7 @@ class Downloads:
             if job.end:
                 raise Conflict(f"The download of {job.repo_id!r} has ended ({job.end}).")
             job.want("pause")
-            return job.told()
+            return job.as_download()
 
     def resume(self, tenant: bytes, name: str) -> Download:
         """Go on with a download that is paused or failed.
@@ -136,13 +136,13 @@ class Downloads:
         """
         with self._changed:
             job = self._find(tenant, name)
-            told = job.told()
+            download = job.as_download()
             job.want("remove")
             self._jobs.remove(job)
             is_idle = job is not self._running
         if is_idle and job.end != "done":
             self._hub.drop_partial(job.repo_id)
-        return told
+        return download
 
     def close(self) -> None:
         """Stop the thread. Partial files stay."""
@@ -155,16 +155,16 @@ class Downloads:
             self._thread.join(_END_S)
 
     def _find(self, tenant: bytes, name: str) -> _Job:
-        found = next((job for job in self._jobs if (job.tenant, job.id) == (tenant, name)), None)
-        if found is None:
+        job = next((job for job in self._jobs if (job.tenant, job.id) == (tenant, name)), None)
+        if job is None:
             raise NotFound(f"There is no download {name!r}. GET /downloads lists them.")
-        return found
+        return job
 
     def _go_on(self, job: _Job) -> Download:
         job.want("run")
         job.end = job.error = job.finished_at = None
         self._wake()
-        return job.told()
+        return job.as_download()
 
     def _make_room(self) -> None:
         """Forget the oldest ended download if five are known.
@@ -201,7 +201,7 @@ class Downloads:
         """Wait for a download that is to run; None if the server stops."""
         with self._changed:
             while not self._closing:
-                job = next((one for one in self._jobs if one.wanted == "run" and not one.end), None)
+                job = next((job for job in self._jobs if job.wanted == "run" and not job.end), None)
                 if job:
                     self._running = job
                     job.progress.stopping = False

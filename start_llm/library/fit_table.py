@@ -71,10 +71,10 @@ def _verdicts(machines: list[Machine]) -> Iterable[tuple[str, ...]]:
 
 def _verdict(known: WellKnown, machine: Machine) -> str:
     """Return the window that fits, and tokens a second for decoding and for prefill; - if it does not fit."""
-    found = report(known.shape, machine, AGENT_CONTEXT)
-    if found.context_tokens < _FEWEST:
+    fit = report(known.shape, machine, AGENT_CONTEXT)
+    if fit.context_tokens < _FEWEST:
         return "-"
-    return f"{found.context_tokens // 1024:,}k, {found.decode_tps:,.0f}, {found.prefill_tps:,.0f}"
+    return f"{fit.context_tokens // 1024:,}k, {fit.decode_tps:,.0f}, {fit.prefill_tps:,.0f}"
 
 
 def _name(known: WellKnown) -> str:

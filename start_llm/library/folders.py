@@ -56,12 +56,12 @@ def places(own: Path, model_dir: Path | None, hub: Hub) -> tuple[Place, ...]:
         model_dir: MODEL_DIR.
     """
     chosen = (Place("model-dir", model_dir),) if model_dir else ()
-    studio = (Place("lm-studio", Path(one).expanduser()) for one in _LM_STUDIO)
+    studio = (Place("lm-studio", Path(path).expanduser()) for path in _LM_STUDIO)
     return (Place("models", own, is_ours=False), *chosen, Place("hub", hub.cache), *studio)
 
 
 @dataclass(frozen=True, slots=True)
-class _Found:
+class _LocalModel:
     """A model in a place. `folder` is what a removal would remove."""
 
     repo_id: str
@@ -98,14 +98,16 @@ class Library:
         with self._lock:
             if self._clock() - self._read_at >= _KEPT_S:
                 loaded = {path.resolve() for path in self._serving()}
-                self._entries = [self._entry(one, loaded) for one in self._found()]
+                self._entries = [self._entry(model, loaded) for model in self._models()]
                 self._read_at = self._clock()
             return self._entries
 
     def folder(self, name: str) -> Path | None:
         """Return the folder of a model by its name, or by the end of it; None if there is no such model."""
-        found = [one for one in self._found() if name in (one.repo_id, one.repo_id.rpartition("/")[2])]
-        return found[0].path if found else None
+        models = [
+            model for model in self._models() if name in (model.repo_id, model.repo_id.rpartition("/")[2])
+        ]
+        return models[0].path if models else None
 
     def check_removable(self, repo_id: str) -> None:
         """Raise what `remove` would raise of a name.
@@ -123,47 +125,47 @@ class Library:
         Raises:
             ModelError: see `check_removable`; or it cannot be removed.
         """
-        found = self._removable(repo_id)
-        for one in found:
-            _remove(one)
+        models = self._removable(repo_id)
+        for model in models:
+            _remove(model)
         self._read_at = -_KEPT_S
-        return [one.folder for one in found]
+        return [model.folder for model in models]
 
-    def _removable(self, repo_id: str) -> Sequence[_Found]:
-        found = [one for one in self._found() if one.repo_id == repo_id]
-        if not found:
+    def _removable(self, repo_id: str) -> Sequence[_LocalModel]:
+        models = [model for model in self._models() if model.repo_id == repo_id]
+        if not models:
             raise ModelError(f"There is no model {repo_id!r} on this machine. start_llm models lists them.")
-        ours = [one for one in found if one.place.is_ours]
+        ours = [model for model in models if model.place.is_ours]
         if not ours:
-            raise ModelError(f"{repo_id!r} is part of this repository ({found[0].path}), and stays.")
+            raise ModelError(f"{repo_id!r} is part of this repository ({models[0].path}), and stays.")
         return ours
 
-    def _found(self) -> Iterator[_Found]:
+    def _models(self) -> Iterator[_LocalModel]:
         for place in self._places:
             yield from _in_hub(place) if place.is_hub else _in_folder(place)
 
-    def _entry(self, found: _Found, loaded: Collection[Path]) -> LibraryEntry:
-        config = read_config(found.path)
-        shape = _shape(found.repo_id, found.path, config)
+    def _entry(self, model: _LocalModel, loaded: Collection[Path]) -> LibraryEntry:
+        config = read_config(model.path)
+        shape = _shape(model.repo_id, model.path, config)
         kind = config.get("model_type")
         return LibraryEntry(
-            repo_id=found.repo_id,
-            place=found.place.name,
-            path=str(found.path),
+            repo_id=model.repo_id,
+            place=model.place.name,
+            path=str(model.path),
             model_type=kind if isinstance(kind, str) else None,
-            size_bytes=_size(found.path),
+            size_bytes=_size(model.path),
             quant_bits=_quant_bits(config),
             vision=bool(config.get("vision_config")),
             supported=is_supported(config),
-            complete=bool(config) and not missing_files(found.path),
-            serving=found.path.resolve() in loaded,
+            complete=bool(config) and not missing_files(model.path),
+            serving=model.path.resolve() in loaded,
             assessment=assessment(shape, self._machine) if shape else None,
         )
 
 
 def models_in(folder: Path) -> dict[str, Path]:
     """Return the models in a folder by name: NAME or OWNER/NAME."""
-    return {found.repo_id: found.path for found in _in_folder(Place("model-dir", folder))}
+    return {model.repo_id: model.path for model in _in_folder(Place("model-dir", folder))}
 
 
 def shape_in(name: str, folder: Path) -> ModelShape:
@@ -228,18 +230,18 @@ def _quant_bits(config: Mapping[str, Any]) -> int | None:
     return bits if isinstance(bits, int) else None
 
 
-def _in_folder(place: Place) -> Iterator[_Found]:
+def _in_folder(place: Place) -> Iterator[_LocalModel]:
     """Yield models in `name` and `owner/name`."""
     for path in _folders(place.folder):
         if (path / "config.json").is_file():
-            yield _Found(path.name, place, path, path)
+            yield _LocalModel(path.name, place, path, path)
             continue
         for inner in _folders(path):
             if (inner / "config.json").is_file():
-                yield _Found(f"{path.name}/{inner.name}", place, inner, inner)
+                yield _LocalModel(f"{path.name}/{inner.name}", place, inner, inner)
 
 
-def _in_hub(place: Place) -> Iterator[_Found]:
+def _in_hub(place: Place) -> Iterator[_LocalModel]:
     """Yield the newest snapshot of each repository in the hub's cache that is a model of this kind."""
     for folder in _folders(place.folder):
         if not folder.name.startswith(_PREFIX):
@@ -247,7 +249,7 @@ def _in_hub(place: Place) -> Iterator[_Found]:
         repo_id = folder.name.removeprefix(_PREFIX).replace("--", "/", 1)
         path = _snapshot(folder)
         if (path / "config.json").exists() or any((folder / "blobs").glob("*.incomplete")):
-            yield _Found(repo_id, place, path, folder)
+            yield _LocalModel(repo_id, place, path, folder)
 
 
 def _snapshot(folder: Path) -> Path:
@@ -279,13 +281,13 @@ def _size(folder: Path) -> int:
     return total
 
 
-def _remove(found: _Found) -> None:
+def _remove(model: _LocalModel) -> None:
     """Remove a model's folder, which has to lie inside of its place.
 
     Raises:
         ModelError: it does not, or the system refuses.
     """
-    place, folder = found.place.folder.resolve(), found.folder
+    place, folder = model.place.folder.resolve(), model.folder
     if not folder.parent.resolve().is_relative_to(place):
         raise ModelError(f"{folder} leads out of {place}, and stays. Remove it by hand if you mean to.")
     try:

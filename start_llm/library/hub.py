@@ -52,7 +52,7 @@ _SPARE_BYTES = 2**30
 """Disk space that a download leaves free."""
 
 
-class FoundModel(NamedTuple):
+class HubModel(NamedTuple):
     """A repository that a search has found."""
 
     repo_id: str
@@ -95,15 +95,17 @@ class Hub:
             info = api.model_info(repo_id, timeout=_TIMEOUT_S)
             commit = info.sha
             tree = [*api.list_repo_tree(repo_id, recursive=True, revision=commit)]
-        files = [one for one in tree if isinstance(one, RepoFile) and _is_wanted(one.path)]
+        files = [file for file in tree if isinstance(file, RepoFile) and _is_wanted(file.path)]
         if commit is None or not files:
             raise ModelError(f"{repo_id!r} has none of the files of a model ({', '.join(FILES)}).")
-        digests = [one.lfs.sha256 if one.lfs else one.blob_id for one in files]
-        found = (HubFile(one.path, one.size, digest) for one, digest in zip(files, digests, strict=True))
+        digests = [file.lfs.sha256 if file.lfs else file.blob_id for file in files]
+        hub_files = (
+            HubFile(file.path, file.size, digest) for file, digest in zip(files, digests, strict=True)
+        )
         numbers = dict(info.safetensors.parameters) if info.safetensors else {}
-        return HubRepository(repo_id, commit, tuple(found), self._endpoint, numbers)
+        return HubRepository(repo_id, commit, tuple(hub_files), self._endpoint, numbers)
 
-    def search(self, words: str, limit: int) -> list[FoundModel]:
+    def search(self, words: str, limit: int) -> list[HubModel]:
         """Return the models on the hub that MLX can load and whose names have these words, by downloads.
 
         Raises:
@@ -114,10 +116,10 @@ class Hub:
         api = HfApi(endpoint=self._endpoint)
         try:
             with _network_errors():
-                found = [*api.list_models(search=words, filter="mlx", sort="downloads", limit=limit)]
+                models = [*api.list_models(search=words, filter="mlx", sort="downloads", limit=limit)]
         except HfHubHTTPError as error:
             raise HubError(f"The hub refuses to search: {error}") from error
-        return [FoundModel(one.id, one.downloads or 0) for one in found]
+        return [HubModel(model.id, model.downloads or 0) for model in models]
 
     def read(self, repository: HubRepository, path: str) -> bytes | None:
         """Return the contents of a small file; None if the repository has none of this name.
@@ -126,7 +128,7 @@ class Hub:
             HubError: it cannot be reached.
             ModelError: the file is too large, or the hub refuses.
         """
-        file = next((one for one in repository.files if one.path == path), None)
+        file = next((file for file in repository.files if file.path == path), None)
         if file is None:
             return None
         if file.size > _MOST_READ:
@@ -136,7 +138,7 @@ class Hub:
 
     def free_space(self) -> int:
         """Return the free bytes of the disk that the cache is on, or will be."""
-        return self._free_bytes(next(one for one in (self.cache, *self.cache.parents) if one.is_dir()))
+        return self._free_bytes(next(path for path in (self.cache, *self.cache.parents) if path.is_dir()))
 
     def folder_of(self, repo_id: str) -> Path:
         """Return the folder of a repository in the cache, which need not be there."""
@@ -145,8 +147,8 @@ class Hub:
     def snapshot(self, repo_id: str) -> Path | None:
         """Return the folder of the newest commit that is on disk; None if there is none."""
         folder = self.folder_of(repo_id)
-        found = folder / "snapshots" / (newest_commit(folder) or "none")
-        return found if found.is_dir() else None
+        path = folder / "snapshots" / (newest_commit(folder) or "none")
+        return path if path.is_dir() else None
 
     def fetch(self, repository: HubRepository, progress: Progress) -> Path:
         """Fetch what is missing, and return the folder of the snapshot.
@@ -188,7 +190,7 @@ class Hub:
         """
         dropped = 0
         blobs = self.folder_of(repo_id) / "blobs"
-        for path in [one for one in blobs.glob("*.incomplete") if _OURS.fullmatch(one.name)]:
+        for path in [path for path in blobs.glob("*.incomplete") if _OURS.fullmatch(path.name)]:
             with path.open("ab") as file:
                 if lock(file):
                     path.unlink()
@@ -204,7 +206,7 @@ class Hub:
         Raises:
             ModelError: names what is needed and what is free.
         """
-        needed = sum(one.size - _size(blobs, one) for one in repository.files)
+        needed = sum(file.size - _size(blobs, file) for file in repository.files)
         free = self.free_space()
         if needed and needed + _SPARE_BYTES > free:
             raise ModelError(
@@ -235,8 +237,8 @@ def _is_whole(blobs: Path, file: HubFile) -> bool:
 def _size(blobs: Path, file: HubFile) -> int:
     """Return the bytes of a file that are on disk."""
     blob = blobs / file.digest
-    found = next((path for path in (blob, partial_of(blob)) if path.is_file()), None)
-    return min(found.stat().st_size, file.size) if found else 0
+    path = next((path for path in (blob, partial_of(blob)) if path.is_file()), None)
+    return min(path.stat().st_size, file.size) if path else 0
 
 
 def newest_commit(folder: Path) -> str | None:

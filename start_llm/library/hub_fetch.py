@@ -60,7 +60,7 @@ class HubRepository:
 
     @property
     def total_bytes(self) -> int:
-        return sum(one.size for one in self.files)
+        return sum(file.size for file in self.files)
 
     def url_of(self, file: HubFile) -> str:
         return hf_hub_url(self.repo_id, file.path, revision=self.commit, endpoint=self.endpoint)
@@ -173,8 +173,8 @@ class FileFetch:
             raise HubError(f"The hub answered {reply.status_code} for {file.path}.")
         if reply.status_code not in (_OK, _PARTIAL):
             raise ModelError(f"The hub answered {reply.status_code} for {self._named(file)}.")
-        told = _etag([*reply.history, reply][0].headers)
-        if told and told != file.digest:
+        digest = _etag([*reply.history, reply][0].headers)
+        if digest and digest != file.digest:
             raise ModelError(f"{self._named(file)} has changed on the hub. Start the download again.")
 
 
@@ -186,8 +186,8 @@ def _continues(reply: httpx.Response, have: int) -> bool:
 
 def _etag(headers: Mapping[str, str]) -> str:
     """Return the digest that the hub's own reply names; "" if it names none."""
-    told = headers.get("x-linked-etag") or headers.get("etag") or ""
-    return told.removeprefix("W/").strip('"')
+    tag = headers.get("x-linked-etag") or headers.get("etag") or ""
+    return tag.removeprefix("W/").strip('"')
 
 
 def _length(out: BinaryIO) -> int:

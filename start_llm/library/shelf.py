@@ -77,10 +77,10 @@ class Shelf:
     def _shape_on_disk(self, model: str | None) -> ModelShape:
         name, folder = self.loaded()[0]
         if model and model != name:
-            found = self.library.folder(model)
-            if found is None:
+            path = self.library.folder(model)
+            if path is None:
                 raise NotFound(f"There is no model {model!r} in the library (GET /library).", param="model")
-            name, folder = model, found
+            name, folder = model, path
         return _judged(name, folder, "model")
 
     def _shape_of_repository(self, repo_id: str) -> ModelShape:
@@ -125,9 +125,11 @@ def shape_on_hub(repo_id: str, hub: Hub) -> ModelShape:
     config = _json(hub, repository, "config.json")
     if config is None:
         raise ModelError("It has no config.json.")
-    told = _index_metadata(hub, repository)
-    total = _weight_bytes(repository, told)
-    return shape_of(repo_id, config, weights_of_size(total, config, _number_bytes(repository, config, told)))
+    metadata = _index_metadata(hub, repository)
+    total = _weight_bytes(repository, metadata)
+    return shape_of(
+        repo_id, config, weights_of_size(total, config, _number_bytes(repository, config, metadata))
+    )
 
 
 def _index_metadata(hub: Hub, repository: HubRepository) -> dict[str, Any]:
@@ -136,27 +138,27 @@ def _index_metadata(hub: Hub, repository: HubRepository) -> dict[str, Any]:
 
 
 def _number_bytes(
-    repository: HubRepository, config: Mapping[str, Any], told: Mapping[str, Any]
+    repository: HubRepository, config: Mapping[str, Any], metadata: Mapping[str, Any]
 ) -> int | None:
     """Return the bytes of a number by what the hub counts, else by size and number of weights in the index.
 
     The index of a quantised model does not tell: its bits of a weight depend on which layers are quantised.
     """
-    size, count = told.get("total_size"), told.get("total_parameters")
-    if found := number_bytes_of(repository.numbers):
-        return found
+    size, count = metadata.get("total_size"), metadata.get("total_parameters")
+    if counted := number_bytes_of(repository.numbers):
+        return counted
     if is_quantised(config) or not (isinstance(size, int) and isinstance(count, int) and count > 0):
         return None
     return 4 if size / count > _BETWEEN_HALF_AND_SINGLE else 2
 
 
-def _weight_bytes(repository: HubRepository, told: Mapping[str, Any]) -> int:
+def _weight_bytes(repository: HubRepository, metadata: Mapping[str, Any]) -> int:
     """Return the sum that the index gives, else the sizes of the weight files."""
-    said = told.get("total_size")
-    if isinstance(said, int) and said > 0:
-        return said
+    total = metadata.get("total_size")
+    if isinstance(total, int) and total > 0:
+        return total
     sizes = [
-        one.size for one in repository.files if one.path.endswith(".safetensors") and "/" not in one.path
+        file.size for file in repository.files if file.path.endswith(".safetensors") and "/" not in file.path
     ]
     if not sizes:
         raise ModelError("It has no weights as safetensors.")

@@ -246,4 +246,4 @@ def well_known(repository: str) -> WellKnown:
     Raises:
         KeyError: it has none of this name.
     """
-    return {one.repository: one for one in WELL_KNOWN}[repository]
+    return {model.repository: model for model in WELL_KNOWN}[repository]

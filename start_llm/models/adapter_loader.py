@@ -38,7 +38,7 @@ class _Adapter:
         layers: its wrappers, by the paths of the layers that they stand for.
     """
 
-    told: MountedAdapter
+    description: MountedAdapter
     digest: bytes
     layers: Mapping[str, Any]
 
@@ -61,26 +61,26 @@ class Adapters:
     def nbytes(self) -> int:
         """Memory of all adapters."""
         with self._lock:
-            return sum(one.told.nbytes for one in self._adapters.values())
+            return sum(adapter.description.nbytes for adapter in self._adapters.values())
 
     def listed(self) -> list[MountedAdapter]:
         with self._lock:
-            return [one.told for one in self._adapters.values()]
+            return [adapter.description for adapter in self._adapters.values()]
 
     def stack(self, spec: str) -> AdapterStack:
         """See `core.adapters.AdapterChoice`."""
         with self._lock:
             chosen = [self._named(name) for name in adapter_names(spec)]
-        if len({one.told.id for one in chosen}) < len(chosen):
+        if len({adapter.description.id for adapter in chosen}) < len(chosen):
             raise InvalidRequest("'adapter' names an adapter twice.", param="adapter")
         if not chosen:
             return BASE_MODEL
-        digest = hashlib.blake2b(b"".join(one.digest for one in chosen), digest_size=16).digest()
+        digest = hashlib.blake2b(b"".join(adapter.digest for adapter in chosen), digest_size=16).digest()
         return AdapterStack(digest=digest, layers=_stacked(chosen))
 
     def _named(self, name: str) -> _Adapter:
-        if found := self._adapters.get(name):
-            return found
+        if adapter := self._adapters.get(name):
+            return adapter
         there = f"there is {', '.join(map(repr, self._adapters))}" if self._adapters else "none is mounted"
         raise InvalidRequest(f"'adapter' names {name!r}, and {there}.", param="adapter")
 
@@ -104,10 +104,10 @@ class Adapters:
             self._put_in(before)
         if not is_sound:
             raise _unusable(folder, "with it, the model computes values that are no numbers")
-        adapter = _Adapter(_told(name, folder, config, layers), _digest(layers), layers)
+        adapter = _Adapter(_description(name, folder, config, layers), _digest(layers), layers)
         with self._lock:
             self._adapters[name] = adapter
-        return adapter.told
+        return adapter.description
 
     def _wrapped(self, folder: Path, before: Mapping[str, Any]) -> dict[str, Any]:
         """Return the wrappers of an adapter, which are in the network then."""
@@ -175,7 +175,7 @@ def _stacked(adapters: Sequence[_Adapter]) -> Mapping[str, Any]:
 
 def _around(wrapper: Any, inner: Any) -> Any:
     """Return a copy of a wrapper that stands around another wrapper."""
-    kinds = {type(one).__name__ for one in (wrapper, inner)}
+    kinds = {type(layer).__name__ for layer in (wrapper, inner)}
     if not kinds <= _STACKABLE:
         raise InvalidRequest(
             f"'adapter' stacks adapters that cannot be: their layers are {', '.join(sorted(kinds))}.",
@@ -210,7 +210,9 @@ def _read_config(folder: Path) -> Mapping[str, Json]:
     return config
 
 
-def _told(name: str, folder: Path, config: Mapping[str, Json], layers: Mapping[str, Any]) -> MountedAdapter:
+def _description(
+    name: str, folder: Path, config: Mapping[str, Json], layers: Mapping[str, Any]
+) -> MountedAdapter:
     parameters = cast("Mapping[str, Any]", config["lora_parameters"])
     return MountedAdapter(
         id=name,
@@ -240,8 +242,8 @@ def _digest(layers: Mapping[str, Any]) -> bytes:
         for name, values in _own_weights(wrapper)
     ]
     rules = sorted((path, type(wrapper).__name__, wrapper.scale) for path, wrapper in layers.items())
-    told = weights_digest(weights) + json.dumps(rules).encode()
-    return hashlib.blake2b(told, digest_size=16).digest()
+    content = weights_digest(weights) + json.dumps(rules).encode()
+    return hashlib.blake2b(content, digest_size=16).digest()
 
 
 def _unusable(folder: Path, reason: str) -> InvalidRequest:

@@ -61,7 +61,9 @@ class Device:
             lines = self.meminfo.read_text().splitlines()
         except OSError:
             return 0
-        sizes = {name: int(rest.split()[0]) * 1024 for name, _, rest in (one.partition(":") for one in lines)}
+        sizes = {
+            name: int(rest.split()[0]) * 1024 for name, _, rest in (line.partition(":") for line in lines)
+        }
         wanted = int(sizes.get("MemTotal", 0) * _FREE_SHARE)
         return max(wanted - sizes.get("MemAvailable", wanted), 0)
 

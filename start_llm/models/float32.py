@@ -84,12 +84,12 @@ def compute_in_float32(network: Any, most_bytes: int) -> Precision:
         network: its weights need not be in memory yet.
         most_bytes: they are not converted if they would take more.
     """
-    found = Precision(_stored(network), _float32_bytes(network))
-    if found.stored == "float32" or found.float32_bytes > most_bytes:
-        return found
+    precision = Precision(_stored(network), _float32_bytes(network))
+    if precision.stored == "float32" or precision.float32_bytes > most_bytes:
+        return precision
     convert(network)
     mx.clear_cache()
-    return Precision(found.stored, found.float32_bytes, is_converted=True)
+    return Precision(precision.stored, precision.float32_bytes, is_converted=True)
 
 
 def convert(network: Any, *, is_lazy: bool = False) -> None:
@@ -129,8 +129,8 @@ def _quantised_modules(network: Any) -> Iterator[tuple[str, Any, Any]]:
         if _QUANTISED in name and "scales" in module:
             plain = name.replace(_QUANTISED, "")
             beside = sys.modules[type(module).__module__]
-            if found := getattr(beside, plain, None) or getattr(nn, plain, None):
-                yield path, module, found
+            if plain_class := getattr(beside, plain, None) or getattr(nn, plain, None):
+                yield path, module, plain_class
 
 
 def _dequantised(module: Any, plain: Any, *, is_lazy: bool) -> Any:
@@ -149,9 +149,12 @@ def _weight(module: Any, rows: slice | None = None) -> mx.array:
     """
     packed = [module.weight, module.scales, module.get("biases")]
     if rows:
-        packed = [None if one is None else one.reshape(-1, one.shape[-1])[rows] for one in packed]
+        packed = [None if array is None else array.reshape(-1, array.shape[-1])[rows] for array in packed]
     weight, *scales = packed
-    scales = [one.astype(mx.float32) if one is not None and one.dtype in _NARROW else one for one in scales]
+    scales = [
+        array.astype(mx.float32) if array is not None and array.dtype in _NARROW else array
+        for array in scales
+    ]
     return mx.dequantize(
         weight,
         *scales,

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from start_llm.core.chat import Json
     from start_llm.models.loader import LoadedModel
 
-_SAID_OUTRIGHT = ("model_max_length", "max_sequence_length")
+_OUTRIGHT = ("model_max_length", "max_sequence_length")
 """They win: Command R states 8,192 positions beside its 131,072 tokens, Vicuna 16k 4,096 beside 16,384."""
 _POSITIONS = (
     *("max_position_embeddings", "n_positions", "n_ctx"),
@@ -65,7 +65,7 @@ def context_window(config: Mapping[str, Json]) -> int | None:
 
 
 def _stated(place: Mapping[str, Json]) -> int | None:
-    outright = list(_lengths(place, _SAID_OUTRIGHT))
+    outright = list(_lengths(place, _OUTRIGHT))
     return outright[0] if outright else min(_lengths(place, _POSITIONS), default=None)
 
 
@@ -82,8 +82,14 @@ def _stretched(place: Mapping[str, Json]) -> Iterator[int]:
         rotation = place.get(name)
         if not isinstance(rotation, dict):
             continue
-        for one in (rotation, *rotation.values()):
-            if isinstance(one, dict) and (one.get("rope_type") or one.get("type")) in _YARN:
-                original, factor = one.get("original_max_position_embeddings"), one.get("factor")
+        for parameters in (rotation, *rotation.values()):
+            if (
+                isinstance(parameters, dict)
+                and (parameters.get("rope_type") or parameters.get("type")) in _YARN
+            ):
+                original, factor = (
+                    parameters.get("original_max_position_embeddings"),
+                    parameters.get("factor"),
+                )
                 if isinstance(original, int) and isinstance(factor, int | float):
                     yield int(original * factor)

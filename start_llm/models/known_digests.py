@@ -34,12 +34,12 @@ def weight_files_of(folder: Path) -> WeightFiles:
     For each: name, size, times of modification and of change in nanoseconds, inode, a digest of some blocks.
     """
     try:
-        return [_told(path) for path in sorted(folder.iterdir()) if path.suffix in _SUFFIXES]
+        return [_fingerprint(path) for path in sorted(folder.iterdir()) if path.suffix in _SUFFIXES]
     except OSError:
         return []
 
 
-def _told(path: Path) -> list[Any]:
+def _fingerprint(path: Path) -> list[Any]:
     status = path.stat()
     times = status.st_mtime_ns, status.st_ctime_ns
     return [path.name, status.st_size, *times, status.st_ino, _sample(path, status.st_size)]
@@ -89,11 +89,13 @@ class KnownDigests:
 
     def _read(self) -> dict[str, Any]:
         try:
-            said = json.loads(self._path.read_bytes())
-            models = said["models"]
-            if said["format"] == _FORMAT and said["checksum"] == _checksum(models):
+            content = json.loads(self._path.read_bytes())
+            models = content["models"]
+            if content["format"] == _FORMAT and content["checksum"] == _checksum(models):
                 return models
-            problem = f"it is of format {said['format']}" if said["format"] != _FORMAT else "a wrong checksum"
+            problem = (
+                f"it is of format {content['format']}" if content["format"] != _FORMAT else "a wrong checksum"
+            )
         except FileNotFoundError:
             return {}
         except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:

@@ -39,11 +39,11 @@ def read_kv_config(folder: Path, layers: int) -> list[LayerBits]:
     Raises:
         ModelError: there is no such file, or it is wrong.
     """
-    found = sorted(_read(_json(folder / KV_CONFIG), layers))
-    for one, other in pairwise(found):
-        if one.layer == other.layer:
-            raise _wrong(f"layer {one.layer} is in it twice")
-    return found
+    entries = sorted(_read(_json(folder / KV_CONFIG), layers))
+    for entry, other in pairwise(entries):
+        if entry.layer == other.layer:
+            raise _wrong(f"layer {entry.layer} is in it twice")
+    return entries
 
 
 def _json(path: Path) -> object:

@@ -67,11 +67,11 @@ _LETTERS: Mapping[str, Kinds] = {"M": ("state",), "*": ("full",)}
 
 
 def _all_alike(text: Config, count: int) -> Sequence[Kinds] | None:
-    found: Mapping[str, Kinds] = {
+    by_type: Mapping[str, Kinds] = {
         **dict.fromkeys(("mamba", "falcon_mamba", "mamba2"), ("state",)),
         "falcon_h1": ("state", "full"),
     }
-    kinds = found.get(text["model_type"])
+    kinds = by_type.get(text["model_type"])
     return [kinds] * count if kinds else None
 
 
@@ -130,7 +130,7 @@ def _patterned(text: Config, count: int) -> Sequence[Kinds] | None:
 def _numbered(text: Config, _count: int) -> Sequence[Kinds] | None:
     """MiMo V2: 1 for a layer with a window."""
     numbers = text.get("hybrid_layer_pattern")
-    return [("window",) if one == 1 else ("full",) for one in numbers] if numbers else None
+    return [("window",) if number == 1 else ("full",) for number in numbers] if numbers else None
 
 
 def _plain(_text: Config, count: int) -> Sequence[Kinds]:

@@ -15,7 +15,7 @@ from start_llm.models import mlx_lm_utils
 from start_llm.models.float32 import AS_STORED, Precision, compute_in_float32
 from start_llm.models.image_processor import DEFAULT_MAX_TOKENS
 from start_llm.models.rank_group import RankGroup
-from start_llm.models.rust_panics import panics_told
+from start_llm.models.rust_panics import panics_as_errors
 from start_llm.models.tokenizer import Tokenizer
 from start_llm.models.vision import Blind, Vision, load_vision
 
@@ -66,7 +66,7 @@ def read(folder: Path) -> ReadModel:
     _require_model_folder(folder)
     try:
         config = cast("dict[str, Json]", mlx_lm_utils.load_config(folder))
-        with panics_told("The tokenizers library"):
+        with panics_as_errors("The tokenizers library"):
             wrapper = mlx_lm_utils.load_tokenizer(folder, eos_token_ids=config.get("eos_token_id"))
             tokenizer = _tokenizer(wrapper, folder)
     except Exception as error:
@@ -97,7 +97,7 @@ def load(
     """
     _require_model_folder(folder)
     try:
-        with panics_told("The tokenizers library"):
+        with panics_as_errors("The tokenizers library"):
             network, wrapper, config = cast(
                 "tuple[Any, Any, dict[str, Json]]",
                 mlx_lm_utils.load(str(folder), lazy=True, return_config=True),

@@ -123,7 +123,7 @@ def machine_named(name: str) -> Machine:
     Raises:
         KeyError: there is none of this name.
     """
-    return {one.name: one for one in MACHINES}[name]
+    return {machine.name: machine for machine in MACHINES}[name]
 
 
 def this_machine(device: Device, usable_bytes: int, float32_bytes: int = 0) -> Machine:
@@ -147,5 +147,5 @@ def this_machine(device: Device, usable_bytes: int, float32_bytes: int = 0) -> M
 
 def _nearest(chip: str, ram_gb: int) -> Machine | None:
     """Return the row of this chip whose memory is nearest."""
-    rows = [one for one in MACHINES if one.chip == chip]
-    return min(rows, key=lambda one: abs(one.ram_gb - ram_gb), default=None)
+    rows = [row for row in MACHINES if row.chip == chip]
+    return min(rows, key=lambda row: abs(row.ram_gb - ram_gb), default=None)

@@ -51,17 +51,17 @@ def pooling_in(folder: Path, config: Mapping[str, Json]) -> Pooling | None:
         ModelError: the model does something to its vectors that is not supported, or its tokens attend to
             later ones, which mlx_lm's networks cannot do.
     """
-    told = _read(folder / _CONFIG, dict)
+    pooling = _read(folder / _CONFIG, dict)
     is_named = _MARK in name_of(folder).lower()
-    _refuse_both_ways(folder, config, is_embedding=told is not None or is_named)
-    if told is None:
+    _refuse_both_ways(folder, config, is_embedding=pooling is not None or is_named)
+    if pooling is None:
         return Pooling("lasttoken", normalizes=True) if is_named else None
-    modes = [name for name, is_on in told.items() if name.startswith("pooling_mode_") and is_on is True]
+    modes = [name for name, is_on in pooling.items() if name.startswith("pooling_mode_") and is_on is True]
     if len(modes) != 1 or modes[0] not in _MODES:
         named = ", ".join(modes) or "none"
         raise ModelError(f"{folder / _CONFIG} asks for {named}; {' or '.join(_MODES)} alone is supported.")
     modules = _read(folder / "modules.json", list) or []
-    kinds = [str(one.get("type", "")).rpartition(".")[2] for one in modules if isinstance(one, dict)]
+    kinds = [str(module.get("type", "")).rpartition(".")[2] for module in modules if isinstance(module, dict)]
     if others := [kind for kind in kinds if kind not in ("Transformer", "Pooling", "Normalize")]:
         raise ModelError(f"{folder / 'modules.json'} has a module {others[0]}, which is not supported.")
     return Pooling(_MODES[modes[0]], normalizes="Normalize" in kinds)
@@ -69,12 +69,12 @@ def pooling_in(folder: Path, config: Mapping[str, Json]) -> Pooling | None:
 
 def _refuse_both_ways(folder: Path, config: Mapping[str, Json], *, is_embedding: bool) -> None:
     text_config = config.get("text_config")
-    said = {**config, **text_config} if isinstance(text_config, dict) else config
+    merged = {**config, **text_config} if isinstance(text_config, dict) else config
     reason = next(
-        (f"{key} is {said[key]}" for key, value in _BOTH_WAYS.items() if said.get(key) is value), ""
+        (f"{key} is {merged[key]}" for key, value in _BOTH_WAYS.items() if merged.get(key) is value), ""
     )
-    architectures = said.get("architectures")
-    is_unsaid = all(said.get(key) is None for key in _BOTH_WAYS)
+    architectures = merged.get("architectures")
+    is_unsaid = all(merged.get(key) is None for key in _BOTH_WAYS)
     if is_embedding and is_unsaid and architectures == [_BOTH_WAYS_BY_NAME]:
         reason = f"it is an embedding model of the architecture {_BOTH_WAYS_BY_NAME}"
     if reason:
@@ -86,11 +86,11 @@ def _refuse_both_ways(folder: Path, config: Mapping[str, Json], *, is_embedding:
 
 def _read(path: Path, kind: type) -> Any:
     try:
-        told = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
     except (OSError, ValueError, RecursionError) as error:
         raise ModelError(f"{path} cannot be read: {error}.") from error
-    if not isinstance(told, kind):
+    if not isinstance(content, kind):
         raise ModelError(f"{path} has something else than sentence-transformers writes there.")
-    return told
+    return content

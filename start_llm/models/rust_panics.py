@@ -13,7 +13,7 @@ _MODULE = "pyo3_runtime"
 
 
 @contextmanager
-def panics_told(library: str) -> Generator[None]:
+def panics_as_errors(library: str) -> Generator[None]:
     """Run a block that calls this library.
 
     Raises:

@@ -65,8 +65,8 @@ def token_lengths(backend: Any, pieces: Collection[bytes], *, absorbs_space: boo
     """
     if backend is None or not _OF_UTF_8.issubset(pieces):
         return TokenLengths(None)
-    normalizers = _steps(_told(backend.normalizer), "normalizers")
-    pre_tokenizers = _steps(_told(backend.pre_tokenizer), "pretokenizers")
+    normalizers = _steps(_as_json(backend.normalizer), "normalizers")
+    pre_tokenizers = _steps(_as_json(backend.pre_tokenizer), "pretokenizers")
     factors = [*map(_normalizing, normalizers), *map(_cutting, pre_tokenizers)]
     if not _spells_in_bytes(backend.model, [*normalizers, *pre_tokenizers]) or None in factors:
         return TokenLengths(None)
@@ -78,7 +78,7 @@ def _bytes(text: str) -> int:
     return len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
 
 
-def _told(step: Any) -> Mapping[str, Any] | None:
+def _as_json(step: Any) -> Mapping[str, Any] | None:
     """Return a step of a tokenizer as tokenizer.json has it."""
     return None if step is None else json.loads(step.__getstate__())
 
@@ -88,14 +88,14 @@ def _steps(step: Mapping[str, Any] | None, inner: str) -> list[Mapping[str, Any]
     if step is None:
         return []
     if step["type"] == "Sequence":
-        return [each for one in step[inner] for each in _steps(one, inner)]
+        return [each for part in step[inner] for each in _steps(part, inner)]
     return [step]
 
 
 def _spells_in_bytes(model: Any, steps: Iterable[Mapping[str, Any]]) -> bool:
     """Return whether what has no token of its own is spelled in bytes."""
     kind = type(model).__name__
-    is_byte_level = kind == "BPE" and any(one["type"] == "ByteLevel" for one in steps)
+    is_byte_level = kind == "BPE" and any(step["type"] == "ByteLevel" for step in steps)
     return is_byte_level or (kind in ("BPE", "Unigram") and bool(getattr(model, "byte_fallback", False)))
 
 

@@ -14,7 +14,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerFast
 
 from start_llm.core.errors import InternalError
-from start_llm.models.rust_panics import panics_told
+from start_llm.models.rust_panics import panics_as_errors
 
 
 def _byte_alphabet() -> dict[str, int]:
@@ -181,7 +181,7 @@ def _runs(
 def _encoded(wrapper: Any, text: str) -> list[int]:
     """Return the ids of a text; none if the library fails on it, which says nothing of other texts."""
     try:
-        with panics_told("The tokenizers library"):
+        with panics_as_errors("The tokenizers library"):
             return list(wrapper.encode(text, add_special_tokens=False))
     except InternalError:
         return []

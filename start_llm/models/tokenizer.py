@@ -12,7 +12,7 @@ from start_llm.core.allocator import give_back_free_memory
 from start_llm.core.chat import Json
 from start_llm.core.client_presence import check_client, held_in_turn
 from start_llm.models import chat_template
-from start_llm.models.rust_panics import panics_told
+from start_llm.models.rust_panics import panics_as_errors
 from start_llm.models.token_lengths import token_lengths
 from start_llm.models.token_table import token_table
 
@@ -124,7 +124,7 @@ class Tokenizer:
         Raises:
             InternalError: the tokenizers library has panicked.
         """
-        with panics_told("The tokenizer of this model"):
+        with panics_as_errors("The tokenizer of this model"):
             return self._ids(text, as_document=as_document)
 
     def encode_continuation(self, text: str) -> list[int]:

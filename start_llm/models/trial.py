@@ -111,8 +111,8 @@ def _memory(process: int) -> int:
     if sys.platform != "darwin":
         return 0
     command = ("ps", "-o", "rss=", "-p", str(process))
-    told = subprocess.run(command, check=False, capture_output=True, text=True, timeout=_LONGEST_S)
-    return 1024 * int(told.stdout.strip() or 0)
+    result = subprocess.run(command, check=False, capture_output=True, text=True, timeout=_LONGEST_S)
+    return 1024 * int(result.stdout.strip() or 0)
 
 
 def check_counts(folder: Path, config: Mapping[str, Any]) -> None:
@@ -121,8 +121,8 @@ def check_counts(folder: Path, config: Mapping[str, Any]) -> None:
     Raises:
         ModelError: the weights cannot be those of such a network.
     """
-    tensors = [one for path in weight_files(folder) for one in header(path)]
-    longest = max((size for one in tensors for size in one.shape), default=0)
+    tensors = [tensor for path in weight_files(folder) for tensor in header(path)]
+    longest = max((size for tensor in tensors for size in tensor.shape), default=0)
     for name, value in _numbers(config):
         if _COUNT.fullmatch(name) and value > len(tensors):
             raise ModelError(

@@ -149,13 +149,13 @@ def _lent(caches: Sequence[Any], *, as_block: bool) -> list[Any]:
 
     lent: list[Any] = []
     for cache in caches:
-        one = cache
+        shared = cache
         if type(cache).__name__ == "ArraysCache":
-            one = ArraysCache(len(cache.cache))
-            one.cache = list(cache.cache)
+            shared = ArraysCache(len(cache.cache))
+            shared.cache = list(cache.cache)
         elif as_block:
-            one = BlockMaskCache(cache)
-        lent.append(one)
+            shared = BlockMaskCache(cache)
+        lent.append(shared)
     return lent
 
 
@@ -220,11 +220,11 @@ def _foreign_code(folder: Path) -> str | None:
     for pattern in _READ_BY_PROCESSORS:
         for path in sorted(folder.glob(pattern)):
             try:
-                found = _FOREIGN_CODE.intersection(_keys(json.loads(path.read_text(encoding="utf-8"))))
+                keys = _FOREIGN_CODE.intersection(_keys(json.loads(path.read_text(encoding="utf-8"))))
             except (OSError, ValueError, RecursionError):
                 continue  # who reads it says so
-            if found:
-                return f"{min(found)} in {path.name}"
+            if keys:
+                return f"{min(keys)} in {path.name}"
     return None
 
 

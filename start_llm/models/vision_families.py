@@ -200,11 +200,11 @@ def _marks(processor: Any, placeholder: str, run: tuple[int, ...]) -> ImageMarks
     start = len(ids) - len(list(dropwhile(lambda token: token != run[0], ids)))
     if tuple(ids[start : start + len(run)]) != run:
         raise ValueError(f"its processor writes {len(ids)} tokens for {placeholder!r}, and not the image's")
-    told = [_told(processor.tokenizer, part) for part in (ids[:start], ids[start + len(run) :])]
-    return ImageMarks(placeholder, *told)
+    sides = [_decoded(processor.tokenizer, part) for part in (ids[:start], ids[start + len(run) :])]
+    return ImageMarks(placeholder, *sides)
 
 
-def _told(tokenizer: Any, ids: list[int]) -> str:
+def _decoded(tokenizer: Any, ids: list[int]) -> str:
     return str(tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
 
@@ -213,5 +213,5 @@ def _settings(processor: Any) -> str:
     names = ("patch_size", "spatial_merge_size", "image_seq_length")
     own = {name: getattr(processor, name, None) for name in names}
     image_processor = processor.image_processor
-    told = {"processor": own, "class": type(image_processor).__name__, "image": vars(image_processor)}
-    return json.dumps(told, sort_keys=True, default=str)
+    settings = {"processor": own, "class": type(image_processor).__name__, "image": vars(image_processor)}
+    return json.dumps(settings, sort_keys=True, default=str)

@@ -99,9 +99,9 @@ def header(path: Path) -> Iterator[Tensor]:
         raise ModelError(f"The header of {path} cannot be read: {error}.") from error
     if not isinstance(content, dict):
         raise ModelError(f"The header of {path} is no JSON object.")
-    for name, said in content.items():
+    for name, entry in content.items():
         if name != "__metadata__":
-            yield _tensor(path, name, said)
+            yield _tensor(path, name, entry)
 
 
 def check_whole(path: Path) -> None:
@@ -118,10 +118,10 @@ def check_whole(path: Path) -> None:
         raise ModelError(f"{path} is not whole: {missing:,} bytes are missing, by its header.")
 
 
-def _tensor(path: Path, name: str, said: Any) -> Tensor:
+def _tensor(path: Path, name: str, entry: Any) -> Tensor:
     try:
-        begin, end = said["data_offsets"]
-        tensor = Tensor(name, tuple(said["shape"]), int(end) - int(begin), str(said.get("dtype")))
+        begin, end = entry["data_offsets"]
+        tensor = Tensor(name, tuple(entry["shape"]), int(end) - int(begin), str(entry.get("dtype")))
         bits = _BITS.get(tensor.dtype)
         is_sound = all(type(size) is int and size >= 0 for size in tensor.shape)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -167,7 +167,7 @@ def weights_in(folder: Path, config: Mapping[str, Any]) -> WeightBytes:
     """
     if missing := missing_files(folder):
         raise ModelError(f"{folder} is not complete: it lacks {', '.join(missing[:3])}.")
-    tensors = [one for path in weight_files(folder) for one in header(path)]
+    tensors = [tensor for path in weight_files(folder) for tensor in header(path)]
     return _with_float32(_sum(tensors, config), _sum(_in_float32(tensors, config), config))
 
 
@@ -180,14 +180,14 @@ def _in_float32(tensors: Sequence[Tensor], config: Mapping[str, Any]) -> Iterato
 
     Quantised ones are words that stand beside their scales, and those go.
     """
-    scaled = {one.name.removesuffix("scales") for one in tensors if one.name.endswith("scales")}
-    for one in tensors:
-        part = _PACKED.fullmatch(one.name)
+    scaled = {tensor.name.removesuffix("scales") for tensor in tensors if tensor.name.endswith("scales")}
+    for tensor in tensors:
+        part = _PACKED.fullmatch(tensor.name)
         if part is None or part[1] not in scaled:
-            yield _as_float32(one)
+            yield _as_float32(tensor)
         elif part[2] in _PACKED_WEIGHTS:
-            nbytes = one.nbytes * _FLOAT32_BITS // _bits_of(part[1].rstrip("._"), config)
-            yield replace(one, nbytes=nbytes, dtype="F32")
+            nbytes = tensor.nbytes * _FLOAT32_BITS // _bits_of(part[1].rstrip("._"), config)
+            yield replace(tensor, nbytes=nbytes, dtype="F32")
 
 
 def _as_float32(tensor: Tensor) -> Tensor:
@@ -198,9 +198,9 @@ def _as_float32(tensor: Tensor) -> Tensor:
 
 def _bits_of(layer: str, config: Mapping[str, Any]) -> int:
     """Return the bits of the weights of a quantised layer, of which config.json may name some one by one."""
-    said = quantization(config)
-    own = said.get(layer)
-    bits = (own if isinstance(own, dict) else said).get("bits")
+    scheme = quantization(config)
+    own = scheme.get(layer)
+    bits = (own if isinstance(own, dict) else scheme).get("bits")
     return bits if isinstance(bits, int) and bits > 0 else _USUAL_BITS
 
 
@@ -209,18 +209,18 @@ def _sum(tensors: Iterable[Tensor], config: Mapping[str, Any]) -> WeightBytes:
     tied, loads_tower = is_tied(config), sees(config)
     total = experts = embeddings = tower = 0
     numbers = Counter[str]()
-    for one in tensors:
-        if _TOWER.search(one.name):
-            tower += one.nbytes if loads_tower else 0
+    for tensor in tensors:
+        if _TOWER.search(tensor.name):
+            tower += tensor.nbytes if loads_tower else 0
             continue
-        if _is_dropped(one.name, layers) or (tied and "lm_head." in one.name):
+        if _is_dropped(tensor.name, layers) or (tied and "lm_head." in tensor.name):
             continue
-        total += one.nbytes
-        numbers[one.dtype] += prod(one.shape)
-        if _EXPERT.search(one.name) and not _SHARED_EXPERT.search(one.name):
-            experts += one.nbytes
-        if _EMBEDDING.search(one.name) and not tied:
-            embeddings += one.nbytes
+        total += tensor.nbytes
+        numbers[tensor.dtype] += prod(tensor.shape)
+        if _EXPERT.search(tensor.name) and not _SHARED_EXPERT.search(tensor.name):
+            experts += tensor.nbytes
+        if _EMBEDDING.search(tensor.name) and not tied:
+            embeddings += tensor.nbytes
     return WeightBytes(total + tower, experts, embeddings, tower, number_bytes_of(numbers))
 
 
@@ -265,19 +265,19 @@ def is_quantised(config: Mapping[str, Any]) -> bool:
 
 def quantization(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return how the weights are quantised; empty if they are not."""
-    said = config.get("quantization") or config.get("quantization_config")
-    return said if isinstance(said, dict) else {}
+    scheme = config.get("quantization") or config.get("quantization_config")
+    return scheme if isinstance(scheme, dict) else {}
 
 
 def bits_per_weight(config: Mapping[str, Any]) -> float:
     """Return the bits of one weight, with its share of scales and biases: 4.5 for 4 bits in groups of 64."""
-    said = quantization(config)
-    if not isinstance(said.get("bits"), int):
+    scheme = quantization(config)
+    if not isinstance(scheme.get("bits"), int):
         return 8.0 * number_bytes(text_config(config))
-    group = int(said.get("group_size") or 64)
+    group = int(scheme.get("group_size") or 64)
     scale_and_bias = 2 * 8 * number_bytes(text_config(config))
-    extra = scale_and_bias if str(said.get("mode", "affine")) == "affine" else 8
-    return said["bits"] + extra / group
+    extra = scale_and_bias if str(scheme.get("mode", "affine")) == "affine" else 8
+    return scheme["bits"] + extra / group
 
 
 def in_float32(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -328,7 +328,7 @@ def _expert_layers(text: Mapping[str, Any]) -> int:
     """Return the number of layers with experts."""
     layers, every = layer_count(text), text.get("decoder_sparse_step") or text.get("moe_layer_freq") or 1
     if isinstance(every, list):
-        return sum(1 for one in every if one)
+        return sum(1 for has_experts in every if has_experts)
     every = text.get("interleave_moe_layer_step") or every
     dense: set[int] = set(text.get("mlp_only_layers") or ())
     first = int(text.get("first_k_dense_replace") or 0)

@@ -41,15 +41,17 @@ def model(tiny_model: TinyModel) -> Path:
 
 def examined(model: Path, extent: Extent = FEW, **settings: Any) -> list[Finding]:
     """What is found, without ports that others may hold."""
-    found = Findings(show=lambda _: None)
+    findings = Findings(show=lambda _: None)
     ports: dict[str, Any] = {"server_port": 0, "proxy_is_on": False}
     with tried_once(), ExitStack() as patches:
         if extent is FEW:
             patches.enter_context(patch("start_llm.doctor.examination._ROUNDING_WORDS", (120,)))
             patches.enter_context(patch("start_llm.doctor.measures._DECODE_RUNS", 1))
             patches.enter_context(patch("start_llm.doctor.measures._DECODED_TOKENS", 8))
-        examine(settings_of(**ports, state_root=os.environ["STATE_ROOT"], **settings), model, found, extent)
-    return found.found
+        examine(
+            settings_of(**ports, state_root=os.environ["STATE_ROOT"], **settings), model, findings, extent
+        )
+    return findings.entries
 
 
 def verdicts(found: list[Finding]) -> Counter[tuple[str, str]]:

@@ -4,7 +4,7 @@ import pytest
 from tokenizers import decoders
 
 from start_llm.core.errors import InternalError
-from start_llm.models.rust_panics import panics_told
+from start_llm.models.rust_panics import panics_as_errors
 
 
 def panic() -> None:
@@ -12,11 +12,14 @@ def panic() -> None:
 
 
 def test_a_panic_is_told_as_an_error_of_the_request():
-    with pytest.raises(InternalError, match=r"The decoder has failed: .*slice"), panics_told("The decoder"):
+    with (
+        pytest.raises(InternalError, match=r"The decoder has failed: .*slice"),
+        panics_as_errors("The decoder"),
+    ):
         panic()
 
 
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit, GeneratorExit, ValueError])
 def test_whatever_else_is_raised_goes_on(kind: type[BaseException]):
-    with pytest.raises(kind), panics_told("The decoder"):
+    with pytest.raises(kind), panics_as_errors("The decoder"):
         raise kind
