@@ -14,8 +14,8 @@ BANNED = frozenset("bell found hurt looked said seat told twin".split())
 """Also `one` as a whole name, which says nothing of what is gone through."""
 READ = tuple(
     """
-    access audit cache commands config core doctor formats hosting images output prompt proxy server storage telemetry
-    transcripts wiring
+    access audit cache commands config core doctor formats hosting images output prompt proxy server storage
+    telemetry transcripts wiring
     """.split()
 )
 """The folders whose names have been read with this in mind; the others follow."""

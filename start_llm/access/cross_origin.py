@@ -46,15 +46,15 @@ class AllowedOrigins:
     def preflight(self, headers: Mapping[str, str]) -> dict[str, str]:
         """Return the headers of the reply to a preflight request, besides those of `headers`."""
         wanted = headers.get(_REQUESTED_HEADERS, "")
-        headers = {
+        reply = {
             "Access-Control-Allow-Methods": "GET, HEAD, POST, DELETE",
             "Access-Control-Max-Age": str(_KEPT_S),
         }
         if _HEADER_NAMES.fullmatch(wanted):
-            headers["Access-Control-Allow-Headers"] = wanted
+            reply["Access-Control-Allow-Headers"] = wanted
         if headers.get("access-control-request-private-network") == "true":
-            headers["Access-Control-Allow-Private-Network"] = "true"
-        return headers
+            reply["Access-Control-Allow-Private-Network"] = "true"
+        return reply
 
 
 NO_ORIGINS = AllowedOrigins()
