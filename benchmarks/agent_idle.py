@@ -139,7 +139,7 @@ def idle(
         agents: conversations at the same time
         turns: of each
     """
-    table("family", "part", "idle work", "requests", "new", "computed", "new / computed", "in all", "used")
+    table("family | part | idle work | requests | new | computed | new / computed | in all | used")
     for name in family:
         built = tiny_models.build(FAMILIES[name], folder / name, hidden=64, layers=4)
         shown: dict[tuple[str, str], Demand] = {}
@@ -196,7 +196,7 @@ def receipts(
     Args:
         requests: of each family
     """
-    table("family", "requests", *SOURCES, "read_ahead", "counted by /stats", "seconds")
+    table(f"family | requests | {' | '.join(SOURCES)} | read_ahead | counted by /stats | seconds")
     for name in family:
         built = tiny_models.build(FAMILIES[name], folder / name, hidden=64, layers=2)
         with serving(built, thinking=False, batch=4) as server:

@@ -51,7 +51,7 @@ def ranks(folder: Path, *, kills: int = 50) -> Iterable[str]:
         yield f"{left} still run"
     if not is_free(port):
         yield f"port {port} is still open"
-    table("kills", "both have ended, median", "at most")
+    table("kills | both have ended, median | at most")
     row(kills, f"{median(seconds):.2f} s", f"{max(seconds):.2f} s")
 
 

@@ -222,7 +222,7 @@ class PageStore:
             if tail:
                 page = self.tree.insert(seq_cache.end_page, tail, run, seq_cache.last_used)
                 page.uses = 0 if seq_cache.is_given_up else page.uses
-                kept = (one.until for one in seq_cache.kept if page.start < one.tokens <= page.end)
+                kept = (place.until for place in seq_cache.kept if page.start < place.tokens <= page.end)
                 page.kept_until = max(page.kept_until, *kept, 0)
         seq_cache.set_caches([])
 

@@ -170,7 +170,7 @@ class PromptCache:
             ids: its prompt.
         """
         now = self._clock()
-        return self._with_kept(opened, ids, [KeptUntil(one.tokens, now + one.seconds) for one in kept])
+        return self._with_kept(opened, ids, [KeptUntil(place.tokens, now + place.seconds) for place in kept])
 
     def _with_kept(
         self, opened: OpenedSequence, ids: tuple[int, ...], kept: Sequence[KeptUntil]
@@ -180,7 +180,9 @@ class PromptCache:
         seq_cache.note_kept()
         if not (kept and self.supports_reuse and self._layers.has_state):
             return opened
-        ends = {in_front_of_image(ids, one.tokens) for one in kept if one.tokens < seq_cache.prompt_length}
+        ends = {
+            in_front_of_image(ids, place.tokens) for place in kept if place.tokens < seq_cache.prompt_length
+        }
         more = {end for end in ends if end > len(seq_cache.tokens)}
         positions = tuple(sorted({*opened.checkpoint_positions, *more}))
         return replace(opened, checkpoint_positions=positions)

@@ -122,7 +122,7 @@ def _hosts_in(path: Path) -> list[dict[str, Any]]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         hosts = content["hosts"] if isinstance(content, dict) else content
-        return [{**one, "ssh": str(one["ssh"]), "ips": list(one["ips"])} for one in hosts]
+        return [{**host, "ssh": str(host["ssh"]), "ips": list(host["ips"])} for host in hosts]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise SettingsError(f"--hosts {path}: this is no file of hosts ({error}).") from error
 
@@ -216,7 +216,7 @@ class _Supervisor:
         for line in process.stderr or ():
             text = line.decode(errors="replace")
             sys.stderr.write(text)
-            statuses += [int(one) for one in _EXITED.findall(text)]
+            statuses += [int(status) for status in _EXITED.findall(text)]
         process.wait()
         if not statuses:
             return 0

@@ -18,7 +18,7 @@ class MarkedPlace(NamedTuple):
 
 def marked_places(messages: Sequence[Message]) -> list[MarkedPlace]:
     """Return the last places of a request that are marked, in its order."""
-    marked = [MarkedPlace(at, place) for at, one in enumerate(messages) for place in one.kept]
+    marked = [MarkedPlace(at, place) for at, message in enumerate(messages) for place in message.kept]
     return marked[-MOST_KEPT:]
 
 

@@ -159,7 +159,7 @@ class Preparer:
             shown: the request's messages as the template got them.
             prompt: what the text gives.
         """
-        ends = {one.message: one.tokens for one in prompt.boundaries}
+        ends = {boundary.message: boundary.tokens for boundary in prompt.boundaries}
         runs = self._images.runs(request.images)
 
         def tokens_before(message: int, place: KeptPlace) -> int:
@@ -180,7 +180,7 @@ class Preparer:
         self, text: RenderedText, offset: int, runs: Mapping[bytes, ImageRun], ids: Sequence[int]
     ) -> int:
         """Return how many of a text's tokens do not depend on what follows its first `offset` characters."""
-        cuts = [one.offset for one in text.places if one.offset <= offset]
+        cuts = [place.offset for place in text.places if place.offset <= offset]
         alone = self._encoded(text.whole[:offset], cuts, runs).ids
         return sum(1 for _ in takewhile(_are_equal, zip(alone, ids, strict=False)))
 

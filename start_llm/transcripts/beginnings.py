@@ -33,8 +33,8 @@ class Beginning:
     @property
     def key(self) -> bytes:
         """A digest of whose it is and of its tokens."""
-        said = b"".join((len(self.tenant).to_bytes(4, "little"), self.tenant, self.ids.tobytes()))
-        return hashlib.blake2b(said, digest_size=_KEY_BYTES).digest()
+        content = b"".join((len(self.tenant).to_bytes(4, "little"), self.tenant, self.ids.tobytes()))
+        return hashlib.blake2b(content, digest_size=_KEY_BYTES).digest()
 
     def encode(self) -> bytes:
         """Return the value of a row: length of the JSON, the JSON, the tokens in this machine's order."""

@@ -99,7 +99,7 @@ class Turn:
         self.repeated_tokens = repeated_tokens
         self.prefix_match = prefix_match
         self.note = range(bound.before_note, bound.before_note + bound.note_tokens)
-        self.kept = tuple(one._replace(tokens=self._position(one.tokens)) for one in prompt.kept)
+        self.kept = tuple(place._replace(tokens=self._position(place.tokens)) for place in prompt.kept)
 
     @classmethod
     def begin(cls, transcripts: Transcripts, prompt: Prompt, window: int) -> Turn:
@@ -139,9 +139,9 @@ class Turn:
         It is 0 if recorded tokens stand there, and are others.
         """
         fresh_ids, ids = self._request.tokens.ids, self.tokens.ids
-        ends = {one.message: one.tokens for one in self.boundaries}
-        common = (one for one in reversed(self._request.boundaries) if one.message in ends)
-        before = next((one for one in common if one.tokens <= tokens), None)
+        ends = {boundary.message: boundary.tokens for boundary in self.boundaries}
+        common = (boundary for boundary in reversed(self._request.boundaries) if boundary.message in ends)
+        before = next((boundary for boundary in common if boundary.tokens <= tokens), None)
         known, start = (before.tokens, ends[before.message]) if before else (0, 0)
         end = start + tokens - known
         return end if ids[start:end] == fresh_ids[known:tokens] else 0

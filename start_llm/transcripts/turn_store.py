@@ -147,11 +147,13 @@ class TranscriptStore:
         """
         with self._lock:
             oldest = self.clock() - within_s
-            recent = (one for one in self._leaves() if one.last_used >= oldest)
+            recent = (variant for variant in self._leaves() if variant.last_used >= oldest)
             ends: dict[str, Variant] = {}
-            for one in sorted(recent, key=lambda one: (one.depth, one.last_used)):
-                ends[one.session] = one
-            return heapq.nlargest(count, ends.values(), key=lambda one: (one.depth, one.last_used))
+            for variant in sorted(recent, key=lambda variant: (variant.depth, variant.last_used)):
+                ends[variant.session] = variant
+            return heapq.nlargest(
+                count, ends.values(), key=lambda variant: (variant.depth, variant.last_used)
+            )
 
     def use(self, variant: Variant) -> None:
         """Mark a variant and its ancestors as used now."""
