@@ -180,8 +180,11 @@ def refuse_unknown(arguments: list[str]) -> None:
 
 def server_flags() -> list[str]:
     """Return the options of the server, read from its source, which this Python may not be able to run."""
-    text = (ROOT / "start_llm" / "config" / "flags.py").read_text(encoding="utf-8")
-    return re.findall(r'"(--[a-z][a-z-]*)"', text)
+    settings, launch = (
+        (ROOT / "start_llm" / path).read_text(encoding="utf-8")
+        for path in ("config/flags.py", "commands/rank_launch.py")
+    )
+    return re.findall(r'"(--[a-z][a-z-]*)"', settings) + re.findall(r'add_argument\(\s*"(--[a-z-]+)"', launch)
 
 
 def absolute_if_it_exists(model: str) -> str:

@@ -39,6 +39,8 @@ _LEAD = 1e4
 _LOOKED_UP = 2000
 """Tokens of which each is looked up."""
 _TENANT = b"tenant"
+_SHAPES = ("edit", "edit behind line numbers", "whole file", "new file", "prose")
+"""Of recorded replies."""
 COSTS = (1.0, 1.1, 1.2, 1.5, 2.0)
 _SHORTEST = 21
 """Tokens of a reply that is replayed."""
@@ -353,6 +355,7 @@ def wall(
     _: Path,
     *,
     kind: Annotated[str, real_model.KINDS] = "float32",
+    replies: Annotated[Sequence[str], _SHAPES] = _SHAPES,
     commits: int = 40,
     most: int = 6,
     tokens: int = 300,
@@ -362,8 +365,9 @@ def wall(
 
     Args:
         kind: of the weights.
+        replies: their shapes.
         commits: of this repository.
-        most: replies of each kind.
+        most: replies of each shape.
         tokens: of a reply, at most; prompts have up to ten times as many.
         rounds: of each reply, drafted and not.
     """
@@ -377,35 +381,40 @@ def wall(
     network = Recorded(model.network)
     resources = uncached_resources(network, model.tokenizer.token_bytes, frozenset(), 1, batches=False)
     table(" | replies | passes a token | seconds, drafted / not | rejected, of the time | drafts | accepted")
-    for name, replies in _short_sessions(model, commits, most, tokens).items():
+    shares: list[float] = []
+    for name, recorded in _short_sessions(model, replies, commits, most, tokens).items():
         gain = DraftGain(PassTimes({one: times.seconds(one) for one in PASSES}))
         plain, drafting = Stepper(resources), Stepper(resources, gain=gain)
         pairs = [
             (timed(plain, network, reply), timed(drafting, network, reply))
-            for reply in replies
+            for reply in recorded
             for _ in range(rounds)
         ]
+        shares += [drafted.seconds / without.seconds for without, drafted in pairs]
         if any(without.tokens != drafted.tokens for without, drafted in pairs):
             yield f"a reply of kind {name} is another one when it is drafted"
         passes, spent = (sum(getattr(drafted, one) for _, drafted in pairs) for one in ("passes", "seconds"))
         counts = gain.metrics
         row(
             name,
-            len(replies),
+            len(recorded),
             f"{passes / sum(len(drafted.tokens) for _, drafted in pairs):.3f}",
-            f"{median(drafted.seconds / without.seconds for without, drafted in pairs):.3f}",
+            f"{median(shares[-len(pairs) :]):.3f}",
             f"{counts.rejected_s / spent:.3f}",
             counts.drafts,
             f"{counts.accepted_tokens / max(counts.drafted_tokens, 1):.2f}",
         )
+    row("all", len(shares) // rounds, "", f"{median(shares):.3f}", "", "", "")
 
 
-def _short_sessions(model: LoadedModel, commits: int, most: int, tokens: int) -> dict[str, list[Encoded]]:
-    """Return sessions by their kind, where the prompt is not too long for a slow machine."""
-    chosen: dict[str, list[Encoded]] = {}
+def _short_sessions(
+    model: LoadedModel, shapes: Sequence[str], commits: int, most: int, tokens: int
+) -> dict[str, list[Encoded]]:
+    """Return sessions by their shape, where the prompt is not too long for a slow machine."""
+    chosen: dict[str, list[Encoded]] = {shape: [] for shape in shapes}
     for session in sessions(commits):
-        some = chosen.setdefault(session.kind, [])
-        if len(some) == most:
+        some = chosen.get(session.kind)
+        if some is None or len(some) == most:
             continue
         recorded = encoded(session, model)
         if len(recorded.reply) >= _FEWEST and len(recorded.prompt) <= 10 * tokens:

@@ -26,6 +26,8 @@ _WORD_BYTES = 32
 _RANK_BYTES = 2
 _GREETING_S = 5.0
 """Seconds for which whoever connects may take to prove that it knows the secret."""
+_TURN_S = 60.0
+"""Seconds for which a follower waits for rank 0, which greets whoever connects one after the other."""
 _SILENCE_S = 5
 """Seconds without a sign of life after which a connection is given up: a machine may lose its power."""
 _PROBES = 3
@@ -207,7 +209,7 @@ def meet(address: str, place: MeetingPlace, rank: int) -> Link:
     """
     number, back = rank.to_bytes(_RANK_BYTES, "little"), os.urandom(_WORD_BYTES)
     try:
-        connection = socket.create_connection((address, place.port), timeout=_GREETING_S)
+        connection = socket.create_connection((address, place.port), timeout=_TURN_S)
         asked = _read(connection, _WORD_BYTES)
         connection.sendall(number + _proof(place.secret, b"follower", asked, number) + back)
         proof = _read(connection, _WORD_BYTES)

@@ -44,15 +44,8 @@ AT_FIRST = {"opencode": 2}
 RULES, FEW, NOTICED_S = 1500, 500, 12
 MAX_REQUESTS = 8
 ROOT = Path(__file__).resolve().parents[2]
-GIVE_UP = {
-    ("claude", 8080),
-    ("pi", 8080),
-    ("codex", 8080),
-    ("codex", 4000),
-    ("opencode", 8080),
-}
-"""Clients that give up within five minutes without a sign of life of the server. LiteLLM has its own, a
-comment, which all but Codex count."""
+GIVE_UP = {(client, port) for client in ("claude", "pi", "codex", "opencode") for port in (8080, 4000)}
+"""Clients that give up within five minutes without a sign of life of the server."""
 
 
 @pytest.fixture(scope="module")

@@ -133,7 +133,7 @@ def steady_work(monkeypatch: pytest.MonkeyPatch) -> None:
     cost = PrefillMemoryCost(token_bytes=12_000)
     monkeypatch.setattr(
         "start_llm.hosting.model_loading.measure_work",
-        lambda network, layers, **how: replace(measure_work(network, layers, **how), cost=cost),
+        lambda *given, **how: replace(measure_work(*given, **how), cost=cost),
     )
 
 

@@ -64,7 +64,7 @@ class Sandbox:
         sections |= {"dev": "beta==2", "uv": "uv==0.13.9"}
         hashed = (f"# [{name}]\n{package} \\\n    --hash=sha256:00\n" for name, package in sections.items())
         (self.root / "hashes.txt").write_text("".join(hashed))
-        for source in ("__init__.py", "config/flags.py", "core/openblas.py"):
+        for source in ("__init__.py", "commands/rank_launch.py", "config/flags.py", "core/openblas.py"):
             place = self.root / "start_llm" / source
             place.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(REPOSITORY / "start_llm" / source, place)

@@ -78,10 +78,9 @@ def test_who_comes_twice_is_no_follower():
 
 
 def test_a_stranger_that_says_nothing_or_leaves_keeps_nobody_out(monkeypatch):
-    monkeypatch.setattr("start_llm.ranks.links._GREETING_S", 0.1)
+    monkeypatch.setattr("start_llm.ranks.links._GREETING_S", 0.5)
     with meeting() as (place, waited), stranger(place):
         stranger(place).close()
-        monkeypatch.setattr("start_llm.ranks.links._GREETING_S", 5.0)
         meet(HERE, place, 1)
         assert len(waited.result()) == 1
 
