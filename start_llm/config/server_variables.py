@@ -198,8 +198,8 @@ class ProxySettings:
     is_on: bool = variable("PROXY", BOOLEAN, True, "Run the LiteLLM proxy; off is what --no-proxy says.")
     port: int = variable("PROXY_PORT", integer(1, 65535), 4000, "Port of the proxy.")
     model_id: str | None = variable("PROXY_MODEL_ID", TEXT, None,
-        "Model name that the proxy lists; any other name reaches the same model. Unset: openai/ and the name "
-        "of the model.")
+        "Name of the first model in LiteLLM's configuration; any other name reaches it too, and /v1/models "
+        "is the server's own list. Unset: openai/ and the name of the model.")
     wait_s: float = variable("PROXY_STARTUP_WAIT_SECONDS", SECONDS, 60.0,
         "Time after which a proxy that does not answer yet is reported. The first server slept 2 s blindly; "
         "LiteLLM needs 5 to 30 s.")

@@ -58,8 +58,8 @@ def together_lines(shape: ModelShape, machine: Machine) -> Iterator[str]:
         if part is None:
             yield f"{ranks} machines cannot divide it"
             continue
-        found = report(part, machine)
+        fit = report(part, machine)
         yield (
-            f"{ranks} machines like it: {found.verdict}; each has {gib(found.weights_bytes)} of weights"
-            f" and {gib(found.kv_bytes)} of cache for {found.typical_context_tokens:,} tokens"
+            f"{ranks} machines like it: {fit.verdict}; each has {gib(fit.weights_bytes)} of weights"
+            f" and {gib(fit.kv_bytes)} of cache for {fit.typical_context_tokens:,} tokens"
         )

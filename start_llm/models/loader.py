@@ -71,7 +71,7 @@ def read(folder: Path) -> ReadModel:
             tokenizer = _tokenizer(wrapper, folder)
     except Exception as error:
         # The libraries may raise anything, as in `load`.
-        raise ModelError(f"The tokenizer in {folder} cannot be loaded: {_told(error)}") from error
+        raise ModelError(f"The tokenizer in {folder} cannot be loaded: {_described(error)}") from error
     return ReadModel(tokenizer=tokenizer, config=config, sampling=author_sampling(folder))
 
 
@@ -112,12 +112,10 @@ def load(
     except (Exception, SystemExit) as error:
         # The libraries may raise anything for a broken or unknown folder; the cause is chained. mlx_lm's olmo
         # ends the process if its package is missing.
-        raise ModelError(f"The model in {folder} cannot be loaded: {_told(error)}") from error
+        raise ModelError(f"The model in {folder} cannot be loaded: {_described(error)}") from error
     width = _logits_width(network, folder)
     vision, blind_reason = (
-        (None, _BLIND_TOGETHER if config.get("vision_config") else "")
-        if ranks
-        else _eyes(folder, network, config, image_max_tokens, in_float32=precision.is_converted)
+        _no_eyes(config) if ranks else _eyes(folder, network, config, image_max_tokens, precision)
     )
     return LoadedModel(
         network=network,
@@ -135,20 +133,25 @@ def _tokenizer(wrapper: Any, folder: Path) -> Tokenizer:
     """Return the tokenizer, with the template that older vision models keep in a file of their processor."""
     path = folder / "chat_template.json"
     if not wrapper.has_chat_template and path.is_file():
-        said = json.loads(path.read_text(encoding="utf-8"))
-        wrapper._tokenizer.chat_template = str(said["chat_template"])
+        processor = json.loads(path.read_text(encoding="utf-8"))
+        wrapper._tokenizer.chat_template = str(processor["chat_template"])
         wrapper.has_chat_template = True
     return Tokenizer(wrapper)
 
 
+def _no_eyes(config: Mapping[str, Json]) -> tuple[None, str]:
+    """Return no vision tower, and the reason if the model has one: several ranks have none."""
+    return None, _BLIND_TOGETHER if config.get("vision_config") else ""
+
+
 def _eyes(
-    folder: Path, network: Any, config: Mapping[str, Json], max_tokens: int, *, in_float32: bool
+    folder: Path, network: Any, config: Mapping[str, Json], max_tokens: int, precision: Precision
 ) -> tuple[Vision | None, str]:
     """Load the vision tower. If there is none, or it cannot be used, return None and the reason."""
     if not config.get("vision_config"):
         return None, ""
     try:
-        return load_vision(folder, network, config, max_tokens, in_float32=in_float32), ""
+        return load_vision(folder, network, config, max_tokens, in_float32=precision.is_converted), ""
     except Blind as reason:
         return None, str(reason)
 
@@ -165,7 +168,7 @@ def _require_model_folder(folder: Path) -> None:
         raise ModelError(f"{config} is not a JSON object.")
 
 
-def _told(error: BaseException) -> str:
+def _described(error: BaseException) -> str:
     """Return an error's message with its type: the message of a KeyError would be 'model_type' alone."""
     return f"{type(error).__name__}: {error}"
 
@@ -175,33 +178,35 @@ def _logits_width(network: Any, folder: Path) -> int:
         logits = network(mx.array([[0]]))
         mx.eval(logits)
     except Exception as error:
-        raise ModelError(f"The model in {folder} loads, but cannot run one token: {_told(error)}") from error
+        raise ModelError(
+            f"The model in {folder} loads, but cannot run one token: {_described(error)}"
+        ) from error
     return int(logits.shape[-1])
 
 
 def author_sampling(folder: Path) -> SamplingChoice:
     """Return the sampling defaults of generation_config.json, without values that are out of range."""
     try:
-        said = cast("Json", json.loads((folder / "generation_config.json").read_text(encoding="utf-8")))
+        given = cast("Json", json.loads((folder / "generation_config.json").read_text(encoding="utf-8")))
     except (OSError, ValueError, RecursionError):
         # The file is optional; mlx_lm ignores a missing one too.
         return SamplingChoice()
-    if not isinstance(said, dict):
+    if not isinstance(given, dict):
         return SamplingChoice()
-    if said.get("do_sample") is False:
+    if given.get("do_sample") is False:
         return SamplingChoice(temperature=0)
-    top_k = _in_range(said, "top_k")
+    top_k = _in_range(given, "top_k")
     return SamplingChoice(
-        temperature=_in_range(said, "temperature"),
-        top_p=_in_range(said, "top_p"),
+        temperature=_in_range(given, "temperature"),
+        top_p=_in_range(given, "top_p"),
         top_k=None if top_k is None else int(top_k),
-        min_p=_in_range(said, "min_p"),
-        repetition_penalty=_in_range(said, "repetition_penalty"),
+        min_p=_in_range(given, "min_p"),
+        repetition_penalty=_in_range(given, "repetition_penalty"),
     )
 
 
-def _in_range(said: Mapping[str, Json], name: str) -> float | None:
-    value = said.get(name)
+def _in_range(given: Mapping[str, Json], name: str) -> float | None:
+    value = given.get(name)
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     return value if value in RANGES[name] else None

@@ -112,9 +112,10 @@ class RankGroup:
         rows = cast("list[list[int]]", every.tolist())
         return [array("I", row).tobytes()[: len(data)] for row in rows]
 
-    def least(self, number: int) -> int:
+    def least(self, own: int) -> int:
         """Return the smallest number of all ranks."""
-        return min(int.from_bytes(one, "little") for one in self.gathered(number.to_bytes(16, "little")))
+        numbers = self.gathered(own.to_bytes(16, "little"))
+        return min(int.from_bytes(number, "little") for number in numbers)
 
     def clock(self) -> float:
         """Return seconds on the clock of rank 0: whoever decides by it decides alike on all ranks."""

@@ -31,13 +31,13 @@ class SideRequest:
 
 def is_background(body: Fields, headers: Mapping[str, str], request: GenerationRequest) -> bool:
     """Return whether a request gives way to all that somebody waits for. Never raises: it is only a hint."""
-    told = _word(headers, PRIORITY_HEADER)
-    if told in ("background", "normal"):
-        return told == "background"
+    priority = _word(headers, PRIORITY_HEADER)
+    if priority in ("background", "normal"):
+        return priority == "background"
     tier = body.value("service_tier")
     if tier in ("flex", "priority", "fast"):
         return tier == "flex"
-    return isinstance(request, ChatRequest) and any(one.is_it(headers, request) for one in SIDE_REQUESTS)
+    return isinstance(request, ChatRequest) and any(side.is_it(headers, request) for side in SIDE_REQUESTS)
 
 
 def service_tier(body: Fields, headers: Mapping[str, str]) -> str | None:

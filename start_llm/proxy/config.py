@@ -66,7 +66,7 @@ class ProxyConfig:
 
     @property
     def model(self) -> str:
-        """The proxy's name of the first model; LiteLLM passes any other name on as it is."""
+        """LiteLLM's name of the first model; any other name is one of its wildcard."""
         return self.settings.proxy.model_id or f"openai/{self.first_model}"
 
     @property

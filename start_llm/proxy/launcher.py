@@ -289,7 +289,7 @@ def _ending(status: int | None) -> str:
 
 
 def answers_end_to_end(config: ProxyConfig) -> bool:
-    """Send a chat through both servers; True if the server answered. This also warms LiteLLM up.
+    """Send a chat through both servers; True if the server answered.
 
     The server answers it without the model, and counts it nowhere. Status 400 counts as an answer: a model
     without a chat template refuses every chat.

@@ -146,8 +146,8 @@ class ReadAhead:
         self._expected: OrderedDict[Session, _Work] = OrderedDict()
         self._beginnings = deque(transcripts.beginnings.latest()[:_MOST_BEGINNINGS])
         returning = transcripts.store.returning(_MOST_RETURNING, _RETURNING_WITHIN_S)
-        self._returning = deque(one for one in returning if one.depth >= _LEAST_DEPTH)
-        self._tenants = {one.tenant: None for one in transcripts.beginnings.latest()}
+        self._returning = deque(variant for variant in returning if variant.depth >= _LEAST_DEPTH)
+        self._tenants = {beginning.tenant: None for beginning in transcripts.beginnings.latest()}
         self._read_for: dict[bytes, list[_Work]] = {}
         self._judged: deque[tuple[int, int]] = deque(maxlen=_JUDGED)
         self._passed_over = 0
@@ -196,18 +196,18 @@ class ReadAhead:
         Returns:
             How many of these were read ahead, and are used for the first time.
         """
-        found = 0
+        used_first = 0
         with self._lock:
             if work := self._expected.pop(session, None):
-                found += self._judge(work.used_by(ids, restored), work)
+                used_first += self._judge(work.used_by(ids, restored), work)
             waiting = self._read_for.get(session[0], [])
             for work in list(waiting):
                 work.requests += 1
                 used = work.used_by(ids, restored)
                 if used or work.requests == _REQUESTS_TO_USE_IT:
                     waiting.remove(work)
-                    found += self._judge(used, work)
-        return min(found, restored)
+                    used_first += self._judge(used, work)
+        return min(used_first, restored)
 
     def _judge(self, used: int, work: _Work) -> int:
         """Note how many tokens of a work were used, and return them."""
@@ -310,21 +310,21 @@ class ReadAhead:
 
     def _planned(self, reply: _Reply) -> EngineRequest | None:
         """Return a request for what all prompts of the next request begin with; None if it has no name."""
-        first, second = (self._requests.prepare(one) for one in reply.next_requests())
+        first, second = map(self._requests.prepare, reply.next_requests())
         reply.session = first.session
         turns = [
-            Turn.begin(self._transcripts, one.prompt, self._requests.model.context_window)
-            for one in (first, second)
+            Turn.begin(self._transcripts, prepared.prompt, self._requests.model.context_window)
+            for prepared in (first, second)
         ]
         ids = turns[0].tokens.ids
-        end = common_length(*(array("I", one.tokens.ids) for one in turns))
+        end = common_length(*(array("I", turn.tokens.ids) for turn in turns))
         if not first.session or not 0 < end < len(ids):
             return None
         return EngineRequest(
             prompt=ModelTokens(ids[: end + 1]),  # the last token is left to the next request
             max_tokens=0,
             sampling=Sampling(),
-            boundaries=tuple(one for one in turns[0].resume_positions if one <= end),
+            boundaries=tuple(position for position in turns[0].resume_positions if position <= end),
             salt=first.request.tenant,
             adapters=first.adapters,
             is_idle_work=True,

@@ -280,7 +280,7 @@ class Service:
             max_tokens=self._max_tokens(prepared, len(turn.tokens)),
             reasoning=prepared.reasoning_limit,
             boundaries=turn.resume_positions,
-            kept=tuple(one for one in turn.kept if one.tokens),
+            kept=tuple(place for place in turn.kept if place.tokens),
             repeated_tokens=turn.repeated_tokens,
             salt=request.tenant,
             # The turn that it prepares must not wait for it, as requests of one session wait for each other.
