@@ -40,7 +40,9 @@ class PreparedRequest:
     """A request, its prompt, and how its reply is constrained and read.
 
     Attributes:
-        request: The parsed request. Its tenant stands for the tenant under these adapters, too.
+        asked: The parsed request.
+        request: The same with the model's names for tools. Its tenant stands for the tenant under these
+            adapters, too.
         prompt: Its exact tokens, before transcripts bind them to recorded ones.
         prompt_field: The field to name if the prompt is too long.
         messages: The number of messages; 0 for a text completion.
@@ -56,6 +58,7 @@ class PreparedRequest:
         draft_texts: The tokens of texts that the reply may repeat, other than the prompt's.
     """
 
+    asked: GenerationRequest
     request: GenerationRequest
     prompt: Prompt
     prompt_field: str
@@ -133,8 +136,8 @@ class RequestPreparer:
             RequestError: The prompt cannot be made.
         """
         adapters = self._adapters.stack(request.options.adapter)
-        aliases, request = self._with_aliases(request)
-        prepared = self._prepare(replace(request, tenant=adapters.scope(request.tenant)))
+        aliases, renamed = self._with_aliases(request)
+        prepared = self._prepare(request, replace(renamed, tenant=adapters.scope(request.tenant)))
         if adapters.digest and prepared.prompt.images:
             raise InvalidRequest(
                 "'adapter' cannot be used with images: another network reads them, without the adapter.",
@@ -146,14 +149,16 @@ class RequestPreparer:
         """Give names that the model can write to the tools that have others."""
         if not isinstance(request, ChatRequest):
             return _NO_ALIASES, request
-        aliases = self._aliases.choose(offered_names(request))
+        offered = offered_names(request)
+        aliases = self._aliases.choose(offered)
         return aliases, aliases.in_prompt(request)
 
-    def _prepare(self, request: GenerationRequest) -> PreparedRequest:
+    def _prepare(self, asked: GenerationRequest, request: GenerationRequest) -> PreparedRequest:
         prompt = self._preparer.prepare(request, self._refuse_beyond_doubt)
         if isinstance(request, ChatRequest):
-            return self._chat(request, prompt)
+            return self._chat(asked, request, prompt)
         return PreparedRequest(
+            asked=asked,
             request=request,
             prompt=prompt,
             prompt_field="prompt",
@@ -165,13 +170,14 @@ class RequestPreparer:
         """Refuse a text whose length proves that it does not fit, before it is encoded."""
         demand_room(self.model, self._tokenizer.fewest_tokens(text), param, is_counted=False)
 
-    def _chat(self, request: ChatRequest, prompt: Prompt) -> PreparedRequest:
+    def _chat(self, asked: GenerationRequest, request: ChatRequest, prompt: Prompt) -> PreparedRequest:
         if prompt.begun_reply and request.form.is_enforced:
             raise InvalidRequest(
                 "A reply that goes on from the last of 'messages' cannot be held to a form or a tool call.",
                 param="messages",
             )
         return PreparedRequest(
+            asked=asked,
             request=request,
             prompt=prompt,
             prompt_field="messages",

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import time
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
@@ -39,6 +39,7 @@ from start_llm.telemetry.request_record import RequestFacts, RequestRecord, sess
 from start_llm.telemetry.trace import session_digest
 from start_llm.transcripts.beginnings import Beginning
 from start_llm.transcripts.divergence import AnsweredRequest, AnsweredRequests
+from start_llm.transcripts.recent import ComputedRequest
 from start_llm.transcripts.transcripts import Transcripts
 from start_llm.transcripts.turn import Turn
 
@@ -141,17 +142,13 @@ class Service:
         record = RequestRecord(_facts(prepared, origin, turn, images=len(spans)), arrived)
         shown = turn.tokens.ids[:_SHOWN_TOKENS]
         account = RequestAccount(self._reports, record, turn.explain, images=spans, beginning=shown)
-        repetition = self._repetition_handling(request, is_guided=guide is not None)
+        repetition = self._repetition_handling(prepared.asked, is_guided=guide is not None)
         check_client()  # the last moment at which nothing has been done for it
         generation = self._engine.submit(engine_request)
         with ExitStack() as submitted:
             submitted.callback(generation.cancel)
             turn.record_submitted(name_in(origin.id))
             submitted.pop_all()
-        model = self._model_of(request)
-        prompt = self._prompt_account(request, prepared, turn, model)
-        answered = partial(self._remember, request, prepared, origin, model, turn)
-        remember = partial(self._look_ahead, request, turn, answered)
         return Answer(
             generation=generation,
             output=output,
@@ -159,54 +156,43 @@ class Service:
             account=account,
             repetition=repetition,
             aliases=prepared.aliases,
-            prompt=prompt,
-            remember=remember,
+            prompt=self._prompt_account(prepared, turn),
+            remember=partial(self._remember, prepared, origin, turn),
         )
 
-    def _model_of(self, request: GenerationRequest) -> str:
+    def _model_of(self, prepared: PreparedRequest) -> str:
         """Return a name for what answers the request: the model and its adapters."""
-        return "\n".join([self._model.id, adapter_label(request.options.adapter) or ""])
+        return "\n".join([self._model.id, adapter_label(prepared.asked.options.adapter) or ""])
 
-    def _prompt_account(
-        self, request: GenerationRequest, prepared: PreparedRequest, turn: Turn, model: str
-    ) -> PromptAccount:
-        session, ids, ahead = (
-            (prepared.request.tenant, prepared.session),
-            turn.tokens.ids,
-            self._after.read_ahead,
-        )
+    def _prompt_account(self, prepared: PreparedRequest, turn: Turn) -> PromptAccount:
+        session, ids = (prepared.request.tenant, prepared.session), turn.tokens.ids
+        ahead = self._after.read_ahead
         find = partial(ahead.note_restored, session, ids) if ahead else lambda _: 0
-        divergence = self._divergence(request, turn, model)
-        return PromptAccount(ids, turn.note, divergence, turn.kept, find)
+        return PromptAccount(ids, turn.note, self._divergence(prepared, turn), turn.kept, find)
 
-    def _divergence(self, request: GenerationRequest, turn: Turn, model: str) -> Divergence | None:
+    def _divergence(self, prepared: PreparedRequest, turn: Turn) -> Divergence | None:
         """Return where a request leaves the one that its client names; None also if it names none."""
+        request = prepared.asked
         if not isinstance(request, ChatRequest) or request.compared_with is None:
             return None
         before = self._after.answered.find(request.tenant, request.compared_with)
-        return turn.divergence(before, model) if before else Divergence("unknown")
+        return turn.divergence(before, self._model_of(prepared)) if before else Divergence("unknown")
 
-    def _look_ahead(self, request: GenerationRequest, turn: Turn, answered: Callable[[], None]) -> None:
+    def _remember(self, prepared: PreparedRequest, origin: RequestOrigin, turn: Turn) -> None:
         """Remember a request, and have the beginning of the next one read once its reply is recorded."""
-        answered()
-        reply = turn.take_reply()
-        read_ahead = self._after.read_ahead
+        if turn.computed is not None:
+            self._remember_request(prepared, origin, turn, turn.computed)
+        request, reply, read_ahead = prepared.asked, turn.take_reply(), self._after.read_ahead
         if read_ahead and reply and isinstance(request, ChatRequest):
             kept = request.messages[: len(request.messages) - turn.transient_messages]
             read_ahead.note_reply(replace(request, messages=kept), reply)
 
-    def _remember(
-        self,
-        request: GenerationRequest,
-        prepared: PreparedRequest,
-        origin: RequestOrigin,
-        model: str,
-        turn: Turn,
+    def _remember_request(
+        self, prepared: PreparedRequest, origin: RequestOrigin, turn: Turn, computed: ComputedRequest
     ) -> None:
         """Remember a request, so that clients can compare later ones with it, and how its agent begins."""
-        if turn.computed is None:
-            return
-        answered = AnsweredRequest(model, turn.computed)
+        request = prepared.asked
+        answered = AnsweredRequest(self._model_of(prepared), computed)
         self._after.answered.note(request.tenant, name_in(origin.id), answered)
         if isinstance(request, ChatRequest) and _is_of_an_agent(request, prepared):
             ids = turn.tokens.ids[: turn.boundaries[0].tokens + 1] if turn.boundaries else ()
