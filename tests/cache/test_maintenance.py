@@ -35,7 +35,7 @@ def test_it_tells_what_is_there(folder: Path, flag: str, capsys: pytest.CaptureF
 def test_the_environment_names_the_folder_too(folder: Path, monkeypatch, capsys: pytest.CaptureFixture[str]):
     monkeypatch.setenv("SSD_CACHE_DIR", str(folder))
     assert run("verify") == 0
-    assert "Hurt files: 0." in capsys.readouterr().out
+    assert "Damaged files: 0." in capsys.readouterr().out
 
 
 def test_it_names_the_hurt_files(folder: Path, capsys: pytest.CaptureFixture[str]):
@@ -44,7 +44,7 @@ def test_it_names_the_hurt_files(folder: Path, capsys: pytest.CaptureFixture[str
     assert run("verify", "--ssd-cache-dir", folder) == 1
     told = capsys.readouterr().out
     assert f"{path.relative_to(folder)}: truncated" in told
-    assert "Hurt files: 1." in told
+    assert "Damaged files: 1." in told
 
 
 def test_it_removes_what_is_there(folder: Path, capsys: pytest.CaptureFixture[str]):
