@@ -102,7 +102,7 @@ def test_calls_that_nobody_reads_are_told(tmp_path):
     calls = told(page, "calls")
     assert calls[0] == "NOT READ by any reader: an agent gets them as text; 0 of 6 kinds read"
     assert calls[-1].startswith("as in: <<call>> look")
-    assert all("word for word cannot be told" in line for line in told(page, "efficiency"))
+    assert all("word for word unknown" in line for line in told(page, "efficiency"))
 
 
 def test_words_that_do_not_reach_the_model_are_told(tmp_path):
@@ -126,7 +126,7 @@ def test_a_reply_that_does_not_go_on_from_its_prompt_cannot_be_told(tmp_path):
     other = ("{{- '<|im_start|>assistant\\n' -}}", "{{- '<|im_start|>model\\n' -}}")
     page = page_of(folder_of("strips_old_reasoning", tmp_path, other))
     assert not page.is_fine
-    assert told(page, "calls") == ["the template shows none that can be told from its prompt"]
+    assert told(page, "calls") == ["the template shows none that can be recognized in its prompt"]
 
 
 def test_a_reply_of_a_renderer_in_python_is_told_too(tmp_path):
