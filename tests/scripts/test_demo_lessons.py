@@ -302,7 +302,7 @@ def test_a_short_wording_stays_as_it_is():
 @pytest.mark.parametrize("seed", range(100))
 def test_what_is_to_be_copied_stands_in_the_wording(seed: int):
     words = Words(random.Random(seed), held_out=False)
-    said, name, value = words.said_word(), words.tool_name(), words.value()
+    said, name, value = words.word_to_say(), words.tool_name(), words.value()
     assert said in wordings.echo(words, said)
     called = wordings.call(words, name, value)
     assert name in called
