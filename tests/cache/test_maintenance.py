@@ -10,12 +10,12 @@ import pytest
 
 from start_llm.cli import main
 from start_llm.storage.private_files import Lock
-from tests.cache.test_guards_of_disk import files, said_before
+from tests.cache.test_guards_of_disk import cache_conversation, files
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    said_before(tmp_path, has_state=True)
+    cache_conversation(tmp_path, has_state=True)
     return tmp_path
 
 
@@ -38,7 +38,7 @@ def test_the_environment_names_the_folder_too(folder: Path, monkeypatch, capsys:
     assert "Damaged files: 0." in capsys.readouterr().out
 
 
-def test_it_names_the_hurt_files(folder: Path, capsys: pytest.CaptureFixture[str]):
+def test_it_names_the_damaged_files(folder: Path, capsys: pytest.CaptureFixture[str]):
     path = files(folder)[2]
     path.write_bytes(path.read_bytes()[:-1])
     assert run("verify", "--ssd-cache-dir", folder) == 1

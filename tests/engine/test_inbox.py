@@ -32,7 +32,7 @@ def test_a_request_that_was_taken_waits_no_longer():
     assert inbox.take_all() == []
 
 
-def test_whatever_comes_rings_the_bell_that_several_share():
+def test_whatever_comes_sets_the_event_that_several_share():
     work_event = threading.Event()
     inboxes = [Inbox(work_event), Inbox(work_event)]
     for inbox in inboxes:
