@@ -11,9 +11,12 @@ from pathlib import Path
 
 import pytest
 
-PACKAGE = Path(__file__).parents[1] / "start_llm"
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "start_llm"
 BANNED = frozenset("bell found hurt looked said seat told twin".split())
 """Also `one` as a whole name, which says nothing of what is gone through."""
+BANNED_IN_TESTS = frozenset("bell hurt seat told twin".split())
+"""In names of tests, which are sentences: reported, noted, refused or damaged say what is meant."""
 BANNED_IN_PROSE = frozenset("bell bells hurt seat seats told twin twins".split())
 """In docstrings and comments: reported, written, notified, recognized or damaged say which."""
 LATER = frozenset(
@@ -22,6 +25,14 @@ LATER = frozenset(
 """Files whose names have not been read with this in mind."""
 PROSE_LATER = LATER | frozenset("cache proxy/server_group.py ranks serving/read_ahead.py transcripts".split())
 """Files and folders whose prose has not been read."""
+PROGRAMS = ("benchmarks", "scripts")
+PROGRAMS_LATER = frozenset(
+    """
+    benchmarks/agent_idle.py benchmarks/agent_long.py benchmarks/agent_traces.py benchmarks/scale.py
+    scripts/agent_sessions.py
+    """.split()
+)
+"""Programs whose names have not been read."""
 _STATUS_NAMES = re.compile("NotFound|NOT_FOUND")
 """HTTP's own name of status 404."""
 _WORDS = re.compile("[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
@@ -73,9 +84,41 @@ def modules(folder: str, later: frozenset[str]) -> Iterator[tuple[str, str]]:
             yield name, path.read_text(encoding="utf-8")
 
 
-def is_banned(name: str) -> bool:
-    words = {word.lower() for word in _WORDS.findall(_STATUS_NAMES.sub("", name))}
-    return name == "one" or not BANNED.isdisjoint(words)
+def texts_of(folder: str) -> Iterator[tuple[str, str]]:
+    """Yield the path below the root and the text of each module of a folder beside the package."""
+    for path in sorted((ROOT / folder).rglob("*.py")):
+        yield path.relative_to(ROOT).as_posix(), path.read_text(encoding="utf-8")
+
+
+def shared_names(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Yield the names of functions, classes, parameters, and what a module and its classes hold."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.arg(arg=name):
+                yield node.lineno, name
+            case ast.Module(body=body) | ast.ClassDef(body=body):
+                yield from (pair for statement in body for pair in _assigned(statement))
+            case _:
+                pass
+
+
+def _assigned(statement: ast.stmt) -> Iterator[tuple[int, str]]:
+    match statement:
+        case ast.Assign(targets=targets):
+            yield from (
+                pair for target in targets for pair in bound_names(ast.Module([ast.Expr(target)], []))
+            )
+        case ast.AnnAssign(target=ast.Name(id=name)) | ast.TypeAlias(name=ast.Name(id=name)):
+            yield statement.lineno, name
+        case ast.ClassDef(name=name):
+            yield statement.lineno, name
+        case _:
+            pass
+
+
+def is_banned(name: str, words: frozenset[str] = BANNED) -> bool:
+    parts = {word.lower() for word in _WORDS.findall(_STATUS_NAMES.sub("", name))}
+    return name == "one" or not words.isdisjoint(parts)
 
 
 @pytest.mark.parametrize("folder", FOLDERS)
@@ -85,6 +128,28 @@ def test_no_name_has_a_word_that_could_mean_anything(folder: str):
         for path, text in modules(folder, LATER)
         for line, name in bound_names(ast.parse(text))
         if is_banned(name)
+    ]
+    assert banned == []
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_no_name_of_a_program_has_such_a_word_either(program: str):
+    banned = [
+        f"{path}:{line} {name}"
+        for path, text in texts_of(program)
+        if path not in PROGRAMS_LATER
+        for line, name in bound_names(ast.parse(text))
+        if is_banned(name)
+    ]
+    assert banned == []
+
+
+def test_names_that_tests_share_have_no_such_word():
+    banned = [
+        f"{path}:{line} {name}"
+        for path, text in texts_of("tests")
+        for line, name in shared_names(ast.parse(text))
+        if is_banned(name, BANNED_IN_TESTS if name.startswith("test_") else BANNED)
     ]
     assert banned == []
 
@@ -117,6 +182,18 @@ def test_words_are_seen_in_every_kind_of_name():
     assert sorted(names) == sorted(
         "told_a _MOST_SAID TwinT told isSaid found_at looked one hurt_e bell seat_b said".split()
     )
+
+
+def test_words_are_seen_in_what_tests_share_and_not_in_their_locals():
+    tree = ast.parse(
+        "told = TOLD_TWICE = 1\n"
+        "type Said = int\n"
+        "class Found:\n"
+        "    hurt: int = 0\n"
+        "    def said_it(self, seat=lambda twin: 0): looked = 1\n"
+    )
+    names = [name for _, name in shared_names(tree) if is_banned(name)]
+    assert sorted(names) == sorted("told TOLD_TWICE Said Found hurt said_it seat twin".split())
 
 
 def test_words_are_seen_in_docstrings_and_comments():

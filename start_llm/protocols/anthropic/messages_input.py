@@ -178,7 +178,7 @@ def _reply(blocks: Sequence[Fields], reading: _Reading) -> Iterator[Message]:
     """Yield one message. Only calls separated the texts of the reply, so they are joined directly."""
     calls, others = _parted(blocks, _CALL)
     reasoning_texts, content = _parted(others, _CLEAR_REASONING, _HIDDEN_REASONING)
-    opened = [_reasoning(sealed, reading.open_reasoning) for sealed in reasoning_texts]
+    opened = [_reasoning(block, reading.open_reasoning) for block in reasoning_texts]
     text, kept = reading.content(content)
     yield Message(
         role="assistant",
