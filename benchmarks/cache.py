@@ -50,7 +50,7 @@ class _Reader:
         self._engine.finish(watched, max_steps=MAX_STEPS)
         if not isinstance(watched.ending, Finished):
             raise SystemExit(f"The engine failed: {watched.ending}")
-        known = max((common_length(tuple(ids), one) for one in self._ledger), default=0)
+        known = max((common_length(tuple(ids), earlier) for earlier in self._ledger), default=0)
         self._ledger.append((*ids, *watched.tokens))
         usage = watched.ending.usage
         self.computed.setdefault(what, []).append(usage.prompt - usage.cached)
@@ -58,7 +58,7 @@ class _Reader:
         return tuple(watched.tokens)
 
     @property
-    def told(self) -> tuple[int, int]:
+    def counted(self) -> tuple[int, int]:
         """Tokens computed and unavoidable, as the cache itself counts them."""
         return self._engine.cached.computed_tokens, self._engine.cached.unavoidable_tokens
 
@@ -93,21 +93,21 @@ def _repeated_extended_edited(model: Model, length: int) -> None:
         for edit in range(EDITS):
             text = (*text[:place], *prompt(EDITED_TOKENS, 100 + edit), *text[place + EDITED_TOKENS :])
             reader.read(f"{'edited again' if edit else 'edited'} in {name}", text)
-    told = f"{length:,} tokens"
+    size = f"{length:,} tokens"
     for what, computed in reader.computed.items():
-        _text_mark(model, what, told, sum(computed), sum(reader.unavoidable[what]))
+        _text_mark(model, what, size, sum(computed), sum(reader.unavoidable[what]))
     computed = sum(map(sum, reader.computed.values()))
     unavoidable = sum(map(sum, reader.unavoidable.values()))
-    if reader.told != (computed, unavoidable):
-        raise SystemExit(f"The cache counts {reader.told} where {(computed, unavoidable)} is.")
-    _text_mark(model, "all of it", told, computed, unavoidable, ">= 0.97")
+    if reader.counted != (computed, unavoidable):
+        raise SystemExit(f"The cache counts {reader.counted} where {(computed, unavoidable)} is.")
+    _text_mark(model, "all of it", size, computed, unavoidable, ">= 0.97")
     states = f"{reader.checkpoint_bytes / model.bytes_of().of(length):.2f}"
-    mark("text, states of all of it / KV of one prompt", model, told, states)
+    mark("text, states of all of it / KV of one prompt", model, size, states)
 
 
-def _text_mark(model: Model, what: str, told: str, computed: int, unavoidable: int, limit: str = "") -> None:
+def _text_mark(model: Model, what: str, size: str, computed: int, unavoidable: int, limit: str = "") -> None:
     measured = f"{unavoidable / computed:.3f} ({unavoidable:,} of {computed:,})"
-    mark(f"text, {what}: unavoidable / computed", model, told, measured, limit)
+    mark(f"text, {what}: unavoidable / computed", model, size, measured, limit)
 
 
 PARTS: Mapping[str, Part] = {

@@ -49,8 +49,8 @@ class Size:
     config: dict[str, Any] = field(default_factory=dict[str, Any])
 
     def __str__(self) -> str:
-        told = "".join(f", {key} {value}" for key, value in self.config.items())
-        return f"hidden {self.hidden}, {self.layers} layers{told}"
+        settings = "".join(f", {key} {value}" for key, value in self.config.items())
+        return f"hidden {self.hidden}, {self.layers} layers{settings}"
 
 
 SMALL, FOUR_LAYERS, USUAL = Size(64, 2), Size(64, 4), Size(256, 4)
@@ -185,7 +185,7 @@ def marks[**Options](part: Callable[Options, None]) -> Callable[Options, None]:
     return run
 
 
-def mark(name: str, model: Model | str, told: str, measured: str, limit: str = "") -> None:
+def mark(name: str, model: Model | str, case: str, measured: str, limit: str = "") -> None:
     """Print a row."""
-    family, size = (model, told) if isinstance(model, str) else (model.family, f"{told}; {model.size}")
+    family, size = (model, case) if isinstance(model, str) else (model.family, f"{case}; {model.size}")
     row(name, family, size, measured, limit)

@@ -73,11 +73,11 @@ def _many_sessions(model: Model, system_tokens: int) -> None:
         Conversation(engine, system).ask(prompt(SESSION_TOKENS, seed))
     tokens = system_tokens + SESSIONS * (SESSION_TOKENS + REPLY_TOKENS)
     states = engine.cached.checkpoints + engine.cached.seq_caches if model.layers.has_state else 0
-    one = model.bytes_of()
-    held, ideal = engine.cached.stored_bytes, one.token * tokens + one.state * states
-    told = f"{SESSIONS} sessions of {SESSION_TOKENS} on {system_tokens:,} tokens, {states} states"
+    cost = model.bytes_of()
+    held, ideal = engine.cached.stored_bytes, cost.token * tokens + cost.state * states
+    size = f"{SESSIONS} sessions of {SESSION_TOKENS} on {system_tokens:,} tokens, {states} states"
     measured = f"{held / ideal:.3f} ({held / 1e6:.1f} of {ideal / 1e6:.1f} MB)"
-    mark("stored / ideal", model, told, measured, "<= 1.05")
+    mark("stored / ideal", model, size, measured, "<= 1.05")
 
 
 # ------------------------------------------------------------------------------------------------------- peak
@@ -102,13 +102,13 @@ def _highest_of_a_conversation(model: Model, length: int) -> None:
     chunks: list[int] = []
     ours, between = _highest(lambda after_step: _grow(model, length, chunks, after_step))
     bare, _ = _highest(lambda _: _compute_bare(model, chunks))
-    told = f"{length:,} tokens in {TURNS} turns, chunks up to {max(chunks)}"
+    size = f"{length:,} tokens in {TURNS} turns, chunks up to {max(chunks)}"
     for name, held, limit in (
         ("(peak - a chunk's work) / final KV", ours - max(bare - needed, 0), "<= 1.3"),
         ("peak / final KV, bare mlx_lm, same chunks", bare, ""),
         ("highest between two steps / final KV", between, ""),
     ):
-        mark(name, model, told, f"{held / needed:.2f} ({held / 1e6:.0f} MB)", limit)
+        mark(name, model, size, f"{held / needed:.2f} ({held / 1e6:.0f} MB)", limit)
 
 
 def _highest(run: Callable[[Callable[[], None]], None]) -> tuple[int, int]:
@@ -138,9 +138,9 @@ def _highest_over_a_tight_budget(model: Model, length: int) -> None:
     """Where the budget holds little more than what runs needs."""
     # MLX frees buffers in another thread, so measurements differ by a tenth.
     measured = [measure_work(model.network, model.layers).cost for _ in range(5)]
-    work = max(one.bytes_of(CHUNK, length) for one in measured)
+    work = max(cost.bytes_of(CHUNK, length) for cost in measured)
     needed = measure_sequence(model.network, model.layers.fresh())
-    left = CHUNK * sum(one.token_bytes for one in needed.windows)  # which windows hold until the next one
+    left = CHUNK * sum(cost.token_bytes for cost in needed.windows)  # which windows hold until the next one
     joined = ROWS * needed.bytes_of(length // ROWS)
     for what, run, held in (
         (f"a conversation of {length:,} goes on from pages", _go_on_from_pages, needed.bytes_of(length)),
@@ -151,11 +151,11 @@ def _highest_over_a_tight_budget(model: Model, length: int) -> None:
         # No time passes, so one step stands between two chunks: no reply ends before the last row comes.
         engine = CachedEngine(model, room, longest_chunk=CHUNK, admission=admission, clock=lambda: 0.0)
         highest, between = _highest(partial(_watched, engine, run, length))
-        told = f"{what}, budget {ROOM} of them, {room / 1e6:.0f} MB"
+        size = f"{what}, budget {ROOM} of them, {room / 1e6:.0f} MB"
         measured = f"{(highest - work) / room:.2f} (with the chunk {highest / room:.2f})"
-        mark("(peak - a chunk's work) / budget", model, told, measured, "<= 1.0")
+        mark("(peak - a chunk's work) / budget", model, size, measured, "<= 1.0")
         between = f"{(between - left) / room:.2f} (with the chunk's end {between / room:.2f})"
-        mark("(between two steps - a chunk's end) / budget", model, told, between, "<= 1.0")
+        mark("(between two steps - a chunk's end) / budget", model, size, between, "<= 1.0")
 
 
 def _watched(
@@ -210,10 +210,10 @@ def budget(folder: Path, *, family: Families = USUAL_FAMILIES, conversations: in
         room = model.bytes_of().of(SMALL_BUDGET_TOKENS)
         for batches, what in ((False, "rows take turns"), (True, "rows share a batch")):
             shares = _shares(model, room, conversations, batches)
-            told = f"budget {room / 1e6:.1f} MB, {what}, {conversations} requests"
+            size = f"budget {room / 1e6:.1f} MB, {what}, {conversations} requests"
             over = sum(share > 1 for share in shares)
             measured = f"{max(shares):.3f}, {over} of {len(shares):,} samples over 1"
-            mark("held / (budget + live rows)", model, told, measured, "<= 1.0")
+            mark("held / (budget + live rows)", model, size, measured, "<= 1.0")
 
 
 def _shares(model: Model, room: int, rounds: int, batches: bool) -> list[float]:
@@ -247,10 +247,10 @@ def _resident_by_quarters(model: Model, conversations: int) -> None:
         if after >= (1 - _SAMPLED) * quarter:
             resident[int(place)].append(_resident_bytes())
     medians = [statistics.median(samples) for samples in resident]
-    told = f"conversation {conversations // 4:,} to {conversations:,}"
+    size = f"conversation {conversations // 4:,} to {conversations:,}"
     quarters = ", ".join(f"{held / 1e6:.1f}" for held in medians)
     measured = f"{medians[-1] / medians[0] - 1:+.1%} ({quarters} MB)"
-    mark("growth of resident memory", model, told, measured, "< 5 %")
+    mark("growth of resident memory", model, size, measured, "< 5 %")
 
 
 def _random_run(engine: CachedEngine, conversations: int) -> Iterator[int]:

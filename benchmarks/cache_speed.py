@@ -88,9 +88,9 @@ def _warm_turns(model: Model, length: int, rounds: int) -> None:
         ours = _served(conversation, new)
         pairs.append((ours, _bare(model, caches, new, max(chunks))))
     ours, bare = (1000 * seconds for seconds in medians(pairs[1:]))
-    told = f"{length:,} + {NEW_TOKENS} a turn, median of {rounds}"
+    size = f"{length:,} + {NEW_TOKENS} a turn, median of {rounds}"
     measured = f"{ratio(pairs[1:]):.3f} ({ours:.1f} ms beside {bare:.1f} ms)"
-    mark("warm TTFT / bare mlx_lm", model, told, measured, "<= 1.15")
+    mark("warm TTFT / bare mlx_lm", model, size, measured, "<= 1.15")
 
 
 def _served(conversation: Conversation, new: Sequence[int]) -> float:
@@ -148,14 +148,16 @@ def restore(
     for model in models(folder, family, SMALL):
         with _freed_memory_kept():
             measured = [_restored(model, length) for length in lengths]
-        for one in measured:
-            per_token = 1e6 * one.copied / one.tokens
-            told = f"{one.tokens:,} tokens, median of {FORKS}"
-            limit = "<= 2 %" if one.tokens >= 32_768 else ""
-            copied = f"{one.copied / one.computed:.2%} ({1000 * one.copied:.2f} ms of {one.computed:.2f} s)"
-            mark("copied / computed", model, told, copied, limit)
-            mark("copied, for each token", model, told, f"{per_token:.3f} µs", "flat")
-            mark("handed over", model, told, f"{1000 * one.reused_in_place:.2f} ms")
+        for done in measured:
+            per_token = 1e6 * done.copied / done.tokens
+            size = f"{done.tokens:,} tokens, median of {FORKS}"
+            limit = "<= 2 %" if done.tokens >= 32_768 else ""
+            copied = (
+                f"{done.copied / done.computed:.2%} ({1000 * done.copied:.2f} ms of {done.computed:.2f} s)"
+            )
+            mark("copied / computed", model, size, copied, limit)
+            mark("copied, for each token", model, size, f"{per_token:.3f} µs", "flat")
+            mark("handed over", model, size, f"{1000 * done.reused_in_place:.2f} ms")
 
 
 def _new_cache(layers: Layers) -> PromptCache:
@@ -312,11 +314,11 @@ def sessions(_: Path, *, cached: Sequence[int] = (10, 2000)) -> None:
         cached: sessions
     """
     for name, has_state in (("attention", False), ("with state", True)):
-        found = [_session_seconds(has_state, count) for count in cached]
-        for what, figures in zip(("open", "take in and close"), zip(*found, strict=True), strict=True):
-            told = f"{what}, {' and '.join(f'{count:,}' for count in cached)} sessions"
+        seconds = [_session_seconds(has_state, count) for count in cached]
+        for what, figures in zip(("open", "take in and close"), zip(*seconds, strict=True), strict=True):
+            size = f"{what}, {' and '.join(f'{count:,}' for count in cached)} sessions"
             measured = " : ".join(f"{1000 * figure:.3f} ms" for figure in figures)
-            mark("a new session", name, told, f"{measured} = {figures[-1] / figures[0]:.2f}", "<= 1.5")
+            mark("a new session", name, size, f"{measured} = {figures[-1] / figures[0]:.2f}", "<= 1.5")
 
 
 def _session_seconds(has_state: bool, cached: int) -> list[float]:
@@ -376,10 +378,10 @@ def _cut_leaf_by_leaf(tokens: int) -> None:
         _timed(lambda: store.assemble(copy, None, None, path[-1].end, tokens))
     ]
     check_store(store)
-    told = f"{tokens:,} tokens, {LAYERS} layers"
+    size = f"{tokens:,} tokens, {LAYERS} layers"
     for what, seconds in calls.items():
         measured = f"{max(seconds):.3f} s, {sum(seconds):.3f} s of {len(seconds)} calls"
-        mark(f"longest call: {what}", "any", told, measured, f"< {_STALL_S} s")
+        mark(f"longest call: {what}", "any", size, measured, f"< {_STALL_S} s")
 
 
 def _resting(store: PageStore, tokens: int) -> SequenceCache:

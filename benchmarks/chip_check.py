@@ -93,19 +93,19 @@ def outcomes_of_tests(printed: str, report: str) -> Figures:
     counts = [{word: int(number) for number, word in _COUNT.findall(line)} for line in _lines(printed)]
     letters = Counter("".join(line.partition(" ")[0] for line in _lines(printed) if _PROGRESS.match(line)))
     until_then = {word: letters[letter] for letter, word in _LETTERS.items() if letters[letter]}
-    return next((found for found in reversed(counts) if found), until_then)
+    return next((counted for counted in reversed(counts) if counted), until_then)
 
 
 def tables(printed: str, report: str) -> Figures:
     """The tables in Markdown, each a list of rows by their headings, and the line that names the machine."""
     del report
-    lines, found = list(_lines(printed)), list[list[dict[str, str]]]()
+    lines, parsed = list(_lines(printed)), list[list[dict[str, str]]]()
     for number, line in enumerate(lines[1:], 1):
         if _RULE.fullmatch(line):
             header = _cells(lines[number - 1])
-            found.append([dict(zip(header, row, strict=False)) for row in _rows(lines[number + 1 :])])
-    said = [line for line in lines if line and not line.startswith("|")]
-    return {"tables": found, "lines": said}
+            parsed.append([dict(zip(header, row, strict=False)) for row in _rows(lines[number + 1 :])])
+    others = [line for line in lines if line and not line.startswith("|")]
+    return {"tables": parsed, "lines": others}
 
 
 def findings(printed: str, report: str) -> Figures:
@@ -178,27 +178,27 @@ PARTS = (
 
 def check(part: Part, *, quick: bool, model: str | None, patience: float = 1) -> Result:
     """Run a part to its end, or to `patience` times its limit."""
-    said, limit_s = part.quick if quick else part.command, patience * part.limit_s
+    line, limit_s = part.quick if quick else part.command, patience * part.limit_s
     with tempfile.TemporaryDirectory() as name:
         report, printed = Path(name) / "report.json", Path(name) / "printed"
-        words = said.replace("MODEL", f"--model {shlex.quote(model)}" if model else "--demo")
+        words = line.replace("MODEL", f"--model {shlex.quote(model)}" if model else "--demo")
         command = [sys.executable, *shlex.split(words.replace("REPORT", str(report)))]
         began = time.monotonic()
         with printed.open("wb") as output:
             status = run(command, limit_s, output)
         seconds = time.monotonic() - began
         text = printed.read_text(encoding="utf-8", errors="replace")
-        told = report.read_text(encoding="utf-8") if report.exists() else ""
+        written = report.read_text(encoding="utf-8") if report.exists() else ""
     outcome: Outcome = "out of time" if status is None else "failed" if status else "passed"
     return Result(
         part=part.name,
         shows=part.shows,
-        command=f"python {said}",
+        command=f"python {line}",
         outcome=outcome,
         status=-1 if status is None else status,
         seconds=round(seconds, 1),
         limit_s=limit_s,
-        figures=part.read(without_paths(text), told),
+        figures=part.read(without_paths(text), written),
         last_lines=() if outcome == "passed" else list(_lines(without_paths(text)))[-TAIL_LINES:],
     )
 
@@ -251,14 +251,14 @@ def _cells(line: str) -> list[str]:
 
 def commit() -> str:
     """The commit of this checkout, with a mark if files differ from it; empty outside of git."""
-    said = subprocess.run(
+    done = subprocess.run(
         ["git", "describe", "--always", "--dirty", "--abbrev=40"],  # noqa: S607 - the user's git
         cwd=ROOT,
         capture_output=True,
         text=True,
         check=False,
     )
-    return said.stdout.strip()
+    return done.stdout.strip()
 
 
 def read_options(arguments: Sequence[str]) -> argparse.Namespace:
@@ -296,6 +296,6 @@ def main(arguments: Sequence[str]) -> int:
         report["parts"].append(asdict(result))
         options.json.write_text(json.dumps(report, indent=1, ensure_ascii=False), encoding="utf-8")
         print(f"{result.outcome:12} {part.name:9} {result.seconds:5.0f} s  {part.shows}", flush=True)
-    bad = [one["part"] for one in report["parts"] if one["outcome"] != "passed"]
+    bad = [checked["part"] for checked in report["parts"] if checked["outcome"] != "passed"]
     print(f"\n{', '.join(bad)} did not pass." if bad else "\nAll passed.", f"{options.json} has the figures.")
     return 1 if bad else 0

@@ -127,7 +127,8 @@ def play(_: Path, *, words: Sequence[str] = ()) -> Iterator[str]:
 def _names(left_out: Sequence[Case]) -> list[str]:
     """Of cases; one name for all scenarios of a model that does not even fit."""
     names = (
-        one.name if one.cost.free_bytes > 0 else f"{one.chip.name} · {one.model.name}" for one in left_out
+        pair.name if pair.cost.free_bytes > 0 else f"{pair.chip.name} · {pair.model.name}"
+        for pair in left_out
     )
     return list(dict.fromkeys(names))
 

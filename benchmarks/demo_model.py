@@ -66,7 +66,7 @@ class Verdict:
     answer: bool
     reasoning: bool
     prompt_tokens: int
-    said: str
+    output: str
 
 
 @dataclass(frozen=True)
@@ -125,13 +125,13 @@ class Examiner:
         while first in self._trained_lines:
             result, first = self._words.result()
         function = {"name": job.name, "arguments": json.dumps(job.arguments)}
-        said = {
+        call = {
             "role": "assistant",
             "content": None,
             "tool_calls": [{"id": "call_1", "type": "function", "function": function}],
         }
-        told = {"role": "tool", "tool_call_id": "call_1", "content": result}
-        return Prompt("result", [_user(job.text), said, told], job.tools, RETURNED + first)
+        returned = {"role": "tool", "tool_call_id": "call_1", "content": result}
+        return Prompt("result", [_user(job.text), call, returned], job.tools, RETURNED + first)
 
     def _job(self, offered: int) -> Job:
         tools = self._tools(offered)
@@ -197,7 +197,7 @@ def judge(prompt: Prompt, reply: Mapping[str, Any]) -> Verdict:
         answer=is_whole and text == prompt.text and _are_those_wanted(calls, prompt.call),
         reasoning=reasoning == wanted,
         prompt_tokens=reply["usage"]["prompt_tokens"],
-        said=json.dumps([reasoning, text, calls], ensure_ascii=False),
+        output=json.dumps([reasoning, text, calls], ensure_ascii=False),
     )
 
 
@@ -260,8 +260,8 @@ def report(tokens: int, verdicts: Sequence[Verdict]) -> None:
     for verdict in verdicts:
         rows.setdefault(f"reasoning {'on' if verdict.prompt.thinks else 'off'}", []).append(verdict.reasoning)
     for name, right in rows.items():
-        told = f"{tokens} ({lengths[0]} to {lengths[-1]})"
-        row(name, told, f"{sum(right)} of {len(right)}", f"{sum(right) / len(right):.1%}")
+        size = f"{tokens} ({lengths[0]} to {lengths[-1]})"
+        row(name, size, f"{sum(right)} of {len(right)}", f"{sum(right) / len(right):.1%}")
 
 
 def show(verdicts: Sequence[Verdict], most: int) -> None:
@@ -273,7 +273,7 @@ def show(verdicts: Sequence[Verdict], most: int) -> None:
         shown[name] += 1
         last = verdict.prompt.messages[-1]["content"][-300:]
         wanted = verdict.prompt.text or verdict.prompt.call
-        print(f"  [{name}] {last!r}\n     wanted {wanted!r}\n     came   {verdict.said}")
+        print(f"  [{name}] {last!r}\n     wanted {wanted!r}\n     came   {verdict.output}")
 
 
 PARTS: Mapping[str, Part] = {"answers": answers}

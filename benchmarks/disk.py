@@ -162,17 +162,17 @@ def measure(network: Any, shape: KVShape, folder: Path, tokens: int, *, cold: bo
     """Print a row: a cache writes a prompt, another one restores it."""
     ids = tuple(random.Random(tokens).randrange(1000) for _ in range(tokens + 1))
     computing = computing_s(network, shape, tokens)
-    with closing(Kept(network, folder, shape)) as one:
-        one.fill(ids)
-        writing, in_memory, written = one.write_all(), one.copied(ids), one.metrics.written_bytes
+    with closing(Kept(network, folder, shape)) as kept:
+        kept.fill(ids)
+        writing, in_memory, written = kept.write_all(), kept.copied(ids), kept.metrics.written_bytes
     if cold:
         os.sync()
         Path("/proc/sys/vm/drop_caches").write_text("3")
-    ideal, page = (sum(one.nbytes for one in shape.tensors(count).values()) for count in (tokens, PAGE))
-    with closing(Kept(network, folder, shape)) as one:
+    ideal, page = (sum(tensor.nbytes for tensor in shape.tensors(count).values()) for count in (tokens, PAGE))
+    with closing(Kept(network, folder, shape)) as kept:
         mx.clear_cache()
         mx.reset_peak_memory()
-        restoring, restored = one.restore(ids)
+        restoring, restored = kept.restore(ids)
         beyond = mx.get_peak_memory() - mx.get_active_memory()
     if restored != tokens:
         raise SystemExit(f"{restored} tokens were restored, not {tokens}")
@@ -212,7 +212,7 @@ def restore(
     with tempfile.TemporaryDirectory(dir=disk) as place, mx.stream(generation_stream):
         network = load(tiny_models.build("qwen3", folder, hidden=hidden, layers=layers)).network
         shape, shortest = shape_of(network), min(tokens)
-        kib = sum(one.nbytes for one in shape.tensors(1).values()) / 1024
+        kib = sum(tensor.nbytes for tensor in shape.tensors(1).values()) / 1024
         whole, pieces = whole_s(network, shortest), computing_s(network, shape, shortest)
         print(f"A token has {kib:.0f} KiB of KV.")
         print(f"{shortest:,} tokens are computed in {whole:.2f} s, as it is told here {pieces:.2f} s.\n")
@@ -288,22 +288,22 @@ def beside(folder: Path, *, hidden: int = 512, layers: int = 4) -> None:
     with mx.stream(generation_stream):
         model = load(tiny_models.build("qwen3", folder / "model", hidden=hidden, layers=layers))
         resources = resources_of(model, 2)
-        with closing(Kept(model.network, folder / "ssd", shape_of(model.network), idle_s=0)) as one:
-            stepper = Stepper(replace(resources, cache=one.cache), clock=time.monotonic)
-            one.tier.traffic.notify = partial(_wake, stepper)
+        with closing(Kept(model.network, folder / "ssd", shape_of(model.network), idle_s=0)) as kept:
+            stepper = Stepper(replace(resources, cache=kept.cache), clock=time.monotonic)
+            kept.tier.traffic.notify = partial(_wake, stepper)
             for number in range(ROUNDS):
-                one.cache.disk.flush(600)
+                kept.cache.disk.flush(600)
                 alone.append(reply_s(stepper, number))
-                one.cache.disk.flush(600)
+                kept.cache.disk.flush(600)
                 rng = random.Random(number)
-                one.fill(tuple(rng.randrange(1000) for _ in range(BEHIND)))
-                one.cache.disk.write_due(
+                kept.fill(tuple(rng.randrange(1000) for _ in range(BEHIND)))
+                kept.cache.disk.write_due(
                     is_busy=False
                 )  # finds what is due; beside a reply it looks now and then
-                before = one.metrics.written_bytes
+                before = kept.metrics.written_bytes
                 together.append(reply_s(stepper, number + ROUNDS))
-                written.append(one.metrics.written_bytes - before)
-                if not one.metrics.queue:
+                written.append(kept.metrics.written_bytes - before)
+                if not kept.metrics.queue:
                     raise SystemExit("the writer had nothing left to write")
     mine, other = (REPLY / statistics.median(seconds) for seconds in (alone, together))
     rate = f"{sum(written) / sum(together) / 1e6:.0f} MB/s"
@@ -320,9 +320,9 @@ def scan_files(folder: Path, *, files: int = 20_000) -> None:
         path.touch()
     index = DiskIndex()
     began = time.perf_counter()
-    for found in scan(folder):
-        if found.cached:
-            index.add(found.cached)
+    for scanned in scan(folder):
+        if scanned.cached:
+            index.add(scanned.cached)
     print(f"A scan of {len(index):,} files took {1000 * (time.perf_counter() - began):.0f} ms.")
 
 

@@ -46,26 +46,26 @@ class ChatTurn:
 
     Attributes:
         life: number of the server's start.
-        said: token ids of the reply.
+        tokens: token ids of the reply.
     """
 
     life: int
     messages: list[Message]
     reply: Message
     prompt_tokens: int
-    said: tuple[int, ...]
+    tokens: tuple[int, ...]
 
 
-type Said = tuple[tuple[int, ...], list[int]]
+type PromptAndReply = tuple[tuple[int, ...], list[int]]
 """The token ids of a prompt and of the reply to it."""
 
 
 @dataclass
-class Found:
+class Findings:
     """The findings: what happened, and what must not happen."""
 
     counts: Counter[str] = field(default_factory=Counter[str])
-    replies: list[Said] = field(default_factory=list["Said"])
+    replies: list[PromptAndReply] = field(default_factory=list["PromptAndReply"])
     chats: list[list[ChatTurn]] = field(default_factory=list[list[ChatTurn]])
     problems: list[str] = field(default_factory=list[str])
     largest_file: int = 0
@@ -74,9 +74,9 @@ class Found:
 class Talker(threading.Thread):
     """A client that goes on with its conversation as long as the server lives."""
 
-    def __init__(self, port: int, number: int, history: list[Any], found: Found) -> None:
+    def __init__(self, port: int, number: int, history: list[Any], findings: Findings) -> None:
         super().__init__(daemon=True)
-        self.port, self.number, self.history, self.found = port, number, history, found
+        self.port, self.number, self.history, self.findings = port, number, history, findings
         self.rng = random.Random(f"{number} {len(history)}")
 
     def run(self) -> None:
@@ -92,15 +92,15 @@ class Talker(threading.Thread):
         prompt = (*self.history[-1], *tokens(self.rng, 5, 60))
         body = {"prompt": list(prompt), "max_tokens": REPLY, "temperature": 0, "return_token_ids": True}
         answer = servers.ask(self.port, "/v1/completions", body)
-        said = answer["choices"][0]["token_ids"]
-        self.found.counts["cached"] += answer["usage"]["prompt_tokens_details"]["cached_tokens"]
-        self.found.counts["prompt"] += len(prompt)
-        self.found.replies.append((prompt, said))
-        self.history.append((*prompt, *said))
+        reply = answer["choices"][0]["token_ids"]
+        self.findings.counts["cached"] += answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+        self.findings.counts["prompt"] += len(prompt)
+        self.findings.replies.append((prompt, reply))
+        self.history.append((*prompt, *reply))
 
     def _chat(self) -> None:
         if len(self.history) >= LONGEST_CHAT:
-            self.found.chats.append(list(self.history))
+            self.findings.chats.append(list(self.history))
             self.history.clear()
         turns: list[ChatTurn] = self.history
         before = [*turns[-1].messages, turns[-1].reply] if turns else []
@@ -111,30 +111,32 @@ class Talker(threading.Thread):
         (choice,) = answer["choices"]
         reply = {"role": "assistant", "content": choice["message"]["content"]}
         prompt_tokens = answer["usage"]["prompt_tokens"]
-        life = self.found.counts["starts"]
+        life = self.findings.counts["starts"]
         turns.append(ChatTurn(life, asked, reply, prompt_tokens, tuple(choice["token_ids"])))
-        self.found.counts["chats"] += 1
+        self.findings.counts["chats"] += 1
 
 
-def live(folder: Path, disk: Path, histories: list[list[Any]], found: Found, rng: random.Random) -> None:
+def live(
+    folder: Path, disk: Path, histories: list[list[Any]], findings: Findings, rng: random.Random
+) -> None:
     """One life of a server, up to its violent end."""
     log = disk.parent / "server.log"
     with servers.served("--model", folder, "--ssd-cache-dir", disk, log=log) as server:
-        found.counts["starts"] += 1
-        talkers = [Talker(server.port, number, history, found) for number, history in enumerate(histories)]
+        findings.counts["starts"] += 1
+        talkers = [Talker(server.port, number, history, findings) for number, history in enumerate(histories)]
         for talker in talkers:
             talker.start()
         end = time.monotonic() + rng.uniform(0.3, 4)
         while time.monotonic() < end:
-            check_folder(disk, found)
+            check_folder(disk, findings)
             time.sleep(0.05)
-        check_stats(server.port, found)
+        check_stats(server.port, findings)
         os.kill(server.pid, 9)
         for talker in talkers:
             talker.join(30)
 
 
-def check_folder(disk: Path, found: Found) -> None:
+def check_folder(disk: Path, findings: Findings) -> None:
     size = 0
     for path in disk.rglob("*"):
         try:
@@ -143,21 +145,23 @@ def check_folder(disk: Path, found: Found) -> None:
             continue
         size += nbytes if not path.name.endswith("-wal") else 0
         if path.suffix == ".safetensors":
-            found.largest_file = max(found.largest_file, nbytes)
-    if size > QUOTA + 2 * found.largest_file:  # one that is complete, and one that is being written
-        found.problems.append(f"the folder has {size:,} bytes")
+            findings.largest_file = max(findings.largest_file, nbytes)
+    if size > QUOTA + 2 * findings.largest_file:  # one that is complete, and one that is being written
+        findings.problems.append(f"the folder has {size:,} bytes")
 
 
-def check_stats(port: int, found: Found) -> None:
+def check_stats(port: int, findings: Findings) -> None:
     ssd = servers.ask(port, "/stats")["ssd"]
-    found.counts["restored tokens"] += ssd["restored_tokens"]
-    found.counts["written files"] += ssd["written_files"]
-    found.counts["removed files"] += ssd["evictions"]
-    hurt = {reason for reason in ssd["rejected_files"] if reason != "missing"}  # removed since it was planned
-    if hurt or ssd["conversations"]["rejected_rows"] or ssd["conversations"]["resets"]:
-        found.problems.append(f"rejected: {ssd}")
+    findings.counts["restored tokens"] += ssd["restored_tokens"]
+    findings.counts["written files"] += ssd["written_files"]
+    findings.counts["removed files"] += ssd["evictions"]
+    damaged = {
+        reason for reason in ssd["rejected_files"] if reason != "missing"
+    }  # removed since it was planned
+    if damaged or ssd["conversations"]["rejected_rows"] or ssd["conversations"]["resets"]:
+        findings.problems.append(f"rejected: {ssd}")
     if ssd["state"] != "on":
-        found.problems.append(f"the tier is {ssd['state']}")
+        findings.problems.append(f"the tier is {ssd['state']}")
 
 
 class Truth:
@@ -170,51 +174,51 @@ class Truth:
             uncached_resources(model.network, model.tokenizer.token_bytes, self.ends, 1, batches=True)
         )
 
-    def difference(self, prompt: tuple[int, ...], said: Sequence[int]) -> str | None:
+    def difference(self, prompt: tuple[int, ...], reply: Sequence[int]) -> str | None:
         """Return how a reply differs from what comes after a prompt; None if it does not."""
 
         def is_right(at: int) -> bool:
-            return says_too(self._network, (*prompt, *said[:at]), said[at])
+            return says_too(self._network, (*prompt, *reply[:at]), reply[at])
 
-        return self._tally.difference(said, reference(self._plain, prompt, REPLY), is_right)
+        return self._tally.difference(reply, reference(self._plain, prompt, REPLY), is_right)
 
 
-def compare(folder: Path, found: Found, tally: Tally, sample: int) -> None:
+def compare(folder: Path, findings: Findings, tally: Tally, sample: int) -> None:
     """Compare some of the replies with those of an engine without a cache."""
     truth = Truth(folder, tally)
-    for prompt, said in random.Random(1).sample(found.replies, min(sample, len(found.replies))):
-        if wrong := truth.difference(prompt, said):
-            found.problems.append(f"after {len(prompt)} tokens: {wrong}")
+    for prompt, reply in random.Random(1).sample(findings.replies, min(sample, len(findings.replies))):
+        if wrong := truth.difference(prompt, reply):
+            findings.problems.append(f"after {len(prompt)} tokens: {wrong}")
 
 
-def compare_chats(folder: Path, found: Found, tally: Tally, sample: int) -> None:
+def compare_chats(folder: Path, findings: Findings, tally: Tally, sample: int) -> None:
     """Compare whole chats with what an engine without a cache says after one of their possible prompts."""
     truth, rendering = Truth(folder, tally), Rendering(folder)
     (end,) = rendering.encode(tiny_models.END_OF_TURN)
-    for chat in random.Random(1).sample(found.chats, len(found.chats)):
+    for chat in random.Random(1).sample(findings.chats, len(findings.chats)):
         used: list[list[tuple[int, ...]]] = []
         for number, turn in enumerate(chat):
-            if found.counts["chats compared"] >= sample:
+            if findings.counts["chats compared"] >= sample:
                 return
             fresh = tuple(rendering.tokens(Request.of(turn.messages, tools=())))
             possible = [
-                (*before, *chat[at].said, *behind_reply(fresh, end, at))
+                (*before, *chat[at].tokens, *behind_reply(fresh, end, at))
                 for at in range(number)
                 for before in used[at]
             ]
-            fitting = {one for one in (fresh, *possible) if len(one) == turn.prompt_tokens}
-            wrong = {one: truth.difference(one, turn.said) for one in fitting}
-            right = [one for one in fitting if wrong[one] is None]
+            fitting = {version for version in (fresh, *possible) if len(version) == turn.prompt_tokens}
+            wrong = {version: truth.difference(version, turn.tokens) for version in fitting}
+            right = [version for version in fitting if wrong[version] is None]
             if not right:
                 reasons = "; ".join(filter(None, wrong.values()))
-                found.problems.append(
+                findings.problems.append(
                     f"chat, turn {number} of life {turn.life}, {turn.prompt_tokens} tokens, "
                     f"{len(fitting)} prompts may be it: {reasons}"
                 )
                 break
             used.append(right)
-            found.counts["with several prompts that may be it"] += len(right) > 1
-            count_chat(found, chat, number, is_bound=fresh not in right)
+            findings.counts["with several prompts that may be it"] += len(right) > 1
+            count_chat(findings, chat, number, is_bound=fresh not in right)
 
 
 def behind_reply(fresh: tuple[int, ...], end: int, turn: int) -> tuple[int, ...]:
@@ -223,11 +227,11 @@ def behind_reply(fresh: tuple[int, ...], end: int, turn: int) -> tuple[int, ...]
     return fresh[ends[2 * turn + 1] :]
 
 
-def count_chat(found: Found, chat: Sequence[ChatTurn], number: int, *, is_bound: bool) -> None:
+def count_chat(findings: Findings, chat: Sequence[ChatTurn], number: int, *, is_bound: bool) -> None:
     is_after = number > 0 and chat[number].life != chat[number - 1].life
-    found.counts["chats compared"] += 1
-    found.counts["after a kill"] += is_after
-    found.counts["bound after a kill"] += is_after and is_bound
+    findings.counts["chats compared"] += 1
+    findings.counts["after a kill"] += is_after
+    findings.counts["bound after a kill"] += is_after and is_bound
 
 
 def kills(
@@ -246,17 +250,19 @@ def kills(
     Args:
         sample: replies that are compared, and as many chats
     """
-    rng, found, tally = random.Random(seed), Found(), Tally()
+    rng, findings, tally = random.Random(seed), Findings(), Tally()
     histories: list[list[Any]] = [[] for _ in range(6)]
     model = tiny_models.build(model_family, folder / "model", hidden=128, layers=2)
     os.environ |= _SETTINGS
     for _ in range(kills):
-        live(model, folder / "ssd", histories, found, rng)
-    found.chats += [history for history in histories[4:] if history]
-    compare(model, found, tally, sample)
-    compare_chats(model, found, tally, sample)
-    print(f"  {dict(found.counts)}, {len(found.replies)} replies")
-    print(f"  compared: {tally.tokens} tokens, {tally.ties} ties; largest file {found.largest_file:,} bytes")
+        live(model, folder / "ssd", histories, findings, rng)
+    findings.chats += [history for history in histories[4:] if history]
+    compare(model, findings, tally, sample)
+    compare_chats(model, findings, tally, sample)
+    print(f"  {dict(findings.counts)}, {len(findings.replies)} replies")
+    print(
+        f"  compared: {tally.tokens} tokens, {tally.ties} ties; largest file {findings.largest_file:,} bytes"
+    )
     names = ("chats compared", "after a kill", "bound after a kill")
-    print(f"  turns of chats: {', '.join(f'{name}: {found.counts[name]}' for name in names)}")
-    yield from found.problems
+    print(f"  turns of chats: {', '.join(f'{name}: {findings.counts[name]}' for name in names)}")
+    yield from findings.problems

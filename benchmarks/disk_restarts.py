@@ -39,19 +39,21 @@ class Round:
     @property
     def later(self) -> Generator[tuple[Conversation, int]]:
         """Each conversation with the number of each turn but its first."""
-        for one in self.everybody:
-            for number in range(1, len(one.turns)):
-                yield one, number
+        for conversation in self.everybody:
+            for number in range(1, len(conversation.turns)):
+                yield conversation, number
 
     def compare(self, kept: Sequence[Conversation]) -> None:
         """Note what is otherwise than on a server that was never stopped, or than it should be."""
-        for one, other in zip(self.everybody, kept, strict=True):
-            if one.messages != other.messages:
-                self.problems.append(f"{one.name} ({one.sends.__name__}): another reply")
-        for one, number in self.later:
-            heard = one.turns[number]
+        for conversation, other in zip(self.everybody, kept, strict=True):
+            if conversation.messages != other.messages:
+                self.problems.append(f"{conversation.name} ({conversation.sends.__name__}): another reply")
+        for conversation, number in self.later:
+            heard = conversation.turns[number]
             if heard.computed > heard.new + MOST_AGAIN:
-                self.problems.append(f"{one.name} ({one.sends.__name__}), turn {number}: {heard}")
+                self.problems.append(
+                    f"{conversation.name} ({conversation.sends.__name__}), turn {number}: {heard}"
+                )
 
 
 def hold(model: Path, folder: Path, turns: int, idle_s: float | None) -> Round:
@@ -59,20 +61,20 @@ def hold(model: Path, folder: Path, turns: int, idle_s: float | None) -> Round:
 
     A server is killed `idle_s` seconds after its turn, or told to end if that is None.
     """
-    found = Round(conversations())
+    played = Round(conversations())
     for number in range(turns):
         began = time.monotonic()
         with _life(model, folder, "--ssd-cache-dir", folder / "ssd") as server:
-            found.starts.append(time.monotonic() - began)
-            turn(partial(servers.ask, server.port), found.everybody, number)
+            played.starts.append(time.monotonic() - began)
+            turn(partial(servers.ask, server.port), played.everybody, number)
             ssd = servers.ask(server.port, "/stats")["ssd"]
-            found.restored += ssd["restored_tokens"]
+            played.restored += ssd["restored_tokens"]
             if ssd["rejected_files"] or ssd["conversations"]["rejected_rows"]:
-                found.problems.append(f"rejected: {ssd}")
+                played.problems.append(f"rejected: {ssd}")
             if idle_s is not None:
                 time.sleep(idle_s)
                 os.kill(server.pid, signal.SIGKILL)
-    return found
+    return played
 
 
 def never_stopped(model: Path, folder: Path, turns: int) -> list[Conversation]:
@@ -131,21 +133,32 @@ def restarts(
         for end, wait_s in (("SIGTERM", None), (f"SIGKILL after {idle_s:g} s", idle_s)):
             place = folder / name / end.partition(" ")[0]
             place.mkdir()
-            found = hold(model, place, turns, wait_s)
-            found.compare(kept)
-            row(name, end, *cells(found, kept))
-            yield from (f"{name}, {end}: {problem}" for problem in found.problems)
+            played = hold(model, place, turns, wait_s)
+            played.compare(kept)
+            row(name, end, *cells(played, kept))
+            yield from (f"{name}, {end}: {problem}" for problem in played.problems)
 
 
-def cells(found: Round, kept: Sequence[Conversation]) -> list[str]:
-    heard = [one.turns[number] for one, number in found.later]
-    never = [one.turns[number].computed for one in kept for number in range(1, len(one.turns))]
-    equal = sum(one.messages == other.messages for one, other in zip(found.everybody, kept, strict=True))
-    counts = (sum(one.new for one in heard), sum(one.computed for one in heard), sum(never))
+def cells(played: Round, kept: Sequence[Conversation]) -> list[str]:
+    heard = [conversation.turns[number] for conversation, number in played.later]
+    never = [
+        conversation.turns[number].computed
+        for conversation in kept
+        for number in range(1, len(conversation.turns))
+    ]
+    equal = sum(
+        conversation.messages == other.messages
+        for conversation, other in zip(played.everybody, kept, strict=True)
+    )
+    counts = (
+        sum(turn.new for turn in heard),
+        sum(turn.computed for turn in heard),
+        sum(never),
+    )
     return [
         *(f"{count:,}" for count in (len(heard), *counts)),
-        f"{max(one.computed - one.new for one in heard)}",
-        f"{found.restored:,}",
+        f"{max(turn.computed - turn.new for turn in heard)}",
+        f"{played.restored:,}",
         f"{equal} of {len(kept)}",
-        f"{max(found.starts):.1f} s",
+        f"{max(played.starts):.1f} s",
     ]

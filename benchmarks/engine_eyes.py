@@ -33,14 +33,14 @@ def eyes(
     """
     model = load(tiny_vision_models.build(family, folder))
     seeing = resources_of(model, vision=model.vision)
-    engines = [Stepper(one, longest_chunk=CHUNK) for one in (seeing, replace(seeing, vision=None))]
+    engines = [Stepper(part, longest_chunk=CHUNK) for part in (seeing, replace(seeing, vision=None))]
     gc.disable()  # so that no engine pays for what the other one leaves
     times = alternate(rounds, *(partial(_milliseconds, engine) for engine in engines), warm_up=2)
     gc.enable()
     table(" | with eyes | without | ratio")
     for place, name in enumerate(("chunk", "step")):
         pairs = [(with_eyes[place], without[place]) for with_eyes, without in times]
-        row(f"ms of a {name}", *(f"{one:.3f}" for one in medians(pairs)), f"{ratio(pairs):.3f}")
+        row(f"ms of a {name}", *(f"{ms:.3f}" for ms in medians(pairs)), f"{ratio(pairs):.3f}")
         if name == "step" and ratio(pairs) > MARK:
             yield f"a step costs {ratio(pairs):.3f} times as much; the mark is {MARK}"
 

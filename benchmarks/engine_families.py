@@ -114,7 +114,7 @@ class Rates:
         return self.ratio >= self.least
 
     def cells(self) -> tuple[str, ...]:
-        speeds = (f"{one.wall:,.0f} tok/s" for one in self.fastest)
+        speeds = (f"{reading.wall:,.0f} tok/s" for reading in self.fastest)
         mark = "holds" if self.holds else "**fails**"
         return self.name, *speeds, f"{self.ratio:.3f}", f"{self.cpu_ratio:.3f}", f"{self.least} {mark}"
 
@@ -155,7 +155,7 @@ class BareNetwork:
         generator = BatchGenerator(self.network, max_tokens=REPLY_TOKENS, completion_batch_size=len(caches))
         uids = generator.insert([[last]] * len(caches), caches=caches)
         times: dict[int, list[Stamp]] = {uid: [] for uid in uids}
-        while any(len(one) < REPLY_TOKENS for one in times.values()):
+        while any(len(moments) < REPLY_TOKENS for moments in times.values()):
             for response in generator.next_generated():
                 times[response.uid].append(_now())
         generator.close()
@@ -206,10 +206,10 @@ class ServedNetwork:
 
 def _rate(times: Sequence[Sequence[Stamp]]) -> Speed:
     """Of all replies together, while all of them run."""
-    start, end = max(one[SKIPPED] for one in times), min(one[-1] for one in times)
+    start, end = max(moments[SKIPPED] for moments in times), min(moments[-1] for moments in times)
     if end <= start:
         raise SystemExit("Some replies had ended before the last one began.")
-    return _speed(sum(start < moment <= end for one in times for moment in one), start, end)
+    return _speed(sum(start < moment <= end for moments in times for moment in moments), start, end)
 
 
 def _assembled(folder: Path) -> EngineResources:

@@ -100,7 +100,7 @@ def sampling(
     table("sampling | greedy, ms a step | sampled, ms a step | sampled / greedy | at most")
     with _engine(Path(model) if model else folder) as engine:
         for name, way in WAYS.items():
-            sides = (partial(_step_ms, engine, one, tokens) for one in (way, GREEDY))
+            sides = (partial(_step_ms, engine, side, tokens) for side in (way, GREEDY))
             times = alternate(rounds, *sides, warm_up=1)
             sampled, greedy = medians(times)
             most = f"{MOST}" if name == DEFAULTS else ""

@@ -36,7 +36,7 @@ FAMILIES = ("qwen3", "qwen3_5", "gemma3_text", "glm4_moe_lite")
 OURS = Sampling()
 SAMPLING: Mapping[str, Mapping[str, float]] = {
     "greedy": {"temperature": 0},
-    "defaults": {one: getattr(OURS, one) for one in ("temperature", "top_p", "top_k", "min_p")},
+    "defaults": {option: getattr(OURS, option) for option in ("temperature", "top_p", "top_k", "min_p")},
 }
 """Asked of both: each has defaults of its own."""
 _SAYS_SOMETHING = re.compile(rb'"(?:content|reasoning|reasoning_content)": ?"[^"]')
@@ -96,7 +96,7 @@ class Server:
     def rate(self, count: int, tokens: int, sampling: str) -> float:
         """Tokens per second of so many replies at once, their short prompts included, which are all new."""
         asked = [question(next(self.asked)) for _ in range(count)]
-        bodies = [body_of([one], tokens, sampling) for one in asked]
+        bodies = [body_of([prompt], tokens, sampling) for prompt in asked]
         spent, began = servers.cpu_s(self.process), time.perf_counter()
         streams: list[Stream] = []
         for body in bodies:
@@ -104,11 +104,11 @@ class Server:
             time.sleep(CONNECTS_S)
         read_all(streams, LOOKS_S)
         seconds = time.perf_counter() - began
-        made = sum(one.tokens() for one in streams)
+        made = sum(stream.tokens() for stream in streams)
         self.cpu_s += servers.cpu_s(self.process) - spent
         self.tokens += made
-        self.events += sum(one.events() for one in streams)
-        self.firsts_s.append(statistics.median(one.first_s or seconds for one in streams))
+        self.events += sum(stream.events() for stream in streams)
+        self.firsts_s.append(statistics.median(stream.first_s or seconds for stream in streams))
         return made / seconds
 
     def first_s(self, messages: list[Message], sampling: str) -> float:
@@ -123,8 +123,8 @@ class Server:
 def read_all(streams: Sequence[Stream], pause_s: float) -> None:
     """Read all to their ends, with a pause between two looks."""
     with selectors.DefaultSelector() as selector:
-        for one in streams:
-            selector.register(one.connection, selectors.EVENT_READ, one)
+        for stream in streams:
+            selector.register(stream.connection, selectors.EVENT_READ, stream)
         while selector.get_map():
             ready = selector.select(PATIENCE_S)
             if not ready:
@@ -207,7 +207,7 @@ def _tell(name: str, sides: Sequence[Server], rates: Sequence[tuple[float, ...]]
         f"{ours:,.4g}",
         f"{theirs:,.4g}",
         f"{ratio(rates):.2f}",
-        " : ".join(f"{1000 * one:.0f}" for one in medians(firsts)),
+        " : ".join(f"{1000 * seconds:.0f}" for seconds in medians(firsts)),
         f"{ratio(firsts):.2f}",
         f"{cpu[0]:.0f} : {cpu[1]:.0f} = {cpu[0] / cpu[1]:.2f}",
         " : ".join(f"{side.events / side.tokens:.2f}" for side in sides),

@@ -70,10 +70,10 @@ class Session:
 
 
 def recorded_sessions(file: Path = SESSIONS) -> list[Session]:
-    told = json.loads(file.read_text(encoding="utf-8"))
+    recorded = json.loads(file.read_text(encoding="utf-8"))
     return [
-        Session(number, one["instructions"], tuple(Turn(*turn) for turn in one["requests"]))
-        for number, one in enumerate(told)
+        Session(number, session["instructions"], tuple(Turn(*turn) for turn in session["requests"]))
+        for number, session in enumerate(recorded)
     ]
 
 
@@ -98,17 +98,17 @@ class SegmentCache:
 
     def read(self, path: PromptPath) -> int:
         """Compute a prompt. Returns how many of its tokens were there already."""
-        found, is_known = 0, True
+        cached, is_known = 0, True
         for segment, length in path:
             if not is_known:
                 break
             had = min(self._lengths.get(segment, 0), length)
-            found += had
+            cached += had
             is_known = had == length
         for segment, length in reversed(path):
             self._keep(segment, length)
         self._evict()
-        return found
+        return cached
 
     def _keep(self, segment: Segment, length: int) -> None:
         had = self._lengths.get(segment, 0)
@@ -201,15 +201,15 @@ def _remembering(names_of: Callable[[Asked], list[bytes]]) -> Router:
 
     def route(asked: Asked, servers: Sequence[SimulatedServer]) -> SimulatedServer:
         nonlocal given
-        by_name = {one.name: one for one in servers}
+        by_name = {server.name: server for server in servers}
         names = names_of(asked)
-        found = conversations.find(names, by_name.__contains__)
-        if found is None:
+        name = conversations.find(names, by_name.__contains__)
+        if name is None:
             given += 1
-            least = min(servers, key=lambda one: (one.busy(asked.now), one.newest))
-            least.newest, found = given, least.name
-        conversations.note(names, found)
-        return by_name[found]
+            least = min(servers, key=lambda server: (server.busy(asked.now), server.newest))
+            least.newest, name = given, least.name
+        conversations.note(names, name)
+        return by_name[name]
 
     return route
 
@@ -256,7 +256,7 @@ def play(
     fleet = [SimulatedServer(machine, f"{number}") for number in range(servers)]
     ever, outcome = SegmentCache(), Outcome()
     plays = [sessions[number % len(sessions)] for number in range(agents)]
-    paths = [one.paths(number) for number, one in enumerate(plays)]
+    paths = [session.paths(number) for number, session in enumerate(plays)]
     due = [(source.uniform(0, START_WITHIN_S), number, 0) for number in range(agents)]
     heapq.heapify(due)
     while due:

@@ -57,7 +57,7 @@ def _runs(tree: ast.Module) -> bool:
     """It has parts, or reads its arguments itself."""
     assigned = [ast.unparse(node.target) for node in tree.body if isinstance(node, ast.AnnAssign)]
     return "PARTS" in assigned or any(
-        isinstance(one, ast.FunctionDef) and one.name == "main" for one in tree.body
+        isinstance(statement, ast.FunctionDef) and statement.name == "main" for statement in tree.body
     )
 
 
@@ -93,22 +93,22 @@ def refuse(why: str) -> NoReturn:
     raise SystemExit(2)
 
 
-def parser_of(name: str, module: Any) -> argparse.ArgumentParser:
+def parser_of(program: str, module: Any) -> argparse.ArgumentParser:
     """What reads the arguments of a program: `--only`, and the options of all its parts."""
     parts: Mapping[str, Part] = module.PARTS
-    shown = "\n\n".join(f"{one}: {inspect.getdoc(part)}" for one, part in parts.items())
+    shown = "\n\n".join(f"{name}: {inspect.getdoc(part)}" for name, part in parts.items())
     parser = argparse.ArgumentParser(
-        prog=f"python -m benchmarks {name}",
+        prog=f"python -m benchmarks {program}",
         description=f"{module.__doc__}\n{shown}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--only", nargs="+", choices=parts, default=list(parts), metavar="PART")
     kinds: dict[str, Any] = {}
     helps: dict[str, list[str]] = {}
-    for one, part in parts.items():
+    for name, part in parts.items():
         for option, (kind, default) in _parameters(part).items():
             kinds[option] = kind
-            helps.setdefault(option, []).append(f"{one}: {_help(part, option)}{_shown(default)}")
+            helps.setdefault(option, []).append(f"{name}: {_help(part, option)}{_shown(default)}")
     for option, kind in kinds.items():
         parser.add_argument(f"--{option.replace('_', '-')}", help="; ".join(helps[option]), **_parsing(kind))
     return parser
@@ -118,12 +118,16 @@ def _parameters(part: Part) -> dict[str, tuple[Any, Any]]:
     """The options of a part, each with its annotation and default."""
     hints = get_type_hints(part, include_extras=True)
     parameters = inspect.signature(part).parameters.values()
-    return {one.name: (hints[one.name], one.default) for one in parameters if one.kind is one.KEYWORD_ONLY}
+    return {
+        parameter.name: (hints[parameter.name], parameter.default)
+        for parameter in parameters
+        if parameter.kind is parameter.KEYWORD_ONLY
+    }
 
 
 def _help(part: Part, option: str) -> str:
-    found = re.search(rf"^ *{option}: (.*)$", inspect.getdoc(part) or "", re.MULTILINE)
-    return found[1] if found else ""
+    line = re.search(rf"^ *{option}: (.*)$", inspect.getdoc(part) or "", re.MULTILINE)
+    return line[1] if line else ""
 
 
 def _shown(default: Any) -> str:
@@ -141,13 +145,13 @@ def _parsing(kind: Any) -> dict[str, Any]:
         kind, choices = get_args(kind)
     if kind is bool:
         return {"action": "store_true", "default": None}
-    given = [one for one in get_args(kind) if one is not type(None)]
-    one = {
+    given = [member for member in get_args(kind) if member is not type(None)]
+    options = {
         "type": given[0] if given else kind,
         "choices": list(choices) if choices else None,
         "metavar": None,
     }
-    return one | ({"nargs": "+"} if get_origin(kind) is Sequence else {})
+    return options | ({"nargs": "+"} if get_origin(kind) is Sequence else {})
 
 
 # ----------------------------------------------------------------------------------------- figures and tables
@@ -185,8 +189,8 @@ def alternate[Figure](
     measured: list[tuple[Figure, ...]] = []
     for number in range(warm_up + rounds):
         places = range(len(sides)) if number % 2 == 0 else reversed(range(len(sides)))
-        found = {place: sides[place](number) for place in places}
-        measured.append(tuple(found[place] for place in range(len(sides))))
+        results = {place: sides[place](number) for place in places}
+        measured.append(tuple(results[place] for place in range(len(sides))))
     return measured[warm_up:]
 
 

@@ -75,7 +75,7 @@ def refusals(folder: Path) -> None:
             body = body_of(data_url(data) if data else "data:image/png;base64,####")
             sent(server.port, body)
             before = server.resident_bytes()
-            status, seconds = min((sent(server.port, body) for _ in range(3)), key=lambda one: one[1])
+            status, seconds = min((sent(server.port, body) for _ in range(3)), key=lambda result: result[1])
             grown = (server.resident_bytes() - before) / 2**20
             row(name, status, f"{1000 * seconds:.1f}", f"{grown:.1f}")
 
@@ -89,14 +89,14 @@ def pauses(folder: Path) -> None:
     table(f"pauses of a stream, bodies of {len(large) / 1e6:.0f} MB | median, ms | 99 % | worst")
     with _seeing(folder) as server:
         for name, body in (("alone", None), ("beside large bodies", large)):
-            times = sorted(1000 * one for one in _pauses(server.port, body))
+            times = sorted(1000 * pause for pause in _pauses(server.port, body))
             row(name, *(f"{times[len(times) * share // 100]:.1f}" for share in (50, 99)), f"{times[-1]:.1f}")
 
 
 def _pauses(port: int, large: bytes | None) -> list[float]:
     """Seconds between two events of a stream, while such bodies come, or for two seconds."""
     events = servers.events(port, "/v1/completions", {"prompt": "once", "max_tokens": 4000, "temperature": 0})
-    found, last = list[float](), time.perf_counter()
+    pauses, last = list[float](), time.perf_counter()
 
     def send() -> None:
         for _ in range(_LARGE_BODIES if large else 0):
@@ -106,10 +106,10 @@ def _pauses(port: int, large: bytes | None) -> list[float]:
     with ThreadPoolExecutor(1) as pool:
         sending = pool.submit(send)
         while not sending.done() and next(events, None):
-            found.append(time.perf_counter() - last)
-            last += found[-1]
+            pauses.append(time.perf_counter() - last)
+            last += pauses[-1]
     events.close()
-    return found[10:]
+    return pauses[10:]
 
 
 @contextmanager

@@ -202,7 +202,7 @@ def beside(folder: Path, *, commit: str = "HEAD~1", rounds: int = 3) -> None:
     table(f"commit | first reply after, s | through the proxy after, s | lines (medians of {rounds})")
     starts = alternate(rounds, *(partial(start, name) for name in names))
     for name, measured in zip(names, zip(*starts, strict=True), strict=True):
-        row(name, *(f"{one:.1f}" for one in medians(measured)))
+        row(name, *(f"{seconds:.1f}" for seconds in medians(measured)))
 
 
 PARTS: Mapping[str, Part] = {"clone": clone, "package": package, "beside": beside}

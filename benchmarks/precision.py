@@ -35,7 +35,7 @@ class Sizes(NamedTuple):
     """Tokens that are restored and said, places in each text, and tokens of a page."""
 
     known: int
-    said: int
+    generated: int
     places: int
     page: int
 
@@ -61,7 +61,7 @@ def formats_of(page: int) -> Mapping[str, KVFormat]:
 
 def documents(model: LoadedModel, name: str, texts: Sequence[str], sizes: Sizes) -> Iterator[Subject]:
     """Yield parts of texts, each behind the token that begins a document, if the tokenizer has one."""
-    length = sizes.known + sizes.said
+    length = sizes.known + sizes.generated
     beginning = tuple(model.tokenizer.encode("", as_document=True))
     for text in texts:
         ids = tuple(model.tokenizer.encode((ROOT / text).read_text(encoding="utf-8"), as_document=False))
@@ -73,12 +73,12 @@ def documents(model: LoadedModel, name: str, texts: Sequence[str], sizes: Sizes)
 def losses(subject: Subject, sizes: Sizes, formats: Mapping[str, KVFormat]) -> Iterator[str]:
     pages = [PromptBehindPages.read(subject.network, prompt, sizes.known) for prompt in subject.prompts]
     for form in formats.values():
-        yield _told([loss(one.exact, one.behind(form)) for one in pages])
+        yield _summary([loss(page.exact, page.behind(form)) for page in pages])
 
 
-def _told(found: Sequence[Loss]) -> str:
-    lost = [one.divergence for one in found]
-    same = fmean(one.same_top for one in found)
+def _summary(losses: Sequence[Loss]) -> str:
+    lost = [page.divergence for page in losses]
+    same = fmean(page.same_top for page in losses)
     return f"{fmean(lost):.1e} ({min(lost):.1e} to {max(lost):.1e}) {same:.3f}"
 
 
@@ -108,13 +108,13 @@ class _Heads:
 
     def __call__(self, ids: mx.array, cache: Sequence[Any]) -> None:
         shape = (1, 8, ids.shape[1], self._width)
-        for one in cache:
-            one.update_and_fetch(*(mx.random.normal(shape).astype(mx.bfloat16) for _ in range(2)))
+        for layer in cache:
+            layer.update_and_fetch(*(mx.random.normal(shape).astype(mx.bfloat16) for _ in range(2)))
 
     def filled(self, layers: Layers) -> list[Any]:
         caches = layers.fresh()
         self(mx.zeros((1, _PAGE)), caches)
-        mx.eval([one.state for one in caches])
+        mx.eval([layer.state for layer in caches])
         return caches
 
 
@@ -151,13 +151,13 @@ def forward(model: LoadedModel, tokens: list[int], caches: list[Any]) -> mx.arra
 
 def distributions(model: LoadedModel) -> list[mx.array]:
     """Logarithms of probabilities [tokens, vocabulary] of each text."""
-    found: list[mx.array] = []
+    logprobs: list[mx.array] = []
     for text in STORED_TEXTS:
         tokens = model.tokenizer.encode((ROOT / text).read_text(encoding="utf-8"), as_document=True)
         logits = forward(model, tokens[:COMPARED], make_prompt_cache(model.network))
-        found.append(logits - mx.logsumexp(logits, axis=-1, keepdims=True))
-    mx.eval(found)
-    return found
+        logprobs.append(logits - mx.logsumexp(logits, axis=-1, keepdims=True))
+    mx.eval(logprobs)
+    return logprobs
 
 
 def measure(folder: Path, most_float32_bytes: int) -> tuple[list[str], float, list[mx.array]]:
@@ -187,8 +187,8 @@ def exactly(folder: Path) -> list[mx.array]:
 def compared(stored: list[mx.array], converted: list[mx.array]) -> tuple[float, float]:
     """Return the mean KL divergence, and the share of places at which the likeliest token is the same."""
     pairs = list(zip(stored, converted, strict=True))
-    divergences = [(mx.exp(one) * (one - other)).sum(axis=-1) for one, other in pairs]
-    same = [one.argmax(axis=-1) == other.argmax(axis=-1) for one, other in pairs]
+    divergences = [(mx.exp(exact) * (exact - other)).sum(axis=-1) for exact, other in pairs]
+    same = [exact.argmax(axis=-1) == other.argmax(axis=-1) for exact, other in pairs]
     return mean(divergences), mean(same)
 
 
@@ -210,8 +210,8 @@ def kv_bits(folder: Path, *, real: Path | None = None) -> None:
     """
     sizes = REAL if real else SMALL
     formats = formats_of(sizes.page)
-    told = f"{sizes.known} tokens restored, {sizes.said} said, {sizes.places} places"
-    table(" | ".join((told, *formats)))
+    size = f"{sizes.known} tokens restored, {sizes.generated} said, {sizes.places} places"
+    table(" | ".join((size, *formats)))
     for subject in _subjects(folder, real):
         row(subject.name, *losses(subject, sizes, formats))
 
@@ -221,7 +221,7 @@ def _subjects(folder: Path, real: Path | None) -> Iterator[Subject]:
         yield from documents(load(real), real.name, REAL_TEXTS, REAL)
         return
     yield from documents(load(DEMO_MODEL), "demo", TEXTS, SMALL)
-    length = SMALL.known + SMALL.said
+    length = SMALL.known + SMALL.generated
     for family in FAMILIES:
         model = load(tiny_models.build(family, folder / family, hidden=128, layers=2))
         prompts = [tokens(random.Random(place), length, length) for place in range(SMALL.places)]
@@ -256,9 +256,9 @@ def float32(_: Path, *, models: Sequence[Path] = ()) -> None:
         cells, stored_s, stored = measure(folder, NEVER)
         row(*cells, "", "", "")
         cells, converted_s, converted = measure(folder, ALWAYS)
-        apart = (compared(one, converted) for one in (stored, exactly(folder)))
-        told = (f"{divergence:.1e}, {same:.3f}" for divergence, same in apart)
-        row(*cells, f"{stored_s / converted_s:.1f} ×", *told)
+        apart = (compared(network, converted) for network in (stored, exactly(folder)))
+        figures = (f"{divergence:.1e}, {same:.3f}" for divergence, same in apart)
+        row(*cells, f"{stored_s / converted_s:.1f} ×", *figures)
 
 
 PARTS: Mapping[str, Part] = {"kv-bits": kv_bits, "kv-costs": kv_costs, "float32": float32}

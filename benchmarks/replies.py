@@ -283,10 +283,10 @@ def damaged(
         tags = damage.Tags.of(writer)
         for text, is_single in damage.outputs(writer, outputs).items():
             damage.check(writer, text, tally, tags, is_single=is_single)
-        counts = (tally.harms[one] for one in counted)
+        counts = (tally.harms[kind] for kind in counted)
         row(name, f"{tally.outputs:,}", f"{tally.calls:,}", *counts, f"{time.process_time() - began:.0f} s")
         for harm in counted:
-            for example in [one for one in tally.examples if one[0] == harm][:show]:
+            for example in [example for example in tally.examples if example[0] == harm][:show]:
                 print(f"    {harm}: {example[1]!r}", flush=True)
         if harms := sum(tally.harms[harm] for harm in damage.HARMS):
             yield f"{name}: {harms} harms"

@@ -104,9 +104,9 @@ class Rounds:
         ]
         self._stepper.step(8)
         began = time.perf_counter()
-        before = sum(len(one.tokens) for one in watched)
+        before = sum(len(reply.tokens) for reply in watched)
         self._stepper.finish(*watched)
-        made = sum(len(one.tokens) for one in watched) - before
+        made = sum(len(reply.tokens) for reply in watched) - before
         return (time.perf_counter() - began) / made * len(guided)
 
 

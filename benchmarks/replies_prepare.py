@@ -96,8 +96,8 @@ class Many:
 
     def bind(self, status: str) -> tuple[float, float, int]:
         """Seconds of preparing, seconds of binding, and how many messages were bound."""
-        told = system(f"Be brief.\n\ngitStatus: {status}\n\nRecent commits:\n1a2b3c {status}\n\n")
-        request = parsed(ChatRequest(messages=(told, *self._messages), tools=TOOLS, conversation_id="one"))
+        rules = system(f"Be brief.\n\ngitStatus: {status}\n\nRecent commits:\n1a2b3c {status}\n\n")
+        request = parsed(ChatRequest(messages=(rules, *self._messages), tools=TOOLS, conversation_id="one"))
         preparing, prompt = seconds(lambda: self._preparer.prepare(request))
         binding, turn = seconds(lambda: Turn.begin(self._known, prompt, WINDOW))
         if status == "known":
@@ -138,7 +138,7 @@ def many(_: Path, *, rounds: int = 15, messages: Sequence[int] = (2000, 4000, 80
         chat = Many(count)
         chat.bind("known")
         gc.freeze()
-        for found, status in (("taken", "known"), ("may not be taken", "other {}")):
+        for outcome, status in (("taken", "known"), ("may not be taken", "other {}")):
             binds = [chat.bind(status.format(number)) for number in range(rounds)]
             spent = medians((preparing, binding, preparing + binding) for preparing, binding, _ in binds)
-            row(f"{count:,}", found, f"{binds[-1][2]:,}", *(f"{1e3 * one:.0f} ms" for one in spent))
+            row(f"{count:,}", outcome, f"{binds[-1][2]:,}", *(f"{1e3 * seconds:.0f} ms" for seconds in spent))

@@ -126,7 +126,7 @@ def served(*options: object, proxy: bool = False, log: Path | None = None) -> Ge
     port, proxy_port = free_port(), free_port()
     ends = ["--proxy-port", str(proxy_port)] if proxy else ["--no-proxy"]
     command = start_llm(*map(str, options), "--mlx-port", str(port), *ends)
-    probes = [partial(health_seconds, one) for one in ((port, proxy_port) if proxy else (port,))]
+    probes = [partial(health_seconds, probed) for probed in ((port, proxy_port) if proxy else (port,))]
     with running(command, *probes, patience_s=120 if proxy else 60, log=log) as pid:
         yield Served(port, proxy_port, pid)
 

@@ -51,7 +51,7 @@ def proxy(_: Path, *, rounds: int = 20) -> None:
                 asks = (partial(_timing, port, padding, streamed) for port in ports)
                 timings = alternate(rounds, *asks, warm_up=1)
                 for place, what in enumerate(places):
-                    bare, through = medians([(one[place], other[place]) for one, other in timings])
+                    bare, through = medians([(timing[place], other[place]) for timing, other in timings])
                     added = f"{through - bare:+.2f} ms"
                     row(
                         f"{name}: {what}",
@@ -120,16 +120,16 @@ def _rate(port: int, path: str, count: int, tokens: int, number: int) -> float:
     """Tokens per second, from the first connection to the last end. Every prompt is new."""
     began, opened = time.perf_counter(), list[engine_streams.Stream]()
     for place in range(count):
-        said = f"Item {port} {number * count + place}"
+        question = f"Item {port} {number * count + place}"
         body: dict[str, object] = {"model": "m", "stream": True, "temperature": 0.7, **STREAMED[path]}
         if path == "/v1/responses":
-            body |= {"input": said, "max_output_tokens": tokens}
+            body |= {"input": question, "max_output_tokens": tokens}
         else:
-            body |= {"messages": [{"role": "user", "content": said}], "max_tokens": tokens}
+            body |= {"messages": [{"role": "user", "content": question}], "max_tokens": tokens}
         opened.append(engine_streams.Stream(port, json.dumps(body).encode(), path))
         time.sleep(engine_streams.CONNECTS_S)
     engine_streams.read_all(opened, engine_streams.LOOKS_S)
-    return sum(one.tokens() for one in opened) / (time.perf_counter() - began)
+    return sum(stream.tokens() for stream in opened) / (time.perf_counter() - began)
 
 
 # ------------------------------------------------------------------------------------------------------- load
@@ -174,23 +174,23 @@ def load(folder: Path, *, streams: int = 64, tokens: int = 60, batch: Sequence[i
             servers.served("--model", folder, "--batch", most) as server,
             ThreadPoolExecutor(streams) as pool,
         ):
-            runs = [pool.submit(one.run, server.port, tokens) for one in clients]
+            runs = [pool.submit(client.run, server.port, tokens) for client in clients]
             while not all(run.done() for run in runs):
                 health.append(servers.health_seconds(server.port))
                 time.sleep(BETWEEN_LOOKS_S)
             for run in runs:
                 run.result()
             engine = servers.ask(server.port, "/stats")["engine"]
-        for one in clients:
-            tally.compare(one.tokens, references[one.prompt])
+        for client in clients:
+            tally.compare(client.tokens, references[client.prompt])
         _tell_load(clients, tally, health, f"--batch {most}, preemptions {engine['preemptions']}")
         print(f"  decode stall     {engine['decode_stall']}")
 
 
 def _tell_load(streams: Sequence[Stream], tally: Tally, health: Sequence[float], how: str) -> None:
-    first, whole = (sorted(one.moments[place] for one in streams) for place in (0, -1))
+    first, whole = (sorted(stream.moments[place] for stream in streams) for place in (0, -1))
     at_half = statistics.median(whole) / 2
-    had = sorted(sum(moment <= at_half for moment in one.moments) for one in streams)
+    had = sorted(sum(moment <= at_half for moment in stream.moments) for stream in streams)
     print(f"{len(streams)} streams, {how}")
     print(f"  first token      {first[0]:.1f} to {first[-1]:.1f} s, median {statistics.median(first):.1f}")
     print(f"  end              {whole[0]:.1f} to {whole[-1]:.1f} s, max/min {whole[-1] / whole[0]:.2f}")
@@ -259,7 +259,9 @@ def pages(folder: Path, *, tabs: int = 10, seconds: float = 30) -> Iterator[str]
                 Tab(server.port, interval_s, knows_records=knows_records, done=done) for _ in range(tabs)
             ]
             used = _share(server, opened, seconds, done) - alone
-            median = f"{1000 * statistics.median(one for tab in opened for one in tab.seconds):.2f} ms"
+            median = (
+                f"{1000 * statistics.median(request_s for tab in opened for request_s in tab.seconds):.2f} ms"
+            )
             records = "newer ones" if knows_records else "all records"
             row(tabs, f"{interval_s:g} s", records, f"{used:.2%}", median, f"{opened[0].nbytes:,}")
             if interval_s == 2 and knows_records and used >= MOST_SHARE:
@@ -271,7 +273,9 @@ def _fill_records(port: int) -> None:
     """With conversations, requests, refusals."""
     for turn in range(TURNS):
         for number in range(CONVERSATIONS):
-            messages = [{"role": "user", "content": f"question {one} of {number}"} for one in range(turn + 1)]
+            messages = [
+                {"role": "user", "content": f"question {index} of {number}"} for index in range(turn + 1)
+            ]
             body = {"messages": messages, "max_tokens": 1, "session_id": f"conversation-{number}"}
             servers.ask(port, CHAT, body)
     for number in range(50):

@@ -79,7 +79,9 @@ def tools(turn: int) -> Mapping[str, Any]:
     properties = {"path": {"type": "string", "description": "of the file"}}
     shared = {"description": about, "parameters": {"type": "object", "properties": properties}}
     names = (f"tool_{turn}_{number}" for number in range(10_000))
-    return chat("Which?", tools=[{"type": "function", "function": {"name": one, **shared}} for one in names])
+    return chat(
+        "Which?", tools=[{"type": "function", "function": {"name": name, **shared}} for name in names]
+    )
 
 
 def picture(turn: int) -> Mapping[str, Any]:
@@ -99,8 +101,8 @@ def grammar(turn: int) -> Mapping[str, Any]:
 
 def many_messages(turn: int) -> Mapping[str, Any]:
     texts = (text(200, turn + at) for at in range(100_001))
-    said = [{"role": ("user", "assistant")[at % 2], "content": one} for at, one in enumerate(texts)]
-    return {"model": "talker", "messages": said}
+    messages = [{"role": ("user", "assistant")[at % 2], "content": words} for at, words in enumerate(texts)]
+    return {"model": "talker", "messages": messages}
 
 
 def text(size: int, turn: int) -> str:
@@ -217,8 +219,8 @@ class Bench:
         bodies = [json.dumps(large.body(turn + leaver)).encode() for leaver in range(LEAVERS)]
         before, began = self._server.resident_bytes(), time.perf_counter()
         with ThreadPoolExecutor(LEAVERS) as pool:
-            for one in bodies:
-                pool.submit(self._send_and_leave, large.path, one)
+            for body in bodies:
+                pool.submit(self._send_and_leave, large.path, body)
             delays = self._delays(self._is_busy)
         lasted_s = time.perf_counter() - began
         return Row(large.name, f"{LEAVERS} left", lasted_s, delays, before, self._settled(before))
@@ -275,7 +277,7 @@ def fairness(folder: Path, *, rounds: int = 3, words: Sequence[str] = ()) -> Ite
         rounds: of each row
         words: rows with one of these words
     """
-    wanted = [one for one in LARGE if not words or any(word in one.name for word in words)]
+    wanted = [case for case in LARGE if not words or any(word in case.name for word in words)]
     models = build(folder)
     os.environ |= {"MODEL_DIR": str(models), "MAX_KV_SIZE": str(WINDOW), "IMAGE_MAX_TOKENS": IMAGE_TOKENS}
     with servers.served("--model", models / "talker", log=folder / "log") as server:

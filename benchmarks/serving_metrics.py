@@ -27,7 +27,7 @@ _LEAVING = 0.1
 
 
 @dataclass
-class Told:
+class ClientCounts:
     """What clients and the watcher of /stats have seen.
 
     Attributes:
@@ -41,7 +41,7 @@ class Told:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
 
-def talk(port: int, seed: int, told: Told, is_over: threading.Event) -> None:
+def talk(port: int, seed: int, counts: ClientCounts, is_over: threading.Event) -> None:
     """A client that goes on with a few conversations and begins new ones."""
     rng, prompts = random.Random(seed), ["" for _ in range(4)]
     while not is_over.is_set():
@@ -50,13 +50,13 @@ def talk(port: int, seed: int, told: Told, is_over: threading.Event) -> None:
         body = {"model": model, "prompt": prompts[place], "max_tokens": rng.randint(2, 30)}
         if rng.random() < _LEAVING:
             leave(port, body)
-            with told.lock:
-                told.left += 1
+            with counts.lock:
+                counts.left += 1
             continue
         usage = servers.ask(port, "/v1/completions", body)["usage"]
-        with told.lock:
-            told.replies += 1
-            told.completion_tokens += usage["completion_tokens"]
+        with counts.lock:
+            counts.replies += 1
+            counts.completion_tokens += usage["completion_tokens"]
 
 
 def leave(port: int, body: dict[str, Any]) -> None:
@@ -66,11 +66,11 @@ def leave(port: int, body: dict[str, Any]) -> None:
         connection.getresponse().read(1)
 
 
-def watch(port: int, told: Told, is_over: threading.Event) -> None:
+def watch(port: int, counts: ClientCounts, is_over: threading.Event) -> None:
     while not is_over.wait(0.1):
         began = time.perf_counter()
         servers.ask(port, "/stats")
-        told.stats_s.append(time.perf_counter() - began)
+        counts.stats_s.append(time.perf_counter() - began)
 
 
 def prometheus(folder: Path, target: int, port: int) -> list[str]:
@@ -87,14 +87,14 @@ def prometheus(folder: Path, target: int, port: int) -> list[str]:
 def query(port: int, text: str) -> list[tuple[dict[str, str], float]]:
     """The result of a PromQL expression: labels and value of each series."""
     reply = servers.ask(port, f"/api/v1/query?query={quote(text)}")
-    return [(one["metric"], float(one["value"][1])) for one in reply["data"]["result"]]
+    return [(sample["metric"], float(sample["value"][1])) for sample in reply["data"]["result"]]
 
 
 def total(port: int, text: str) -> float:
     return sum(value for _, value in query(port, text))
 
 
-def problems(port: int, told: Told, seconds: int) -> Iterator[str]:
+def problems(port: int, counts: ClientCounts, seconds: int) -> Iterator[str]:
     """What Prometheus has seen that must not be. Prints what it has seen."""
     window = f"[{seconds + 60}s]"
     scrapes = total(port, f'count_over_time(up{{job="start_llm"}}{window})')
@@ -114,16 +114,16 @@ def problems(port: int, told: Told, seconds: int) -> Iterator[str]:
     durations = query(port, f"quantile_over_time(0.5, scrape_duration_seconds{window})")
     took = min(value for _, value in durations)
     print(f"{scrapes:.0f} scrapes, {failed:.0f} failed; {series:.0f} counters, {len(went_down)} went down")
-    stats_ms = statistics.median(told.stats_s) * 1000
+    stats_ms = statistics.median(counts.stats_s) * 1000
     print(f"scrape: median {took * 1000:.1f} ms; /stats: median {stats_ms:.2f} ms")
-    print(f"told to clients: {told.replies} replies, {told.left} given up")
+    print(f"told to clients: {counts.replies} replies, {counts.left} given up")
     print(f"by Prometheus: {ended['stop|length']:.0f} replies, {ended['cancelled']:.0f} given up")
     yield from (f"{name} {labels} went down" for name, labels in went_down)
     if failed or scrapes < seconds * 0.9:
         yield "a scrape failed"
-    if sum(ended.values()) != told.replies + told.left:
+    if sum(ended.values()) != counts.replies + counts.left:
         yield "replies differ"
-    if replied < told.completion_tokens:
+    if replied < counts.completion_tokens:
         yield "tokens are missing"
 
 
@@ -137,7 +137,7 @@ def metrics(folder: Path, *, seconds: int = 600, clients: int = 6) -> Iterator[s
     """
     if shutil.which("prometheus") is None:
         raise SystemExit("Prometheus is not installed.")
-    told, is_over, own = Told(), threading.Event(), servers.free_port()
+    counts, is_over, own = ClientCounts(), threading.Event(), servers.free_port()
     for family in FAMILIES:
         tiny_models.build(family, folder / "models" / family, hidden=128, layers=2)
     os.environ["MAX_LOADED_MODELS"] = "1"
@@ -149,11 +149,11 @@ def metrics(folder: Path, *, seconds: int = 600, clients: int = 6) -> Iterator[s
         ),
     ):
         with ThreadPoolExecutor(clients + 1) as threads:
-            jobs = [threads.submit(talk, server.port, seed, told, is_over) for seed in range(clients)]
-            jobs.append(threads.submit(watch, server.port, told, is_over))
+            jobs = [threads.submit(talk, server.port, seed, counts, is_over) for seed in range(clients)]
+            jobs.append(threads.submit(watch, server.port, counts, is_over))
             time.sleep(seconds)
             is_over.set()
             for job in jobs:
                 job.result()
         time.sleep(5)  # the last requests end, and are scraped
-        yield from problems(own, told, seconds)
+        yield from problems(own, counts, seconds)

@@ -36,7 +36,7 @@ from tests.engine.harness import Stepper, engine_request, uncached_resources
 
 _LEAD = 1e4
 """By how much the logit of the recorded token leads."""
-_LOOKED_UP = 2000
+_LOOKUPS = 2000
 """Tokens of which each is looked up."""
 _TENANT = b"tenant"
 _SHAPES = ("edit", "edit behind line numbers", "whole file", "new file", "prose")
@@ -137,7 +137,7 @@ class Account:
     cost: float = 0.0
 
     def cells(self) -> tuple[object, ...]:
-        shares = (f"{one / self.tokens:.3f}" for one in (self.passes, self.cost))
+        shares = (f"{total / self.tokens:.3f}" for total in (self.passes, self.cost))
         return self.replies, self.tokens, *shares, f"{self.accepted / max(self.drafted, 1):.2f}"
 
 
@@ -154,7 +154,9 @@ class Encoded(NamedTuple):
 
 
 def encoded(session: Session, model: LoadedModel) -> Encoded:
-    prompt, reply = (model.tokenizer.encode(one, as_document=False) for one in (session.read, session.wrote))
+    prompt, reply = (
+        model.tokenizer.encode(text, as_document=False) for text in (session.read, session.wrote)
+    )
     plain = without_marks(session.read)
     texts = () if plain is None else (model.tokenizer.encode_continuation(plain),)
     return Encoded(prompt or reply[:4], reply, texts)
@@ -175,8 +177,8 @@ def replay(
     account.tokens += len(session.reply)
     while done < len(session.reply):
         rest = session.reply[done:]
-        found = partial(earlier.find_longest, _TENANT, index)
-        drafted, right = _drafted(found, rest, account.gain, guide)
+        find = partial(earlier.find_longest, _TENANT, index)
+        drafted, right = _drafted(find, rest, account.gain, guide)
         account.passes += 1
         account.drafted += drafted
         account.accepted += right
@@ -192,17 +194,17 @@ def _drafted(
 ) -> tuple[int, int]:
     """Return how many tokens are drafted of the rest of a reply, and how many of them are right."""
     lengths, forced = gain.lengths(), guide.forced() if guide else ()
-    found = Draft(tuple(forced), FORCED) if forced else find(max(lengths, default=1))
-    if found is None:
+    draft = Draft(tuple(forced), FORCED) if forced else find(max(lengths, default=1))
+    if draft is None:
         return 0, 0
-    drafted = found.tokens[: lengths[found.match]] if lengths else ()
+    drafted = draft.tokens[: lengths[draft.match]] if lengths else ()
     drafted = drafted[: guide.count_allowed(drafted)] if guide else drafted
     pairs = enumerate(zip(drafted, rest, strict=False))
-    right = next((at for at, (one, other) in pairs if one != other), min(len(drafted), len(rest)))
+    right = next((at for at, (token, other) in pairs if token != other), min(len(drafted), len(rest)))
     if drafted:
-        gain.note_verified(found.match, len(drafted), right)
+        gain.note_verified(draft.match, len(drafted), right)
     else:
-        gain.note(found.match, 1, int(found.tokens[0] == rest[0]))
+        gain.note(draft.match, 1, int(draft.tokens[0] == rest[0]))
     return len(drafted), right
 
 
@@ -235,8 +237,8 @@ def _accounts(costs: Sequence[float]) -> defaultdict[str, Account]:
 
 def _tell(accounts: Mapping[str, Account]) -> None:
     table(" | replies | tokens | passes a token | cost a token | accepted | rejected cost")
-    for kind, one in accounts.items():
-        row(kind, *one.cells(), f"{one.gain.metrics.rejected_s / one.cost:.3f}")
+    for kind, account in accounts.items():
+        row(kind, *account.cells(), f"{account.gain.metrics.rejected_s / account.cost:.3f}")
 
 
 def earlier(_: Path, *, commits: int = 40, most: int = 8, costs: Sequence[float] = COSTS) -> None:
@@ -252,12 +254,12 @@ def earlier(_: Path, *, commits: int = 40, most: int = 8, costs: Sequence[float]
     for is_alone, title in ((True, "each by itself"), (False, "with earlier ones")):
         accounts, texts = _accounts(costs), defaultdict[str, EarlierTexts](EarlierTexts)
         for kind, replies in (pair for kinds in conversations for pair in kinds.items()):
-            said: list[int] = []
+            history: list[int] = []
             for prompt, reply, plain in replies:
                 source = None if is_alone else texts[kind]
-                replay(Encoded([*said, *prompt], reply, plain), accounts[kind], earlier=source)
-                said += [*prompt, *reply]
-            texts[kind].add(_TENANT, said)
+                replay(Encoded([*history, *prompt], reply, plain), accounts[kind], earlier=source)
+                history += [*prompt, *reply]
+            texts[kind].add(_TENANT, history)
         row(title)
         _tell(accounts)
 
@@ -377,13 +379,18 @@ def wall(
     if times is None:
         yield "the caches of these weights cannot be taken back"
         return
-    row("passes of", *PASSES, "tokens, in ms:", *(f"{1000 * times.seconds(one):.1f}" for one in PASSES))
+    row(
+        "passes of",
+        *PASSES,
+        "tokens, in ms:",
+        *(f"{1000 * times.seconds(count):.1f}" for count in PASSES),
+    )
     network = Recorded(model.network)
     resources = uncached_resources(network, model.tokenizer.token_bytes, frozenset(), 1, batches=False)
     table(" | replies | passes a token | seconds, drafted / not | rejected, of the time | drafts | accepted")
     shares: list[float] = []
     for name, recorded in _short_sessions(model, replies, commits, most, tokens).items():
-        gain = DraftGain(PassTimes({one: times.seconds(one) for one in PASSES}))
+        gain = DraftGain(PassTimes({count: times.seconds(count) for count in PASSES}))
         plain, drafting = Stepper(resources), Stepper(resources, gain=gain)
         pairs = [
             (timed(plain, network, reply), timed(drafting, network, reply))
@@ -393,7 +400,9 @@ def wall(
         shares += [drafted.seconds / without.seconds for without, drafted in pairs]
         if any(without.tokens != drafted.tokens for without, drafted in pairs):
             yield f"a reply of kind {name} is another one when it is drafted"
-        passes, spent = (sum(getattr(drafted, one) for _, drafted in pairs) for one in ("passes", "seconds"))
+        passes, spent = (
+            sum(getattr(drafted, measure) for _, drafted in pairs) for measure in ("passes", "seconds")
+        )
         counts = gain.metrics
         row(
             name,
@@ -437,10 +446,10 @@ def lookups(_: Path, *, tokens: int = 100_000, commits: int = 200) -> None:
     model = _real_weights()
     read: list[int] = []
     for session in sessions(commits):
-        if len(read) > tokens + _LOOKED_UP:
+        if len(read) > tokens + _LOOKUPS:
             break
         read += model.tokenizer.encode(session.read or session.wrote, as_document=False)
-    prompt, reply = read[:tokens], read[tokens : tokens + _LOOKED_UP]
+    prompt, reply = read[:tokens], read[tokens : tokens + _LOOKUPS]
     began = time.perf_counter()
     index = DraftIndex(prompt)
     made_s = time.perf_counter() - began

@@ -64,6 +64,6 @@ def _family(folder: Path, family: str, sees: bool, requests: int, left_s: float,
         *(outcome.drafted, outcome.accepted, outcome.tally.tokens, outcome.tally.ties, len(outcome.wrong)),
         f"{time.monotonic() - began:.0f}",
     )
-    yield from (f"{family}: {one}" for one in outcome.wrong)
+    yield from (f"{family}: {problem}" for problem in outcome.wrong)
     if not outcome.tally.has_rare_ties:
         yield f"{family}: {outcome.tally.ties} near-ties in {outcome.tally.tokens} tokens"

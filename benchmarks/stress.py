@@ -31,7 +31,7 @@ FAMILIES = ("qwen3", "qwen3_5", "gemma3_text")
 MAX_GROWTH = 0.02
 
 
-def told(outcome: Outcome) -> None:
+def print_outcome(outcome: Outcome) -> None:
     """Print the result of a stretch."""
     engine = outcome.stats.get("engine", {})
     print(f"\n{outcome.name}: {outcome.seconds:.0f} s, {outcome.stats.get('requests', {}).get('endings')}")
@@ -47,7 +47,7 @@ def told(outcome: Outcome) -> None:
 
 def compared(outcomes: Sequence[Outcome]) -> str:
     """How much was compared with the truth."""
-    figures = [(one.compared, one.tally.tokens, one.tally.ties) for one in outcomes]
+    figures = [(outcome.compared, outcome.tally.tokens, outcome.tally.ties) for outcome in outcomes]
     replies, tokens, ties = (sum(column) for column in zip(*figures, strict=True))
     return f"{replies} replies, {tokens} tokens, {ties} ties"
 
@@ -62,7 +62,7 @@ def grown(outcomes: Sequence[Outcome]) -> float | None:
     if len(outcomes) < 3 * size:
         return None
     second, last = (
-        min(one.resident for one in part) for part in (outcomes[size : 2 * size], outcomes[-size:])
+        min(outcome.resident for outcome in part) for part in (outcomes[size : 2 * size], outcomes[-size:])
     )
     return last / second - 1
 
@@ -74,16 +74,18 @@ def summary(outcomes: Sequence[Outcome]) -> Iterator[str]:
         endings.update(outcome.stats.get("requests", {}).get("endings", {}))
         fired.update(outcome.fired)
     growth = grown(outcomes)
-    print(f"\n{len(outcomes)} stretches, {sum(one.seconds for one in outcomes) / 60:.1f} minutes of trouble")
+    print(
+        f"\n{len(outcomes)} stretches, {sum(part.seconds for part in outcomes) / 60:.1f} minutes of trouble"
+    )
     print(f"  requests       {endings.total()}: {dict(endings)}")
-    print(f"  faults         {fired.total()}, proxy killed {sum(one.kills for one in outcomes)} times")
-    print(f"  heard          {sum(one.heard for one in outcomes)}")
+    print(f"  faults         {fired.total()}, proxy killed {sum(part.kills for part in outcomes)} times")
+    print(f"  heard          {sum(part.heard for part in outcomes)}")
     print(f"  truth          {compared(outcomes)}")
-    told_growth = "no three rounds" if growth is None else f"{growth:+.1%} since the second round"
-    print(f"  resident       {told_growth}")
+    change = "no three rounds" if growth is None else f"{growth:+.1%} since the second round"
+    print(f"  resident       {change}")
     yield from (problem for outcome in outcomes for problem in outcome.problems)
     if (growth or 0) > MAX_GROWTH:
-        yield f"resident memory grew: {told_growth}"
+        yield f"resident memory grew: {change}"
 
 
 def chaos(
@@ -115,7 +117,7 @@ def chaos(
         model = folders[(number + number // len(TROUBLES)) % len(folders)]
         trouble = TROUBLES[number % len(TROUBLES)]
         outcomes.append(play(model, trouble, crowd, stretch_s, rng, folder / "scratch"))
-        told(outcomes[-1])
+        print_outcome(outcomes[-1])
     yield from summary(outcomes)
 
 

@@ -81,7 +81,7 @@ def calm(server: Watched, port: int) -> Held:
     fewest = held
     while time.monotonic() < until:
         held = server.held()
-        fewest = min(fewest, held, key=lambda one: (one.descriptors, one.threads))
+        fewest = min(fewest, held, key=lambda reading: (reading.descriptors, reading.threads))
         if asked_for(port, "/stats")["requests"]["in_flight"] == 0 and held == fewest:
             time.sleep(0.5)
             return server.held()
@@ -171,7 +171,7 @@ def report(fuzz: Fuzz, server: Watched, took: float, held: tuple[Held, Held], st
         "replies": dict(fuzz.statuses.most_common()),
         "failed": len(fuzz.failures),
         "slowest": f"{fuzz.slowest_s:.2f} s",
-        "threads, files": ", then ".join(f"{one.threads}, {one.descriptors}" for one in held),
+        "threads, files": ", then ".join(f"{reading.threads}, {reading.descriptors}" for reading in held),
         "resident MiB": " ".join(f"{tenth / 2**20:.0f}" for tenth in server.tenths) + ", medians of tenths",
         "prompt cache": f"{cache['bytes']:,} of {cache['max_bytes']:,} bytes",
         "images": f"{images['kept_bytes']:,} bytes as seen, {images['input_bytes']:,} before that",

@@ -149,23 +149,23 @@ class Conversation:
             raise RuntimeError(f"the engine failed {engine.metrics.failures} times")
 
     def _check(self, turn: Turn) -> None:
-        said = turn.watched.tokens
-        if not turn.watched.generation.cancelled and len(said) != turn.length:
-            raise RuntimeError(f"{len(said)} tokens instead of {turn.length}; {turn.watched.ending}")
-        if not said:
+        tokens = turn.watched.tokens
+        if not turn.watched.generation.cancelled and len(tokens) != turn.length:
+            raise RuntimeError(f"{len(tokens)} tokens instead of {turn.length}; {turn.watched.ending}")
+        if not tokens:
             return
         self._account.replies += 1
         theirs = reference(self._plain, turn.prompt, turn.length, turn.images)
-        ids = (*turn.prompt, *said)
+        ids = (*turn.prompt, *tokens)
 
         def plain_says_too(place: int) -> bool:
             begun = ids[: len(turn.prompt) + place]
             if turn.images:
                 asked = replace(turn, prompt=begun, length=1)
-                return any(said[place] in other.tokens for other in chunked(self._resources, asked))
-            return says_too(self._resources.network, begun, said[place])
+                return any(tokens[place] in other.tokens for other in chunked(self._resources, asked))
+            return says_too(self._resources.network, begun, tokens[place])
 
-        if difference := self._account.tally.difference(said, theirs, plain_says_too):
+        if difference := self._account.tally.difference(tokens, theirs, plain_says_too):
             raise RuntimeError(f"a prompt of {len(turn.prompt)} tokens: {difference}")
 
     def _check_logits(self) -> None:

@@ -60,11 +60,11 @@ class Row:
     def add(self, reply: Reply, cold: Reply) -> None:
         self.replies += 1
         pairs = enumerate(zip(reply.tokens, cold.tokens, strict=True))
-        parting = next((place for place, (one, other) in pairs if one != other), None)
+        parting = next((place for place, (token, other) in pairs if token != other), None)
         compared = len(cold.tokens) if parting is None else parting + 1
         for ours, theirs in zip(reply.likeliest[:compared], cold.likeliest[:compared], strict=True):
             both = ours.keys() & theirs.keys()
-            self.difference = max(self.difference, *(abs(ours[one] - theirs[one]) for one in both))
+            self.difference = max(self.difference, *(abs(ours[token] - theirs[token]) for token in both))
         if parting is not None:
             self.leads.append((parting, cold.lead(parting)))
 
@@ -81,8 +81,12 @@ def of_engine(watched: Watched) -> Reply:
     """A reply of this engine. Raises SystemExit if it failed."""
     if not isinstance(watched.ending, Finished):
         raise SystemExit(f"The engine failed: {watched.ending}")
-    scored = [one for event in watched.seen if isinstance(event, Text) for one in event.logprobs]
-    return Reply(watched.tokens, [{top.token: top.logprob for top in one.top} for one in scored])
+    scored = [
+        scored_token for event in watched.seen if isinstance(event, Text) for scored_token in event.logprobs
+    ]
+    return Reply(
+        watched.tokens, [{top.token: top.logprob for top in scored_token.top} for scored_token in scored]
+    )
 
 
 def asked(prompt: Tokens, length: int) -> Any:

@@ -64,16 +64,16 @@ class Client:
         ask = self._streamed if self._rng.random() < 0.5 else asked
         answer = ask(self._server, model, prompt, length)
         right = asked(self._alone[model], model, prompt, length)
-        said = answer["choices"][0]["token_ids"]
-        if said != right["choices"][0]["token_ids"]:
-            self._account.wrong.append(f"{model} after {len(prompt)} tokens: {said}")
+        tokens = answer["choices"][0]["token_ids"]
+        if tokens != right["choices"][0]["token_ids"]:
+            self._account.wrong.append(f"{model} after {len(prompt)} tokens: {tokens}")
         self._account.replies += 1
         self._account.prompt_tokens += len(prompt)
         self._account.new_tokens += len(prompt) - max(len(history) - 1, 0)
         self._account.computed_tokens += (
             len(prompt) - answer["usage"]["prompt_tokens_details"]["cached_tokens"]
         )
-        self._histories[model] = [*prompt, *said]
+        self._histories[model] = [*prompt, *tokens]
 
     def _streamed(self, server: Server, model: str, prompt: Sequence[int], length: int) -> Any:
         """Return what `asked` returns, from a stream."""
@@ -150,11 +150,13 @@ def play(folder: Path, families: Sequence[str], loaded: int, requests: int, clie
     account, began = Account(), time.perf_counter()
     options: dict[str, Any] = {"model_dir": str(folder), "max_loaded": loaded, "max_kv_size": 4096}
     with ExitStack() as stack:
-        alone = {one: stack.enter_context(serving(folder / one, max_kv_size=4096)) for one in families}
+        alone = {
+            family: stack.enter_context(serving(folder / family, max_kv_size=4096)) for family in families
+        }
         server = stack.enter_context(serving(Path(families[0]), **options))
         everyone = [Client(number, server, alone, account) for number in range(clients)]
         with ThreadPoolExecutor(clients) as pool:
-            list(pool.map(lambda one: one.ask(requests), everyone))
+            list(pool.map(lambda client: client.ask(requests), everyone))
         switches = server.printed().count("Unloaded ")
         memory = switched(server, families) if loaded else []
     growth = max(memory) / memory[0] if memory else 0.0

@@ -35,13 +35,19 @@ def types(
         write: a file for the table
     """
     with ThreadPoolExecutor(jobs) as pool:
-        found = sorted(pool.map(in_a_process, types or model_types()), key=lambda one: one.model_type.lower())
-    text = page(found)
+        findings = sorted(
+            pool.map(in_a_process, types or model_types()), key=lambda finding: finding.model_type.lower()
+        )
+    text = page(findings)
     print(text)
     if write:
         write.write_text(text, encoding="utf-8")
-    yield from (f"`{one.model_type}`, {step}: {what}" for one in found for step, what in one.wrong.items())
-    tally = Tally(sum(one.tokens for one in found), sum(one.ties for one in found))
+    yield from (
+        f"`{finding.model_type}`, {step}: {what}"
+        for finding in findings
+        for step, what in finding.wrong.items()
+    )
+    tally = Tally(sum(finding.tokens for finding in findings), sum(finding.ties for finding in findings))
     if not tally.has_rare_ties:
         yield f"{tally.ties} near-ties in {tally.tokens} tokens"
 
@@ -63,7 +69,7 @@ def tell(model_type: str) -> None:
     print(json.dumps(asdict(Trial(model_type, network, Layers(network)).run())))
 
 
-def page(found: Sequence[Finding]) -> str:
+def page(findings: Sequence[Finding]) -> str:
     columns = ("model type", "caches", "prompt cache", "batching", *ALONE, TOGETHER, "logits")
     lines = [
         "# Model types",
@@ -75,11 +81,11 @@ def page(found: Sequence[Finding]) -> str:
         "",
         f"{machine('mlx', 'mlx-lm')}.",
         "",
-        summary(found),
+        summary(findings),
         "",
         f"| {' | '.join(columns)} |",
         f"|{'---|' * len(columns)}",
-        *(f"| {' | '.join(cells(one))} |" for one in found),
+        *(f"| {' | '.join(cells(finding))} |" for finding in findings),
         "",
         "Not run:",
         "",
@@ -88,23 +94,24 @@ def page(found: Sequence[Finding]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def cells(one: Finding) -> Sequence[str]:
-    batching = f"{one.widest} rows" if one.widest > 1 else "turns"
-    marks = ("wrong" if step in one.wrong else "right" for step in (*ALONE, TOGETHER))
-    return one.model_type, one.caches, one.reuse, batching, *marks, f"{one.difference:.0e}"
+def cells(finding: Finding) -> Sequence[str]:
+    batching = f"{finding.widest} rows" if finding.widest > 1 else "turns"
+    marks = ("wrong" if step in finding.wrong else "right" for step in (*ALONE, TOGETHER))
+    return finding.model_type, finding.caches, finding.reuse, batching, *marks, f"{finding.difference:.0e}"
 
 
-def summary(found: Sequence[Finding]) -> str:
+def summary(findings: Sequence[Finding]) -> str:
     """One line with counts."""
-    right = sum(not one.wrong for one in found)
+    right = sum(not finding.wrong for finding in findings)
     reuse = {
-        kind: sum(one.reuse == kind for one in found) for kind in ("to the token", "at checkpoints", "none")
+        kind: sum(finding.reuse == kind for finding in findings)
+        for kind in ("to the token", "at checkpoints", "none")
     }
     reused = ", ".join(f"{count} {kind}" for kind, count in reuse.items())
-    turns = sum(one.widest <= 1 for one in found)
-    compared = sum(one.tokens for one in found)
-    ties = sum(one.ties for one in found)
+    turns = sum(finding.widest <= 1 for finding in findings)
+    compared = sum(finding.tokens for finding in findings)
+    ties = sum(finding.ties for finding in findings)
     return (
-        f"{len(found)} types, {right} right, {len(found) - right} wrong. Prompt cache: {reused}. "
+        f"{len(findings)} types, {right} right, {len(findings) - right} wrong. Prompt cache: {reused}. "
         f"{turns} take turns. {compared:,} tokens compared, {ties} near-ties."
     )

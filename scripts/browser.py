@@ -79,8 +79,8 @@ def browsing() -> Generator[Browser]:
 def _address(stream: IO[str] | None) -> str:
     """Return the address at which a browser that is starting listens."""
     for line in stream or ():
-        if found := _LISTENS.search(line):
-            return found[1]
+        if listening := _LISTENS.search(line):
+            return listening[1]
     raise PageError("Chromium ended before it listened")
 
 
@@ -105,8 +105,8 @@ class Browser:
         """Send a command and return its result. Events that come before it go to their pages."""
         self._last_id += 1
         own = self._last_id
-        told = {"id": own, "method": method, "params": parameters}
-        self.socket.send(json.dumps(told | ({"sessionId": session} if session else {})))
+        command = {"id": own, "method": method, "params": parameters}
+        self.socket.send(json.dumps(command | ({"sessionId": session} if session else {})))
         deadline = time.monotonic() + _PATIENCE_S
         while True:
             message = self._receive(deadline - time.monotonic())
@@ -167,16 +167,16 @@ class Page:
     def call(self, method: str, **parameters: Any) -> Any:
         return self.browser.call(method, self.session, **parameters)
 
-    def note(self, method: str, told: Any) -> None:
+    def note(self, method: str, event: Any) -> None:
         match method:
-            case "Log.entryAdded" if told["entry"]["level"] == "error":
-                self.problems.append(f"{told['entry']['text']} {told['entry'].get('url', '')}")
-            case "Runtime.consoleAPICalled" if told["type"] in ("error", "assert"):
-                self.problems.append(str(told["args"]))
+            case "Log.entryAdded" if event["entry"]["level"] == "error":
+                self.problems.append(f"{event['entry']['text']} {event['entry'].get('url', '')}")
+            case "Runtime.consoleAPICalled" if event["type"] in ("error", "assert"):
+                self.problems.append(str(event["args"]))
             case "Runtime.exceptionThrown":
-                self.problems.append(str(told["exceptionDetails"]))
+                self.problems.append(str(event["exceptionDetails"]))
             case "Network.requestWillBeSent":
-                self.requested.append(told["request"]["url"])
+                self.requested.append(event["request"]["url"])
             case _:
                 pass
 
@@ -195,10 +195,10 @@ class Page:
 
     def run(self, script: str) -> Any:
         """Return the value of an expression, or of the promise that it is."""
-        told = self.call("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
-        if "exceptionDetails" in told:
-            raise PageError(str(told["exceptionDetails"]))
-        return told["result"].get("value")
+        evaluated = self.call("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
+        if "exceptionDetails" in evaluated:
+            raise PageError(str(evaluated["exceptionDetails"]))
+        return evaluated["result"].get("value")
 
     def until(self, condition: str, seconds: float = 10) -> None:
         """Wait until an expression is true."""
@@ -211,9 +211,9 @@ class Page:
     def press(self, name: str, *, shift: bool = False) -> None:
         """Press a key of `_KEYS`."""
         key, code, text = _KEYS[name]
-        told = {"key": key, "code": name, "windowsVirtualKeyCode": code, "modifiers": 8 if shift else 0}
-        self.call("Input.dispatchKeyEvent", type="keyDown" if text else "rawKeyDown", text=text, **told)
-        self.call("Input.dispatchKeyEvent", type="keyUp", **told)
+        key_event = {"key": key, "code": name, "windowsVirtualKeyCode": code, "modifiers": 8 if shift else 0}
+        self.call("Input.dispatchKeyEvent", type="keyDown" if text else "rawKeyDown", text=text, **key_event)
+        self.call("Input.dispatchKeyEvent", type="keyUp", **key_event)
 
     def write(self, text: str) -> None:
         """Type a text where the focus is."""

@@ -55,8 +55,8 @@ def selected(repository: Repository, changed: Iterable[str]) -> list[str]:
     changed = set(changed)
     graph = needs(repository)
     modules = {module for path in changed for module in changed_modules(path, repository)}
-    found = dependents(graph, modules)
-    tests = sorted(repository.paths[module] for module in found if is_test(module, repository.sources))
+    affected = dependents(graph, modules)
+    tests = sorted(repository.paths[module] for module in affected if is_test(module, repository.sources))
     return tests + [f"{MUTANT_TEST}[{name}]" for name in mutants(repository.mutants, changed)]
 
 
@@ -72,11 +72,11 @@ def is_test(module: str, sources: Sources) -> bool:
 
 def dependents(graph: Graph, changed: set[str]) -> set[str]:
     """The changed modules and all that need one of them, however far away."""
-    found, before = set(changed), set[str]()
-    while found != before:
-        before = set(found)
-        found |= {module for module, needed in graph.items() if not needed.isdisjoint(before)}
-    return found
+    affected, before = set(changed), set[str]()
+    while affected != before:
+        before = set(affected)
+        affected |= {module for module, needed in graph.items() if not needed.isdisjoint(before)}
+    return affected
 
 
 def changed_modules(path: str, repository: Repository) -> Iterator[str]:
@@ -104,8 +104,8 @@ def _own_folder(path: str) -> list[str]:
 def _beside(path: str, paths: Mapping[str, str]) -> list[str]:
     """The modules of the nearest folder above that has some; scripts and tests themselves hold no data."""
     for folder in list(PurePath(path).parents)[:-2]:
-        if found := [module for module, other in paths.items() if PurePath(other).parent == folder]:
-            return found
+        if neighbours := [module for module, other in paths.items() if PurePath(other).parent == folder]:
+            return neighbours
     return []
 
 
@@ -152,7 +152,9 @@ def _imported(module: str, text: str, sources: Sources) -> Iterator[str]:
         if (sibling := f"{module.rpartition('.')[0]}.{name}") in sources:
             yield sibling  # as a script imports what stands beside it
         parts = name.split(".")
-        yield from (one for end in range(len(parts)) if (one := ".".join(parts[: end + 1])) in sources)
+        yield from (
+            package for end in range(len(parts)) if (package := ".".join(parts[: end + 1])) in sources
+        )
 
 
 def _without_functions(text: str) -> str:
@@ -183,7 +185,7 @@ def _is_of(package: str, module: str) -> bool:
 def _conftests(module: str, sources: Sources) -> Iterator[str]:
     parts = module.split(".")[:-1]
     above = (".".join([*parts[: end + 1], "conftest"]) for end in range(len(parts)))
-    return (one for one in above if one in sources and one != module)
+    return (conftest for conftest in above if conftest in sources and conftest != module)
 
 
 # ------------------------------------------------------------------------------------------------ repository
@@ -196,8 +198,8 @@ def read_repository(root: Path) -> Repository:
         for path in ((root / place).rglob("*.py") if (root / place).is_dir() else [root / place])
     )
     paths = {module_name(path.relative_to(root)): str(path.relative_to(root)) for path in files}
-    found = {path.name: path.read_text(encoding="utf-8") for path in (root / MUTANTS).glob("*.mutant")}
-    return Repository(read_sources(root, files), paths, found)
+    mutant_texts = {path.name: path.read_text(encoding="utf-8") for path in (root / MUTANTS).glob("*.mutant")}
+    return Repository(read_sources(root, files), paths, mutant_texts)
 
 
 def changed_files(root: Path, base: str | None) -> list[str]:

@@ -215,12 +215,12 @@ class Server:
         url = f"{self.stats_url}/stats"
         try:
             with self._answer(url) as lines:
-                told = json.loads(b"".join(lines))
+                body = json.loads(b"".join(lines))
         except Unmeasured as error:
             raise Unmeasured(f"{error} (--stats-url says where it is)") from error
-        if not isinstance(told, dict) or not isinstance(told.get("prompt_cache"), dict):
+        if not isinstance(body, dict) or not isinstance(body.get("prompt_cache"), dict):
             raise Unmeasured(f"{url} tells of no prompt cache")
-        return told
+        return body
 
     @contextmanager
     def _answer(self, url: str, body: str | None = None) -> Generator[Iterable[bytes]]:

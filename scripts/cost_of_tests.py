@@ -95,10 +95,10 @@ def _cpu_s() -> float:
 
 def rows(costs: Iterable[Cost], *, by_file: bool) -> dict[str, Row]:
     """Return the sums by folder or by file, the dearest first."""
-    found: dict[str, Row] = {}
+    sums: dict[str, Row] = {}
     for cost in costs:
-        found.setdefault(place_of(cost.file, by_file=by_file), Row()).add(cost)
-    return dict(sorted(found.items(), key=lambda named: -named[1].cpu_s))
+        sums.setdefault(place_of(cost.file, by_file=by_file), Row()).add(cost)
+    return dict(sorted(sums.items(), key=lambda named: -named[1].cpu_s))
 
 
 def place_of(file: str, *, by_file: bool) -> str:
@@ -112,20 +112,20 @@ def mutants(texts: Iterable[str], *, by_file: bool) -> Mapping[str, int]:
     return Counter(place_of(test, by_file=by_file) for test in tests)
 
 
-def table(found: Mapping[str, Row], protected: Mapping[str, int]) -> list[str]:
+def table(sums: Mapping[str, Row], protected: Mapping[str, int]) -> list[str]:
     """Return the lines of a table in Markdown, with a row for the sum."""
     heads = ("place", "functions", "cases", "CPU s", "default cases", "default CPU s", "mutants")
     lines = [f"| {' | '.join(heads)} |", f"|---|{'---:|' * (len(heads) - 1)}"]
-    for place, row in found.items():
+    for place, row in sums.items():
         lines.append(_line(place, len(row.functions), row, protected.get(place, 0)))
     whole = Row(
-        sum(row.cases for row in found.values()),
-        sum(row.cpu_s for row in found.values()),
-        sum(row.default_cases for row in found.values()),
-        sum(row.default_cpu_s for row in found.values()),
+        sum(row.cases for row in sums.values()),
+        sum(row.cpu_s for row in sums.values()),
+        sum(row.default_cases for row in sums.values()),
+        sum(row.default_cpu_s for row in sums.values()),
     )
-    functions = sum(len(row.functions) for row in found.values())
-    return [*lines, _line("all", functions, whole, sum(protected.get(place, 0) for place in found))]
+    functions = sum(len(row.functions) for row in sums.values())
+    return [*lines, _line("all", functions, whole, sum(protected.get(place, 0) for place in sums))]
 
 
 def _line(place: str, functions: int, row: Row, count: int) -> str:
@@ -135,10 +135,10 @@ def _line(place: str, functions: int, row: Row, count: int) -> str:
 
 def slowest(costs: Iterable[Cost], most: int) -> list[str]:
     """Return the functions that took most, each with its seconds and cases."""
-    found: dict[str, Row] = {}
+    sums: dict[str, Row] = {}
     for cost in costs:
-        found.setdefault(cost.function, Row()).add(cost)
-    dearest = sorted(found.items(), key=lambda named: -named[1].cpu_s)[:most]
+        sums.setdefault(cost.function, Row()).add(cost)
+    dearest = sorted(sums.items(), key=lambda named: -named[1].cpu_s)[:most]
     return [f"{row.cpu_s:8.1f} s  {row.cases:5} cases  {name}" for name, row in dearest]
 
 
@@ -156,8 +156,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     asked = parser.parse_args(arguments)
     costs = read(asked.file)
     texts = [path.read_text(encoding="utf-8") for path in (ROOT / "tests" / "mutants").glob("*.mutant")]
-    found = rows(costs, by_file=asked.files)
-    lines = [*table(found, mutants(texts, by_file=asked.files)), "", *slowest(costs, asked.slowest)]
+    sums = rows(costs, by_file=asked.files)
+    lines = [*table(sums, mutants(texts, by_file=asked.files)), "", *slowest(costs, asked.slowest)]
     print("\n".join(lines).rstrip())
     return 0
 

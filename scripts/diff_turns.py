@@ -50,9 +50,9 @@ class Request:
     @property
     def computed(self) -> int | None:
         """Computed prompt tokens; if the line has no such count, prompt tokens - cached tokens."""
-        told, prompt, cached = map(self.count, ("computed_tokens", "prompt_tokens", "cached_tokens"))
-        if told is not None or prompt is None or cached is None:
-            return told
+        counted, prompt, cached = map(self.count, ("computed_tokens", "prompt_tokens", "cached_tokens"))
+        if counted is not None or prompt is None or cached is None:
+            return counted
         return prompt - cached
 
     @property
@@ -66,12 +66,12 @@ class Comparison:
 
     Attributes:
         before: the number of the request that it continues.
-        told: the result in words.
+        description: the result in words.
         details: lines with more details.
     """
 
     before: int
-    told: str
+    description: str
     diverges: bool
     details: Sequence[str] = ()
 
@@ -79,12 +79,12 @@ class Comparison:
 # ---------------------------------------------------------------------------------------------- with prompts
 
 
-def common_length(one: str, other: str) -> int:
+def common_length(text: str, other: str) -> int:
     """Return the length of the common prefix, in characters."""
-    least, most = 0, min(len(one), len(other))
+    least, most = 0, min(len(text), len(other))
     while least < most:
         middle = (least + most + 1) // 2
-        least, most = (middle, most) if one[:middle] == other[:middle] else (least, middle - 1)
+        least, most = (middle, most) if text[:middle] == other[:middle] else (least, middle - 1)
     return least
 
 
@@ -94,14 +94,16 @@ def compare_prompts(earlier: Sequence[Request], this: Request) -> Comparison | N
     Return None if the trace has no two prompts.
     """
     prompt = this.text("prompt")
-    candidates = [one for one in earlier if one.text("prompt")]
+    candidates = [request for request in earlier if request.text("prompt")]
     if not prompt or not candidates:
         return None
-    last = max(candidates, key=lambda one: (common_length(_read_and_said(one), prompt), one.number))
-    return _compared(last, _read_and_said(last), this, prompt)
+    last = max(
+        candidates, key=lambda request: (common_length(_prompt_and_reply(request), prompt), request.number)
+    )
+    return _compared(last, _prompt_and_reply(last), this, prompt)
 
 
-def _read_and_said(request: Request) -> str:
+def _prompt_and_reply(request: Request) -> str:
     return (request.text("prompt") or "") + (request.text("reply") or "")
 
 
@@ -109,8 +111,8 @@ def _compared(last: Request, expected: str, this: Request, prompt: str) -> Compa
     place, read = common_length(expected, prompt), len(last.text("prompt") or "")
     end = len(expected) - (_CLOSER_CHARACTERS if last.text("reply") else _opening(expected, prompt))
     if place >= end:
-        told = f"goes on, with {len(prompt) - place:,} new characters"
-        return Comparison(last.number, told, diverges=False)
+        description = f"goes on, with {len(prompt) - place:,} new characters"
+        return Comparison(last.number, description, diverges=False)
     if _TRANSIENT in expected[place : place + _SHOWN] and _TRANSIENT not in prompt[place : place + _SHOWN]:
         return Comparison(
             last.number, "goes on from where a transient message of OpenClaw stood", diverges=False
@@ -121,8 +123,8 @@ def _compared(last: Request, expected: str, this: Request, prompt: str) -> Compa
         f"last {_quoted(expected[place : place + _SHOWN])}…",
         f"this {_quoted(prompt[place : place + _SHOWN])}…",
     ]
-    told = f"diverges at {where} ({place / len(expected):.0%})"
-    return Comparison(last.number, told, diverges=True, details=[*shown, *_reasons(last, this)])
+    description = f"diverges at {where} ({place / len(expected):.0%})"
+    return Comparison(last.number, description, diverges=True, details=[*shown, *_reasons(last, this)])
 
 
 def _opening(prompt: str, other: str) -> int:
@@ -145,8 +147,10 @@ def compare_counts(last: Request, this: Request) -> Comparison:
     again = max((read or 0) - cached, 0) if cached is not None else 0
     reasons = _reasons(last, this)
     if again > _OPENING_TOKENS or seen is not None:
-        told = f"message {seen + 1} is another one" if seen is not None else "diverges"
-        return Comparison(last.number, f"{told}; {again:,} tokens read again", diverges=True, details=reasons)
+        change = f"message {seen + 1} is another one" if seen is not None else "diverges"
+        return Comparison(
+            last.number, f"{change}; {again:,} tokens read again", diverges=True, details=reasons
+        )
     return Comparison(last.number, "goes on", diverges=False, details=reasons)
 
 
@@ -159,14 +163,14 @@ def _first_new(last: Request, this: Request) -> int | None:
 def _reasons(last: Request, this: Request) -> list[str]:
     """Return lines about messages that were seen or bound, and about the reason for a miss."""
     seen = this.count("stable_prefix_msg_count")
-    told: list[str] = []
+    lines: list[str] = []
     if seen is not None:
-        told.append(f"messages seen before: {seen}; the last request had {last.count('messages')}")
+        lines.append(f"messages seen before: {seen}; the last request had {last.count('messages')}")
     if (bound := this.count("bound_messages")) is not None:
-        told.append(f"messages bound to recorded tokens: {bound}")
+        lines.append(f"messages bound to recorded tokens: {bound}")
     if reason := this.text("miss_reason"):
-        told.append(f"miss_reason: {reason}")
-    return told
+        lines.append(f"miss_reason: {reason}")
+    return lines
 
 
 # ---------------------------------------------------------------------------------------------------- program
@@ -180,7 +184,7 @@ def read_trace(path: Path) -> list[Request]:
     """
     older = path.with_name(f"{path.name}.1")
     try:
-        texts = [one.read_text(encoding="utf-8") for one in (older, path) if one == path or one.exists()]
+        texts = [file.read_text(encoding="utf-8") for file in (older, path) if file == path or file.exists()]
     except (OSError, UnicodeDecodeError) as error:
         raise Unmeasured(f"{path} cannot be read: {error}") from error
     requests = list(_requests("".join(texts).splitlines()))
@@ -207,24 +211,24 @@ def newest(logs: Path) -> Path:
     Raises:
         Unmeasured: there is none.
     """
-    found = sorted(logs.glob("*/cache-session-*.log"), key=lambda path: path.stat().st_mtime)
-    if not found:
+    traces = sorted(logs.glob("*/cache-session-*.log"), key=lambda path: path.stat().st_mtime)
+    if not traces:
         raise Unmeasured(f"there is no trace under {logs}: */cache-session-*.log")
-    return found[-1]
+    return traces[-1]
 
 
 def compare_all(requests: Sequence[Request]) -> list[str]:
     """Print the result for each request, and return a line for each request that diverges."""
     print_counts(requests[0])
-    found: list[str] = []
+    diverging: list[str] = []
     for index, this in enumerate(requests[1:], start=1):
         result = compare_prompts(requests[:index], this) or compare_counts(requests[index - 1], this)
         print_counts(this)
-        print(f"    {result.before} → {this.number}: {result.told}")
+        print(f"    {result.before} → {this.number}: {result.description}")
         for line in result.details:
             print(f"        {line}")
-        found += [f"request {this.number} {result.told}"] if result.diverges else []
-    return found
+        diverging += [f"request {this.number} {result.description}"] if result.diverges else []
+    return diverging
 
 
 def print_counts(request: Request) -> None:

@@ -45,12 +45,13 @@ def main() -> None:
     }
     common = builds["cpu"].keys() & builds["cuda12"].keys() & builds["cuda13"].keys()
     sections = {"server": only(builds["cpu"], common) | compiled(alone, "--no-deps")}
-    sections |= {build: only(found, found.keys() - common) for build, found in builds.items()}
+    sections |= {build: only(packages, packages.keys() - common) for build, packages in builds.items()}
     both = compiled([*server, *lines["dev"]])
     sections["dev"] = only(both, both.keys() - builds["cpu"].keys())
     sections["uv"] = compiled(["uv"])
     parts = (
-        f"\n# [{name}]\n{''.join(found[one] for one in sorted(found))}" for name, found in sections.items()
+        f"\n# [{name}]\n{''.join(packages[package] for package in sorted(packages))}"
+        for name, packages in sections.items()
     )
     install_and_run.HASHES.write_text(HEADER + "".join(parts))
 
@@ -68,12 +69,14 @@ def compiled(requirements: Sequence[str], *options: str) -> dict[str, str]:
     with tempfile.NamedTemporaryFile("w", suffix=".in") as file:
         file.write("\n".join(requirements))
         file.flush()
-        told = "--generate-hashes --no-header --no-annotate --universal --python-version 3.12 --quiet".split()
+        flags = (
+            "--generate-hashes --no-header --no-annotate --universal --python-version 3.12 --quiet".split()
+        )
         command = [
             uv,
             "pip",
             "compile",
-            *told,
+            *flags,
             *options,
             "--constraint",
             str(install_and_run.CONSTRAINTS),
@@ -81,9 +84,9 @@ def compiled(requirements: Sequence[str], *options: str) -> dict[str, str]:
         ]
         output = subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout
     return {
-        found[1]: found[0]
-        for found in _PACKAGE.finditer(output)
-        if (found[3] or "").strip() not in _ELSEWHERE
+        package[1]: package[0]
+        for package in _PACKAGE.finditer(output)
+        if (package[3] or "").strip() not in _ELSEWHERE
     }
 
 

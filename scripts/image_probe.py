@@ -70,10 +70,10 @@ def tower_runs(server: Server) -> int:
     Raises:
         Unmeasured: the server does not say.
     """
-    told = server.stats().get("images")
-    if not isinstance(told, dict) or not isinstance(told.get("tower_runs"), int):
+    images = server.stats().get("images")
+    if not isinstance(images, dict) or not isinstance(images.get("tower_runs"), int):
         raise Unmeasured(f"{server.stats_url}/stats tells of no images")
-    return told["tower_runs"]
+    return images["tower_runs"]
 
 
 def play(session: Session, options: argparse.Namespace) -> list[int]:
@@ -104,22 +104,22 @@ def play(session: Session, options: argparse.Namespace) -> list[int]:
 
 def shortfalls(session: Session, looks: Sequence[int], healthy: float) -> list[str]:
     """Return what is wrong with the turns after the first."""
-    found: list[str] = []
+    problems: list[str] = []
     for turn, seen in list(zip(session.turns, looks, strict=True))[1:]:
         if turn.hit < healthy:
-            found.append(
+            problems.append(
                 f"turn {turn.number}: {turn.hit:.1%} of its prompt was cached, {healthy:.0%} is healthy"
             )
         if seen:
-            found.append(f"turn {turn.number}: the tower looked at {seen:,} images, 0 is healthy")
-    return found
+            problems.append(f"turn {turn.number}: the tower looked at {seen:,} images, 0 is healthy")
+    return problems
 
 
 def read_options() -> argparse.Namespace:
     parser = parser_of(f"{__doc__}\n{TURN_LEGEND}\nlooks: images at which the vision tower looked.")
     parser.add_argument("--turns", type=int, default=3, help="requests, at least 2 (%(default)s)")
-    told = "share of a prompt (%(default)s)"
-    parser.add_argument("--healthy", type=float, default=HEALTHY_WITH_IMAGES, help=told)
+    help_text = "share of a prompt (%(default)s)"
+    parser.add_argument("--healthy", type=float, default=HEALTHY_WITH_IMAGES, help=help_text)
     add_length_options(parser)
     options = parser.parse_args()
     if options.turns < 2:

@@ -50,9 +50,9 @@ def _share(part: Any, whole: Any) -> str:
 def memory(cache: Section) -> Iterator[tuple[str, str, str]]:
     """Yield bytes by kind, with their shares of the budget. The budget includes running sequences."""
     budget, kinds = cache.get("max_bytes"), cache.get("bytes_by_kind") or {}
-    for kind, told in _KINDS.items():
+    for kind, label in _KINDS.items():
         if kind in kinds:
-            yield told, _bytes(kinds[kind]), _share(kinds[kind], budget)
+            yield label, _bytes(kinds[kind]), _share(kinds[kind], budget)
     total = sum(kinds.values()) or cache.get("bytes")
     yield "together", _bytes(total), _share(total, budget)
     yield "budget", _bytes(budget), ""
@@ -61,9 +61,9 @@ def memory(cache: Section) -> Iterator[tuple[str, str, str]]:
 def things(cache: Section) -> Iterator[tuple[str, str, str]]:
     names = {"entries": "pages", "sequence_caches": "conversations at rest", "checkpoints": "checkpoints"}
     names |= {"arrays": "arrays", "evictions": "evictions"}
-    for name, told in names.items():
+    for name, label in names.items():
         if name in cache:
-            yield told, _count(cache[name]), ""
+            yield label, _count(cache[name]), ""
 
 
 def lookups(cache: Section) -> Iterator[tuple[str, str, str]]:
@@ -77,9 +77,9 @@ def lookups(cache: Section) -> Iterator[tuple[str, str, str]]:
 
 def tokens(cache: Section) -> Iterator[tuple[str, str, str]]:
     counts = [cache.get(f"{name}_tokens") for name in ("reused", "computed", "unavoidable")]
-    told = ("reused", "computed", "  of them unavoidable")
+    labels = ("reused", "computed", "  of them unavoidable")
     prompts = sum(count or 0 for count in counts[:2])
-    for name, count in zip(told, counts, strict=True):
+    for name, count in zip(labels, counts, strict=True):
         yield name, _count(count), _share(count, prompts)
     efficiency = cache.get("efficiency")
     yield "efficiency (unavoidable / computed)", "–" if efficiency is None else f"{efficiency:.4f}", ""
@@ -128,8 +128,8 @@ def print_tables(stats: Mapping[str, Any]) -> None:
 def main() -> int:
     server = server_of(parser_of(__doc__).parse_args())
     stats = server.stats()
-    told = stats.get("server") or {}
-    print(f"{told.get('model', 'a server')} at {server.stats_url}\n")
+    described = stats.get("server") or {}
+    print(f"{described.get('model', 'a server')} at {server.stats_url}\n")
     print_tables(stats)
     cache = stats["prompt_cache"]
     return verdict([f"{name} is {cache[name]:,}, 0 is healthy" for name in Counters.STAY if cache.get(name)])

@@ -305,9 +305,9 @@ SET_ASIDE: Mapping[str, str] = {
 
 def model_types() -> Iterator[str]:
     """Every module of mlx_lm that has a `Model` and can be imported here."""
-    for found in pkgutil.iter_modules(mlx_lm.models.__path__):
-        if found.name not in SET_ASIDE and hasattr(_module(found.name), "Model"):
-            yield found.name
+    for module in pkgutil.iter_modules(mlx_lm.models.__path__):
+        if module.name not in SET_ASIDE and hasattr(_module(module.name), "Model"):
+            yield module.name
 
 
 def config_of(model_type: str) -> dict[str, Any]:

@@ -132,7 +132,7 @@ def long_prompt(port: int, name: str) -> Generator[None]:
 
     reader = threading.Thread(target=read)
     reader.start()
-    wait_until(lambda: any(one["done_tokens"] > CHUNK for one in ask(port, "/activity")["running"]))
+    wait_until(lambda: any(request["done_tokens"] > CHUNK for request in ask(port, "/activity")["running"]))
     yield
     reader.join()
 
@@ -154,7 +154,7 @@ def small(png: bytes) -> bytes:
 
 def _nearest(palette: Sequence[Colour], colour: Colour) -> int:
     """Return the place of the colour that is most like another one."""
-    distances = [sum((a - b) ** 2 for a, b in zip(one, colour, strict=True)) for one in palette]
+    distances = [sum((a - b) ** 2 for a, b in zip(candidate, colour, strict=True)) for candidate in palette]
     return distances.index(min(distances))
 
 

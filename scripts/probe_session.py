@@ -100,8 +100,8 @@ class Talk:
         self._ask([*self._messages, question(f"last question, {self._name}")], known)
         turn = self.session.last
         if turn.cached > most:
-            told = f"{turn.cached:,} tokens were cached, and the change stands after {most:,} at most"
-            return f"turn {turn.number}: {told}"
+            problem = f"{turn.cached:,} tokens were cached, and the change stands after {most:,} at most"
+            return f"turn {turn.number}: {problem}"
         return turn.shortfall(self._options.healthy)
 
     def shortfalls(self) -> list[str | None]:
@@ -194,7 +194,7 @@ def play(server: Server, options: argparse.Namespace) -> list[str]:
         print(f"\n{name}: {scenario.expectation}")
         talk = Talk(server, f"{name} of {options.run}", options, scenario.spell)
         shortfalls = filter(None, scenario.judge(talk))
-        failures += [f"{name}, {told}" for told in shortfalls]
+        failures += [f"{name}, {shortfall}" for shortfall in shortfalls]
         talk.session.print()
     return failures
 

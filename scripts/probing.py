@@ -151,10 +151,12 @@ class Counters:
 
     def read(self) -> None:
         try:
-            told = self._server.stats()["prompt_cache"]
+            counts = self._server.stats()["prompt_cache"]
         except Unmeasured as error:
-            told, self._problem = {}, str(error)
-        self._readings.append({name: told[name] for name in self.NAMES if isinstance(told.get(name), int)})
+            counts, self._problem = {}, str(error)
+        self._readings.append(
+            {name: counts[name] for name in self.NAMES if isinstance(counts.get(name), int)}
+        )
 
     def shortfalls(self, cold: int | None = None) -> list[str]:
         """Return the counters that rose but should not have.
@@ -209,14 +211,14 @@ def parser_of(description: str | None) -> argparse.ArgumentParser:
 
 def add_length_options(parser: argparse.ArgumentParser) -> None:
     """Add options for the length of conversations and for their reasoning effort."""
-    told = (
+    help_text = (
         "characters of context in the system prompt: how long the history is (%(default)s, of which the demo "
         "model shows all; 24000 is what agents send)"
     )
-    parser.add_argument("--context-chars", type=int, default=6_000, help=told)
+    parser.add_argument("--context-chars", type=int, default=6_000, help=help_text)
     parser.add_argument("--max-tokens", type=int, default=400, help="of a reply (%(default)s)")
-    told = "reasoning_effort of the requests: none, low, medium, high (%(default)s)"
-    parser.add_argument("--effort", default="medium", help=told)
+    help_text = "reasoning_effort of the requests: none, low, medium, high (%(default)s)"
+    parser.add_argument("--effort", default="medium", help=help_text)
 
 
 def _url(text: str) -> str:

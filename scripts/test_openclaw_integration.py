@@ -103,8 +103,8 @@ def measure(server: Server, today: datetime) -> Sizes:
 
     least = tokens(nothing)
     asked = tokens(with_id(question(1, mark, today), mark[:12]))
-    told = tokens({**nothing, "content": result("x", mark)["content"]})
-    return Sizes(tokens(nothing, transient(1)) - least, asked - least, told - least)
+    with_result = tokens({**nothing, "content": result("x", mark)["content"]})
+    return Sizes(tokens(nothing, transient(1)) - least, asked - least, with_result - least)
 
 
 def question(number: int, mark: str, today: datetime) -> Message:
@@ -163,10 +163,10 @@ class OpenClaw:
 
     def _body(self) -> Mapping[str, Any]:
         number = len(self.session.turns) + 1
-        newest = max(index for index, message in enumerate(self._history) if message["role"] == "user")
+        newest = max(index for index, entry in enumerate(self._history) if entry["role"] == "user")
         history = [
-            with_id(one, self._message_id) if index == newest else one
-            for index, one in enumerate(self._history)
+            with_id(message, self._message_id) if index == newest else message
+            for index, message in enumerate(self._history)
         ]
         return {
             "messages": [self._system(number), *history, transient(number)],
@@ -183,8 +183,8 @@ class OpenClaw:
         options = self._options
         day = options.today + timedelta(days=options.midnight is not None and number >= options.midnight)
         context = prose(f"The assistant's rules in {options.run}", options.context_chars)
-        told = {"run": options.run, "context": context, "date": f"{day:%A, %Y-%m-%d}"}
-        return {"role": "system", "content": _SYSTEM.format(**told, effort=options.effort)}
+        fields = {"run": options.run, "context": context, "date": f"{day:%A, %Y-%m-%d}"}
+        return {"role": "system", "content": _SYSTEM.format(**fields, effort=options.effort)}
 
     def _question(self) -> Message:
         """Return a new question, and make a new id for it."""
@@ -202,10 +202,10 @@ class OpenClaw:
 def hit_rate(chat: OpenClaw, least: float) -> Iterator[str]:
     for turn in chat.session.turns[1:]:
         if turn.efficiency < least:
-            told = (
+            figures = (
                 f"{turn.efficiency:.2f} ({turn.computed:,} tokens computed, about {turn.new:,} of them new)"
             )
-            yield f"turn {turn.number}: an efficiency of {told}, {least:.2f} is healthy"
+            yield f"turn {turn.number}: an efficiency of {figures}, {least:.2f} is healthy"
 
 
 def reasoning_twice(chat: OpenClaw) -> Iterator[str]:
@@ -238,7 +238,9 @@ def shortfalls(chat: OpenClaw, other: OpenClaw, options: argparse.Namespace) -> 
         "reasoning twice": reasoning_twice(chat),
         "another session": another_session(chat, other),
     }
-    return [f"{name}, session {chat.name}, {told}" for name, check in checks.items() for told in check]
+    return [
+        f"{name}, session {chat.name}, {shortfall}" for name, check in checks.items() for shortfall in check
+    ]
 
 
 # ---------------------------------------------------------------------------------------------------- program
@@ -247,11 +249,11 @@ def shortfalls(chat: OpenClaw, other: OpenClaw, options: argparse.Namespace) -> 
 def play(sessions: Sequence[OpenClaw], turns: int) -> None:
     """Play both sessions turn by turn at the same server, and print their numbers."""
     for _ in range(turns):
-        for one in sessions:
-            one.turn()
-    for one in sessions:
-        print(f"\nsession {one.name}")
-        one.session.print()
+        for session in sessions:
+            session.turn()
+    for session in sessions:
+        print(f"\nsession {session.name}")
+        session.session.print()
 
 
 def read_options() -> argparse.Namespace:
@@ -269,12 +271,12 @@ def main() -> int:
     server = server_of(options).reach()
     counters, sizes = Counters(server), measure(server, options.today)
     print(f"Tokens: transient message {sizes.transient}, question {sizes.question}, result {sizes.result}")
-    one, other = (OpenClaw(name, server, sizes, options) for name in "AB")
-    play([one, other], options.turns)
+    first, second = (OpenClaw(name, server, sizes, options) for name in "AB")
+    play([first, second], options.turns)
     counters.read()
     counters.print("before", "after")
-    found = shortfalls(one, other, options) + shortfalls(other, one, options)
-    return verdict([*found, *counters.shortfalls()])
+    problems = shortfalls(first, second, options) + shortfalls(second, first, options)
+    return verdict([*problems, *counters.shortfalls()])
 
 
 if __name__ == "__main__":

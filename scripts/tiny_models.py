@@ -482,10 +482,10 @@ def _phrase_id(tokenizer: Tokenizer, phrase: Phrase) -> int:
     if isinstance(phrase, str):
         (index,) = _ids(tokenizer, phrase)
         return index
-    found = tokenizer.token_to_id(_raw_entry(phrase))
-    if found is None:
+    token_id = tokenizer.token_to_id(_raw_entry(phrase))
+    if token_id is None:
         raise ValueError(f"{phrase!r} is not in the vocabulary")
-    return found
+    return token_id
 
 
 def _raw_entry(data: bytes) -> str:

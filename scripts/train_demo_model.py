@@ -184,8 +184,8 @@ def right_answers(network: Qwen3, tokenizer: Tokenizer, prefix: int) -> str:
     asked: Counter[str] = Counter()
     for _ in range(_BATCHES_A_TEST):
         rows = make_rows(author, tokenizer, 8, 512, prefix)
-        said = network.logits(_hidden(network, rows)).argmax(-1)
-        is_wrong = (said != rows.wanted) & (rows.answers > 0)
+        predicted = network.logits(_hidden(network, rows)).argmax(-1)
+        is_wrong = (predicted != rows.wanted) & (rows.answers > 0)
         wrong = set(rows.answers[is_wrong].tolist())
         cut = set(rows.answers[:, -2].tolist())
         for number in set(rows.answers.flatten().tolist()) - cut - {0}:

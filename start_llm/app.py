@@ -90,7 +90,7 @@ _LEAST_FLUSH_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class _Introduction:
-    """What the user is told of the first model.
+    """What the start-up summary says of the first model.
 
     Attributes:
         model: its id.
@@ -257,7 +257,7 @@ class App:
         """Return the id of the model to load first, and the folders of all models by id."""
         first = resolve(model_name(self._settings))
         folders = model_folders(self._settings)
-        name = next((one for one, folder in folders.items() if folder == first), name_of(first))
+        name = next((model_id for model_id, folder in folders.items() if folder == first), name_of(first))
         known = folders | {name: first}
         return name, more_models(self._settings, known)
 
@@ -342,15 +342,19 @@ class App:
         self._opened.callback(proxy.stop)
         proxy.start()
 
-    def _note_proxy_refusal(self, told: ProxyRefusal) -> None:
+    def _note_proxy_refusal(self, proxy_refusal: ProxyRefusal) -> None:
         refusal = Refusal(
-            tenant=None, method=told.method, path=told.path, status=told.status, reason=told.reason
+            tenant=None,
+            method=proxy_refusal.method,
+            path=proxy_refusal.path,
+            status=proxy_refusal.status,
+            reason=proxy_refusal.reason,
         )
         self._activity.refuse(refusal)
         self._terminal.refused(refusal)
 
     def _introduction(self, runtime: ModelRuntime) -> _Introduction:
-        """Return what the user is told of a model. It does not refer to the model, which may go."""
+        """Return the start-up summary of a model. It does not refer to the model, which may go."""
         card, model = runtime.card, runtime.startup.model
         rows = [
             *model_rows(card, runtime.preparer),

@@ -116,7 +116,7 @@ def _models_in_menu() -> tuple[Sequence[str], Sequence[ListedOnDisk]]:
     _quiet_tokenizers()
     from start_llm.commands.model_commands import HEAD, rows_and_words  # noqa: PLC0415
 
-    return HEAD, [ListedOnDisk(*one) for one in rows_and_words(settings_table.load(*_outside()))]
+    return HEAD, [ListedOnDisk(*row) for row in rows_and_words(settings_table.load(*_outside()))]
 
 
 def _serve(options: argparse.Namespace) -> int:
@@ -248,7 +248,7 @@ def _refuse_beside_a_server(settings: Settings) -> None:
 
 
 def _cache(options: argparse.Namespace) -> int:
-    """Print what the folder of the disk tier holds, or remove it. Return 1 if a file is hurt, else 0."""
+    """Print what the folder of the disk tier holds, or remove it. Return 1 if a file is damaged, else 0."""
     settings = settings_table.load(*_sources(options))
     folder, terminal = disk_tier_folder(settings.ssd.folder, settings.server.state_root), Terminal()
     if folder is None:
@@ -257,22 +257,24 @@ def _cache(options: argparse.Namespace) -> int:
         if options.action == "clear":
             terminal.say(f"Removed {clear(folder):,} files from {folder}.")
             return 0
-        found = report(folder, verifies=options.action == "verify")
+        contents = report(folder, verifies=options.action == "verify")
     except BlockingIOError as error:
         raise SettingsError(f"Process {error} uses {folder}. Stop that server first.") from error
     except OSError as error:
         raise SettingsError(f"SSD_CACHE_DIR={str(folder)!r}: {error.strerror}.") from error
     terminal.summary(
         [
-            (kind, f"{count:,} files, {found.nbytes[kind]:,} bytes")
-            for kind, count in sorted(found.files.items())
+            (kind, f"{count:,} files, {contents.nbytes[kind]:,} bytes")
+            for kind, count in sorted(contents.files.items())
         ]
     )
-    for path, reason in sorted(found.unusable.items()):
+    for path, reason in sorted(contents.unusable.items()):
         terminal.say(f"{path.relative_to(folder)}: {reason}")
     if options.action == "verify":
-        terminal.say(f"Hurt files: {len(found.unusable):,}. The server removes each one when it meets it.")
-    return 1 if found.unusable else 0
+        terminal.say(
+            f"Damaged files: {len(contents.unusable):,}. The server removes each one when it meets it."
+        )
+    return 1 if contents.unusable else 0
 
 
 def _quiet_tokenizers() -> None:

@@ -14,7 +14,7 @@ _TEXTS = (b"\xff\xfe\x80", b"null", b"-1", b"1e999", b"[" * 3000, b'{"a":' * 300
 class Damage(NamedTuple):
     """What was done to a file, and what it holds since."""
 
-    told: str
+    description: str
     content: bytes
 
 

@@ -23,9 +23,9 @@ class WallClock:
 
 
 @contextmanager
-def opened(path: Path, told: list[str] | None = None, **options: Any) -> Generator[Database]:
+def opened(path: Path, notices: list[str] | None = None, **options: Any) -> Generator[Database]:
     """One process with a database. What it tells is an error if nobody asks for it."""
-    errors, sentences = list[Exception](), list[str]() if told is None else told
+    errors, sentences = list[Exception](), list[str]() if notices is None else notices
     thread = DiskThread(errors.append)
     thread.start()
     database = Database(path, thread, sentences.append, **options)
@@ -35,7 +35,7 @@ def opened(path: Path, told: list[str] | None = None, **options: Any) -> Generat
         database.close()
         assert thread.close(10)
     assert not errors
-    assert told is not None or not sentences
+    assert notices is not None or not sentences
 
 
 class Restarts:

@@ -90,22 +90,22 @@ def tried_once() -> Generator[None]:
         return load(folder, **options)
 
     def once(trial: Callable[..., Any]) -> Callable[..., Any]:
-        def found(network: Any, *rest: Any, **how: Any) -> Any:
+        def result(network: Any, *rest: Any, **how: Any) -> Any:
             key = trial, *loading.key, *rest[1:], *how.items()
             if key not in _TRIED:
                 _TRIED[key] = trial(network, *rest, **how)
             return _TRIED[key]
 
-        return found
+        return result
 
     def once_for_a_template(trial: Callable[..., Any]) -> Callable[..., Any]:
-        def found(tokenizer: Any, *how: Any) -> Any:
+        def result(tokenizer: Any, *how: Any) -> Any:
             key = trial.__name__, tokenizer.chat_template, tokenizer.added_tokens, *how
             if key not in _TRIED:
                 _TRIED[key] = trial(tokenizer, *how)
             return _TRIED[key]
 
-        return found
+        return result
 
     with (
         patch("start_llm.app.unsuited_by", _judged_once),

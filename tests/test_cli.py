@@ -443,7 +443,7 @@ def test_a_command_line_that_is_not_understood_is_explained(arguments, complaint
     assert complaint in capsys.readouterr().err
 
 
-def test_the_version_is_told(capsys):
+def test_the_version_is_reported(capsys):
     with pytest.raises(SystemExit) as ended:
         cli.main(["--version"])
     assert ended.value.code == 0

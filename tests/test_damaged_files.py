@@ -44,7 +44,7 @@ from tests.databases import opened
 from tests.serving import Server, serving
 from tests.slices import is_thorough
 
-type Told = list[str]
+type Notices = list[str]
 
 SHARE = 1 if is_thorough() else 20
 """One of so many damaged files is tried."""
@@ -56,9 +56,9 @@ def tries(whole: bytes, count: int) -> Iterator[tuple[str, bytes]]:
     yield from damages(whole, max(count // SHARE, 8), seed=count)
 
 
-def assert_told_once(told: Told, what: str) -> None:
-    assert len(told) == 1, (what, told)
-    assert told[0].isprintable() and len(told[0]) < 500, (what, told)
+def assert_reported_once(notices: Notices, what: str) -> None:
+    assert len(notices) == 1, (what, notices)
+    assert notices[0].isprintable() and len(notices[0]) < 500, (what, notices)
 
 
 # ------------------------------------------------------------------------------------------------- databases
@@ -73,21 +73,21 @@ def a_database(path: Path) -> bytes:
     return path.read_bytes()
 
 
-def test_a_damaged_database_is_begun_anew_and_that_is_told(tmp_path: Path):
+def test_a_damaged_database_is_begun_anew_and_that_is_reported(tmp_path: Path):
     path = tmp_path / "a.db"
     whole, resets = a_database(path), 0
     for what, content in tries(whole, 1000):
         for beside in tmp_path.iterdir():
             beside.unlink()
         path.write_bytes(content)
-        told: Told = []
-        with opened(path, told) as database:
+        notices: Notices = []
+        with opened(path, notices) as database:
             rows = [(row.key, row.value) for row in database.table("names").rows()]
             assert sorted(rows) in ([], sorted(ROWS)), what
-            assert database.metrics.is_on, (what, told)
+            assert database.metrics.is_on, (what, notices)
             resets += database.metrics.resets
             if database.metrics.resets:
-                assert_told_once(told, what)
+                assert_reported_once(notices, what)
         with opened(path):
             pass  # it says nothing any more
     assert resets > 8 // SHARE
@@ -120,11 +120,11 @@ def a_page(folder: Path) -> Path:
     return path
 
 
-def opened_tier(folder: Path, told: Told) -> DiskTier:
+def opened_tier(folder: Path, notices: Notices) -> DiskTier:
     """Start a tier, let it read every file that it finds, and end it."""
     errors: list[Exception] = []
     thread = DiskThread(errors.append)
-    tier = DiskTier(folder, DiskLimits(max_size=10**8), thread, DiskMetrics(), told.append)
+    tier = DiskTier(folder, DiskLimits(max_size=10**8), thread, DiskMetrics(), notices.append)
     assert tier.start()
     thread.start()
     while not tier.index.is_complete:
@@ -139,20 +139,20 @@ def opened_tier(folder: Path, told: Told) -> DiskTier:
     return tier
 
 
-def test_a_damaged_page_is_removed_and_that_is_told(tmp_path: Path):
+def test_a_damaged_page_is_removed_and_that_is_reported(tmp_path: Path):
     path = a_page(tmp_path)
     whole, rejected = path.read_bytes(), 0
     for what, content in tries(whole, 250):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content)
-        told: Told = []
-        tier = opened_tier(tmp_path, told)
+        notices: Notices = []
+        tier = opened_tier(tmp_path, notices)
         is_whole = content == whole
         assert (len(tier.index) == 1) == is_whole, what
         assert path.exists() == is_whole, what
         if not is_whole:
             rejected += 1
-            assert_told_once(told, what)
+            assert_reported_once(notices, what)
     assert rejected
 
 
@@ -161,10 +161,10 @@ def test_a_damaged_count_of_what_was_written_counts_as_nothing(tmp_path: Path):
     path = tmp_path / WRITTEN
     for what, content in tries(b'{"day": "2026-11-26", "bytes": 1234}', 60):
         path.write_bytes(content)
-        told: Told = []
-        tier = opened_tier(tmp_path, told)
+        notices: Notices = []
+        tier = opened_tier(tmp_path, notices)
         assert tier.worker._written_today.today_bytes >= 0, what
-        assert len(told) <= 1, (what, told)
+        assert len(notices) <= 1, (what, notices)
         opened_tier(tmp_path, again := [])
         assert not again, what
 
@@ -174,32 +174,32 @@ def test_a_damaged_count_of_what_was_written_counts_as_nothing(tmp_path: Path):
 
 def test_damaged_digests_of_weights_are_computed_anew(tmp_path: Path, tiny_model: TinyModel):
     path, model = tmp_path / "weights.json", tiny_model("qwen3")
-    told: Told = []
-    digests = KnownDigests(path, told.append)
+    notices: Notices = []
+    digests = KnownDigests(path, notices.append)
     files = weight_files_of(model)
     digest = digests.get(model, files, lambda: bytes(range(16)))
     whole = path.read_bytes()
     for what, content in tries(whole, 250):
         path.write_bytes(content)
-        told.clear()
+        notices.clear()
         assert digests.get(model, files, lambda: digest) == digest, what
-        assert len(told) <= 1, what
-        assert told or json.loads(content) == json.loads(whole), what
-        told.clear()
+        assert len(notices) <= 1, what
+        assert notices or json.loads(content) == json.loads(whole), what
+        notices.clear()
         digests.get(model, files, lambda: digest)
-        assert not told, what
+        assert not notices, what
 
 
-def test_something_else_in_the_place_of_the_seals_key_is_told(tmp_path: Path):
+def test_something_else_in_the_place_of_the_seals_key_is_reported(tmp_path: Path):
     settings = settings_table.load(SettingSource("test", {"STATE_ROOT": str(tmp_path)}))
     make_seal(settings, lambda _: None)
     path = tmp_path / "seal.key"
     for what, content in tries(path.read_bytes(), 60):
         path.write_bytes(content)
-        told: Told = []
-        assert make_seal(settings, told.append).seal("a", "b", b"c"), what
+        notices: Notices = []
+        assert make_seal(settings, notices.append).seal("a", "b", b"c"), what
         if len(content) != 32:
-            assert_told_once(told, what)
+            assert_reported_once(notices, what)
 
 
 def test_a_damaged_file_of_a_running_server_names_none(tmp_path: Path):
@@ -338,12 +338,12 @@ def test_a_server_starts_with_six_damaged_files_and_says_so(
         path.write_bytes(content)
     with started(model, root) as server:
         assert reply(server)[0] == text
-        told, ssd = server.printed(), server.get("/stats")["ssd"]
+        notices, ssd = server.printed(), server.get("/stats")["ssd"]
     assert "Traceback" not in "".join(capfd.readouterr())
     assert ssd["conversations"]["kept"]
-    assert "weights.json cannot be used (" in told
-    assert ("A file of the disk tier cannot be used (" in told) == bool(ssd["rejected_files"])
-    assert told.count("It is deleted, and what it held is forgotten.") >= ssd["conversations"]["resets"]
+    assert "weights.json cannot be used (" in notices
+    assert ("A file of the disk tier cannot be used (" in notices) == bool(ssd["rejected_files"])
+    assert notices.count("It is deleted, and what it held is forgotten.") >= ssd["conversations"]["resets"]
     with started(model, root) as server:
         again, cached = reply(server)
         assert again == text

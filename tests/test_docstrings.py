@@ -171,7 +171,7 @@ def test_docstrings_name_what_exists():
     ] == []
 
 
-@pytest.mark.parametrize("guide", GUIDES, ids=lambda one: one.name)
+@pytest.mark.parametrize("guide", GUIDES, ids=lambda path: path.name)
 def test_a_guide_to_the_code_names_what_exists(guide: Path):
     """`tests/test_readme.py` looks up the paths of files."""
     assert unknown_names(guide.read_text(encoding="utf-8")) == []

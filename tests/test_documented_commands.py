@@ -162,17 +162,22 @@ def environment(folder: Path) -> dict[str, str]:
     }
 
 
-def as_case(one: Documented) -> Any:
-    takes_seconds = one.line in ("scripts/start_llm models", "start_llm fit --table")  # they import mlx
+def as_case(documented: Documented) -> Any:
+    takes_seconds = documented.line in (
+        "scripts/start_llm models",
+        "start_llm fit --table",
+    )  # they import mlx
     marks = [pytest.mark.thorough] if takes_seconds else []
-    return pytest.param(one, id=f"{one.document}: {one.line}", marks=marks)
+    return pytest.param(documented, id=f"{documented.document}: {documented.line}", marks=marks)
 
 
-@pytest.mark.parametrize("one", [as_case(one) for one in COMMANDS if matching(RUN, one.line)])
-def test_a_command_works_as_it_is_printed(one: Documented, folder: Path) -> None:
-    (pattern,) = matching(RUN, one.line)
+@pytest.mark.parametrize(
+    "documented", [as_case(documented) for documented in COMMANDS if matching(RUN, documented.line)]
+)
+def test_a_command_works_as_it_is_printed(documented: Documented, folder: Path) -> None:
+    (pattern,) = matching(RUN, documented.line)
     done = subprocess.run(
-        ["bash", "-c", one.line],
+        ["bash", "-c", documented.line],
         check=False,
         cwd=folder,
         env=environment(folder),

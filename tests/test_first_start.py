@@ -42,7 +42,7 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     yield started
 
 
-def test_a_mac_is_told_before_the_download(start: Any, tmp_path: Path):
+def test_a_mac_is_reported_before_the_download(start: Any, tmp_path: Path):
     lines = start(is_mac=True).splitlines()
     assert lines[0] == f"The first start downloads {DEFAULT_APPLE_MODEL}: 16.8 GB."
     assert "M2 16 GB lets models use 10.1 GiB" in lines[1]
@@ -52,11 +52,11 @@ def test_a_mac_is_told_before_the_download(start: Any, tmp_path: Path):
     assert lines[-1] == f"[{DEFAULT_APPLE_MODEL} is looked for]"
 
 
-def test_who_chose_a_model_is_told_nothing(start: Any):
+def test_who_chose_a_model_is_shown_nothing(start: Any):
     assert start(is_mac=True, model_path="lab/tiny") == "[lab/tiny is looked for]\n"
 
 
-def test_who_has_a_folder_of_models_is_told_nothing(start: Any, tmp_path: Path):
+def test_who_has_a_folder_of_models_is_shown_nothing(start: Any, tmp_path: Path):
     for name in ("lab/tiny", "lab/small"):
         folder = tmp_path / "mine" / name
         folder.mkdir(parents=True)

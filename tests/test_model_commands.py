@@ -180,7 +180,7 @@ def test_pull_without_a_network_says_so(home, capsys):
 
 def test_a_search_lists_what_the_hub_has_for_mlx(home, monkeypatch, capsys):
     with hub_of({}) as hub:
-        hub.found = [{"id": "lab/tiny-4bit", "downloads": 1234}, {"id": "lab/tiny"}]
+        hub.results = [{"id": "lab/tiny-4bit", "downloads": 1234}, {"id": "lab/tiny"}]
         monkeypatch.setattr(model_commands, "Hub", lambda: Hub(home, endpoint=hub.url))
         status, out, _ = run(capsys, "search", "tiny", "4bit")
         assert status == 0
@@ -191,7 +191,7 @@ def test_a_search_lists_what_the_hub_has_for_mlx(home, monkeypatch, capsys):
         assert "start_llm pull NAME" in out
         assert hub.asked["search"] == ["tiny 4bit"]
         assert hub.asked["filter"] == ["mlx"]
-        hub.found = []
+        hub.results = []
         assert run(capsys, "search", "nothing") == (
             1,
             "No model for MLX on the hub has 'nothing' in its name.\n",

@@ -94,9 +94,9 @@ def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(read_ahead, "_SETTLES_S", 0.001)
 
 
-def wait_for_works(found: Any, count: int) -> None:
+def wait_for_works(read_ahead: Any, count: int) -> None:
     end = time.monotonic() + 10
-    while found.metrics.works < count:
+    while read_ahead.metrics.works < count:
         assert time.monotonic() < end
         time.sleep(0.005)
     time.sleep(0.02)  # for more of them

@@ -131,7 +131,7 @@ NAMING = [
 ]
 
 
-@pytest.mark.parametrize("document", NAMING, ids=lambda one: one.name)
+@pytest.mark.parametrize("document", NAMING, ids=lambda path: path.name)
 @pytest.mark.sample(12)
 def test_files_and_classes_that_a_document_names_are_there(document: Path) -> None:
     """Decisions (`docs/adr`) keep the names of their day."""

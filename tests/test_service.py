@@ -303,7 +303,7 @@ def test_a_large_limit_is_cut_to_what_there_is_memory_for():
     assert desk.engine.engine_requests[-1].max_tokens == 10
 
 
-def test_the_engine_is_told_whose_request_it_is_and_whether_anybody_looks():
+def test_the_engine_learns_whose_request_it_is_and_whether_anybody_looks():
     desk = Desk()
     for is_background in (True, False):
         desk.answer(replace(chat(session="one"), is_background=is_background))
@@ -445,17 +445,17 @@ def test_text_that_piled_up_is_one_piece():
     assert heard(Desk(piled)) == [Content("ab", tokens=(1, 2, 3), logprobs=tuple(scores)), DONE]
 
 
-def test_of_progress_that_piled_up_the_newest_is_told():
+def test_of_progress_that_piled_up_the_newest_is_reported():
     piled: list[Event] = [Restored(1), Prefilling(2, 5), Prefilling(4, 5), Text("a", (1,)), DONE]
     assert heard(Desk(piled)) == [Prefilling(4, 5), Content("a", tokens=(1,)), DONE]
 
 
-def test_text_before_a_failure_is_told_first():
+def test_text_before_a_failure_is_sent_first():
     piled: list[Event] = [Text("a", (1,)), Text("b", (2,)), Failed("no")]
     assert heard(Desk(piled)) == [Content("ab", tokens=(1, 2)), Failed("no")]
 
 
-def test_reasoning_and_the_answer_after_it_are_told_apart_and_the_reasoning_tokens_counted():
+def test_reasoning_and_the_answer_after_it_are_kept_apart_and_the_reasoning_tokens_counted():
     desk = Desk(
         [Text("<think>", (1,))], [Text("Hm.", (2,)), Text("</think>", (3,)), Text("Yes", (4,))], [DONE],
         family=THINKER,
@@ -544,12 +544,12 @@ def test_text_whose_meaning_is_not_known_yet_leaves_time_to_look_after_the_clien
     assert reasoning == Reasoning("Hm.", tokens=(1,) * 5)
 
 
-def test_a_long_silence_is_told_again_and_again():
+def test_a_long_silence_is_reported_again_and_again():
     assert heard(Desk([Idle()], [Idle()], [Idle()], [DONE])) == [Idle(), Idle(), Idle(), DONE]
 
 
-@pytest.mark.parametrize(("reason", "told"), [("stop", "complete"), ("length", "at limit")])
-def test_a_reply_is_counted_and_reported_when_it_ends(reason, told):
+@pytest.mark.parametrize(("reason", "status"), [("stop", "complete"), ("length", "at limit")])
+def test_a_reply_is_counted_and_reported_when_it_ends(reason, status):
     desk = Desk(
         [Restored(2), Prefilling(4, 5), Text("a", (1,)), Text("bc", (2, 3))], [Finished(reason, USAGE)]
     )
@@ -560,7 +560,7 @@ def test_a_reply_is_counted_and_reported_when_it_ends(reason, told):
     counted = desk.metrics.prompt_tokens, desk.metrics.cached_tokens, desk.metrics.completion_tokens
     assert counted == (5, 2, 3)
     (line,) = desk.lines()
-    who = rf"chat +pi +[0-9a-f]{{6}} 456789abcdef +{told}"
+    who = rf"chat +pi +[0-9a-f]{{6}} 456789abcdef +{status}"
     assert re.fullmatch(rf"{who} +2 cached +3 read +3 written +[\d,.]+/s  first  0\.\d\d s", line)
 
 
@@ -866,15 +866,15 @@ def desk_going_on(desk: Desk) -> Desk:
     return desk
 
 
-@pytest.mark.parametrize(("repetition", "told"), [("tell", 1), ("off", 0)])
-def test_a_reply_that_runs_away_may_go_on(repetition: RepetitionPolicy, told: int):
+@pytest.mark.parametrize(("repetition", "repetitions"), [("tell", 1), ("off", 0)])
+def test_a_reply_that_runs_away_may_go_on(repetition: RepetitionPolicy, repetitions: int):
     desk = looping(repetition)
     assert heard(desk)[-1] == DONE
-    assert desk.metrics.repetitions == told
-    assert ("it goes on" in "\n".join(desk.lines())) is bool(told)
+    assert desk.metrics.repetitions == repetitions
+    assert ("it goes on" in "\n".join(desk.lines())) is bool(repetitions)
 
 
-def test_a_reply_inside_a_call_is_told_of_and_not_ended():
+def test_a_reply_inside_a_call_is_reported_and_not_ended():
     opening = Text('<tool_call>\n{"name": "read", "arguments": {"path": "', (1,))
     story: list[list[Event]] = [[opening], *([piece] for piece in LOOP), [DONE]]
     desk = Desk(*story, repetition="stop", window=10**5, family=THINKER)
@@ -885,7 +885,7 @@ def test_a_reply_inside_a_call_is_told_of_and_not_ended():
     assert desk.metrics.endings["repetition"] == 0
 
 
-def test_calls_that_a_conversation_repeats_are_told_and_the_model_reads_nothing_of_it():
+def test_calls_that_a_conversation_repeats_are_reported_and_the_model_reads_nothing_of_it():
     call = ToolCall("c1", "read", {"path": "a"})
     turn = (
         Message(role="assistant", tool_calls=(call,)),

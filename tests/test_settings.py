@@ -539,7 +539,7 @@ def reply(server: Server, **more: Any) -> str:
     return server.post("/v1/completions", body)["choices"][0]["text"]
 
 
-def said(server: Server, **more: Any) -> tuple[str | None, str]:
+def words_of(server: Server, **more: Any) -> tuple[str | None, str]:
     """Reasoning and answer of a chat."""
     body = {"messages": [{"role": "user", "content": "Is it?"}], **more}
     message = server.post("/v1/chat/completions", body)["choices"][0]["message"]
@@ -591,10 +591,10 @@ def checks_model_path(models: Models) -> None:
 def checks_family(models: Models) -> None:
     """The model writes the same; the family decides how it is understood."""
     with running(models.thinker) as server:
-        assert said(server) == ("Hm.", "Yes")
+        assert words_of(server) == ("Hm.", "Yes")
         assert "qwen3 (qwen3)" in server.printed()
     with running(models.thinker, MODEL_FAMILY="llama3") as server:
-        assert said(server) == (None, "<think>Hm.</think>Yes")
+        assert words_of(server) == (None, "<think>Hm.</think>Yes")
         assert "llama3 (qwen3)" in server.printed()
 
 
@@ -609,11 +609,11 @@ def checks_cpu_dequantize(models: Models) -> None:
 
 def checks_thinking(models: Models) -> None:
     with running(models.thinker, DEFAULT_THINKING="false") as server:
-        assert said(server) == (None, "No")
-        assert said(server, enable_thinking=True) == ("Hm.", "Yes")
+        assert words_of(server) == (None, "No")
+        assert words_of(server, enable_thinking=True) == ("Hm.", "Yes")
     with running(models.thinker, DEFAULT_THINKING="true") as server:
-        assert said(server) == ("Hm.", "Yes")
-        assert said(server, enable_thinking=False) == (None, "No")
+        assert words_of(server) == ("Hm.", "Yes")
+        assert words_of(server, enable_thinking=False) == (None, "No")
 
 
 def checks_host(models: Models) -> None:
@@ -819,7 +819,7 @@ def checks_stall(models: Models) -> None:
         assert engine
         engine._inbox.put(Stuck(cast("EngineRequest", None)))
 
-        def told() -> tuple[int, str]:
+        def health() -> tuple[int, str]:
             try:
                 return 200, server.get("/health")["status"]
             except urllib.error.HTTPError as error:
@@ -827,8 +827,8 @@ def checks_stall(models: Models) -> None:
                 assert "busy with one step for" in body["reason"]
                 return error.code, body["status"]
 
-        until(lambda: told() == (503, "stuck"))
-        until(lambda: told() == (200, "ok"))
+        until(lambda: health() == (503, "stuck"))
+        until(lambda: health() == (200, "ok"))
 
 
 def checks_load_stall(models: Models) -> None:
@@ -846,10 +846,10 @@ def checks_end_when_stuck(models: Models) -> None:
 def checks_deadline(models: Models) -> None:
     with running(models.plain, GENERATION_WATCHDOG_SECONDS="0.3") as server:
         began = time.monotonic()
-        said = server.post("/v1/completions", {"prompt": [1, 2, 3], "max_tokens": 100_000})
+        words_of = server.post("/v1/completions", {"prompt": [1, 2, 3], "max_tokens": 100_000})
         assert 0.2 < time.monotonic() - began < 5
-        assert said["choices"][0]["finish_reason"] == "length"
-        assert 0 < said["usage"]["completion_tokens"] < 10_000
+        assert words_of["choices"][0]["finish_reason"] == "length"
+        assert 0 < words_of["usage"]["completion_tokens"] < 10_000
         until(lambda: server.get("/stats")["requests"]["endings"] == {"deadline": 1})
     with running(models.plain, GENERATION_WATCHDOG_SECONDS="0") as server, endless(server) as stream:
         assert stream.read(5000)
@@ -860,9 +860,9 @@ def checks_repetition(models: Models) -> None:
     with patch("start_llm.core.repetition.RUNAWAY_TOKENS", 400):
         for policy, least, most in (("stop", 400, 500), ("tell", 700, 700), ("off", 700, 700)):
             with running(models.plain, REPETITION=policy) as server:
-                said = server.post("/v1/completions", loop)
-                assert said["choices"][0]["finish_reason"] == "length"
-                assert least <= said["usage"]["completion_tokens"] <= most
+                words_of = server.post("/v1/completions", loop)
+                assert words_of["choices"][0]["finish_reason"] == "length"
+                assert least <= words_of["usage"]["completion_tokens"] <= most
                 until(lambda: bool(server.get("/stats")["requests"]["endings"]))
                 assert server.get("/stats")["requests"]["repetitions"] == (policy != "off")
 
@@ -1178,7 +1178,7 @@ def checks_kv_scheme(models: Models) -> None:
 
 
 @pytest.mark.parametrize(
-    ("scheme", "bits", "told"),
+    ("scheme", "bits", "problem"),
     [
         (
             "turboquant",
@@ -1198,10 +1198,10 @@ def checks_kv_scheme(models: Models) -> None:
     ],
 )
 def test_bits_that_a_scheme_does_not_have_are_refused_with_the_scheme_that_has_them(
-    scheme, bits, told, models
+    scheme, bits, problem, models
 ):
     with (
-        pytest.raises(SettingsError, match=re.escape(told)),
+        pytest.raises(SettingsError, match=re.escape(problem)),
         running(models.plain, KV_QUANT_SCHEME=scheme, KV_BITS=bits),
     ):
         pass
@@ -1386,13 +1386,13 @@ def user(text: str) -> dict[str, str]:
 
 def checks_kept_reasoning(models: Models) -> None:
     """Reasoning that the client leaves out, and one that is shown as long as nobody asks anything new."""
-    asked, said = user("Is it?"), {"role": "assistant", "content": "Yes"}
+    asked, words_of = user("Is it?"), {"role": "assistant", "content": "Yes"}
     lengths: dict[str, tuple[int, int]] = {}
     for kept in ("true", "template", "false"):
         with running(models.thinker, PRESERVE_THINKING=kept) as server:
             usage_of(server, asked)
-            later, _ = usage_of(server, asked, said, user("Sure?"))
-            shown, _ = usage_of(server, user("And?"), {**said, "reasoning_content": "Hm."})
+            later, _ = usage_of(server, asked, words_of, user("Sure?"))
+            shown, _ = usage_of(server, user("And?"), {**words_of, "reasoning_content": "Hm."})
             lengths[kept] = later, shown
     assert lengths["true"][0] > lengths["template"][0] == lengths["false"][0]
     assert lengths["true"][1] == lengths["template"][1] > lengths["false"][1]
@@ -1413,13 +1413,13 @@ def checks_drift(models: Models) -> None:
     """A date before much that stays as it is."""
     rules = "Be brief and say what you see. " * 20
 
-    def told(day: int) -> dict[str, str]:
+    def rules_of_day(day: int) -> dict[str, str]:
         return {"role": "system", "content": f"Today's date: 2026-11-{day}\n{rules}"}
 
     for value, is_found in (("note", True), ("exact", False)):
         with running(models.thinker, CACHE_DRIFT_POLICY=value) as server:
-            total, _ = usage_of(server, told(21), user("Is it?"))
-            _, cached = usage_of(server, told(22), user("Is it?"))
+            total, _ = usage_of(server, rules_of_day(21), user("Is it?"))
+            _, cached = usage_of(server, rules_of_day(22), user("Is it?"))
             assert (cached > total // 2) == is_found
 
 
@@ -1540,11 +1540,11 @@ def checks_traced_prompts(models: Models) -> None:
     with tempfile.TemporaryDirectory() as folder:
         told = {"LOG_ROOT": folder, "ENABLE_REQUEST_LOGGING": "true", "LOG_PROMPTS": "true"}
         with running(models.plain, **told) as server:
-            said = reply(server)
+            words_of = reply(server)
             assert "in clear" in server.printed()
         (line,) = traces(Path(folder))
         assert line["prompt"].endswith("The fish in the sea")
-        assert line["reply"] == said
+        assert line["reply"] == words_of
 
 
 def checks_state(models: Models) -> None:

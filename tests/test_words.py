@@ -1,65 +1,201 @@
-"""Names are nouns of the field, not words that could mean anything."""
+"""Names are nouns of the field, not words that could mean anything; prose uses the field's words too."""
 
 from __future__ import annotations
 
 import ast
+import io
 import re
+import tokenize
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-PACKAGE = Path(__file__).parents[1] / "start_llm"
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "start_llm"
 BANNED = frozenset("bell found hurt looked said seat told twin".split())
 """Also `one` as a whole name, which says nothing of what is gone through."""
-READ = tuple(
+BANNED_IN_TESTS = frozenset("bell hurt seat told twin".split())
+"""In names of tests, which are sentences: reported, noted, refused or damaged say what is meant."""
+BANNED_IN_PROSE = frozenset("bell bells hurt seat seats told twin twins".split())
+"""In docstrings and comments: reported, written, notified, recognized or damaged say which."""
+LATER = frozenset(
+    f"engine/{name}.py" for name in "batch executor planner sampler scores shared_passes".split()
+)
+"""Files whose names have not been read with this in mind."""
+PROSE_LATER = LATER | frozenset("cache proxy/server_group.py ranks serving/read_ahead.py transcripts".split())
+"""Files and folders whose prose has not been read."""
+PROGRAMS = ("benchmarks", "scripts")
+PROGRAMS_LATER = frozenset(
     """
-    access audit cache commands config core doctor formats hosting images output prompt proxy server storage
-    telemetry transcripts wiring
+    benchmarks/agent_idle.py benchmarks/agent_long.py benchmarks/agent_traces.py benchmarks/scale.py
+    scripts/agent_sessions.py
     """.split()
 )
-"""The folders whose names have been read with this in mind; the others follow."""
-LATER = frozenset({"cache/checkpoints.py", "core/battery.py"})
-"""Files of these folders that follow, too."""
-_STATUS_NAME = "NotFound"
+"""Programs whose names have not been read."""
+_STATUS_NAMES = re.compile("NotFound|NOT_FOUND")
 """HTTP's own name of status 404."""
-_WORDS = re.compile(r"[A-Z]?[a-z]+")
+_WORDS = re.compile("[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
+FOLDERS = [*sorted(path.name for path in PACKAGE.iterdir() if [*path.rglob("*.py")]), "."]
 
 
 def bound_names(tree: ast.Module) -> Iterator[tuple[int, str]]:
-    """Each name that a module gives to something, with its line."""
+    """Yield each name that a module gives to something, with its line."""
     for node in ast.walk(tree):
         match node:
             case ast.Name(id=name, ctx=ast.Store()) | ast.Attribute(attr=name, ctx=ast.Store()):
                 yield node.lineno, name
-            case ast.arg(arg=name):
-                yield node.lineno, name
             case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+                yield node.lineno, name
+            case (
+                ast.arg(arg=str(name))
+                | ast.alias(asname=str(name))
+                | ast.ExceptHandler(name=str(name))
+                | ast.MatchAs(name=str(name))
+                | ast.MatchStar(name=str(name))
+                | ast.MatchMapping(rest=str(name))
+                | ast.TypeVar(name=str(name))
+                | ast.ParamSpec(name=str(name))
+            ):
                 yield node.lineno, name
             case _:
                 pass
 
 
-@pytest.mark.parametrize("folder", READ)
+def prose(text: str) -> Iterator[tuple[int, str]]:
+    """Yield each docstring and comment of a module, with its line."""
+    for node in ast.walk(ast.parse(text)):
+        match node:
+            case ast.Expr(value=ast.Constant(value=str(docstring))):
+                yield node.lineno, docstring
+            case _:
+                pass
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type == tokenize.COMMENT:
+            yield token.start[0], token.string
+
+
+def modules(folder: str, later: frozenset[str]) -> Iterator[tuple[str, str]]:
+    """Yield the path and the text of each module of a folder of the package, `.` for its own."""
+    paths = PACKAGE.glob("*.py") if folder == "." else (PACKAGE / folder).rglob("*.py")
+    for path in sorted(paths):
+        name = path.relative_to(PACKAGE).as_posix()
+        if later.isdisjoint((name, folder)):
+            yield name, path.read_text(encoding="utf-8")
+
+
+def texts_of(folder: str) -> Iterator[tuple[str, str]]:
+    """Yield the path below the root and the text of each module of a folder beside the package."""
+    for path in sorted((ROOT / folder).rglob("*.py")):
+        yield path.relative_to(ROOT).as_posix(), path.read_text(encoding="utf-8")
+
+
+def shared_names(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Yield the names of functions, classes, parameters, and what a module and its classes hold."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.arg(arg=name):
+                yield node.lineno, name
+            case ast.Module(body=body) | ast.ClassDef(body=body):
+                yield from (pair for statement in body for pair in _assigned(statement))
+            case _:
+                pass
+
+
+def _assigned(statement: ast.stmt) -> Iterator[tuple[int, str]]:
+    match statement:
+        case ast.Assign(targets=targets):
+            yield from (
+                pair for target in targets for pair in bound_names(ast.Module([ast.Expr(target)], []))
+            )
+        case ast.AnnAssign(target=ast.Name(id=name)) | ast.TypeAlias(name=ast.Name(id=name)):
+            yield statement.lineno, name
+        case ast.ClassDef(name=name):
+            yield statement.lineno, name
+        case _:
+            pass
+
+
+def is_banned(name: str, words: frozenset[str] = BANNED) -> bool:
+    parts = {word.lower() for word in _WORDS.findall(_STATUS_NAMES.sub("", name))}
+    return name == "one" or not words.isdisjoint(parts)
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
 def test_no_name_has_a_word_that_could_mean_anything(folder: str):
     banned = [
-        f"{path.relative_to(PACKAGE)}:{line} {name}"
-        for path in sorted((PACKAGE / folder).rglob("*.py"))
-        if path.relative_to(PACKAGE).as_posix() not in LATER
-        for line, name in bound_names(ast.parse(path.read_text(encoding="utf-8")))
+        f"{path}:{line} {name}"
+        for path, text in modules(folder, LATER)
+        for line, name in bound_names(ast.parse(text))
         if is_banned(name)
     ]
     assert banned == []
 
 
-def is_banned(name: str) -> bool:
-    words = {word.lower() for word in _WORDS.findall(name.replace(_STATUS_NAME, ""))}
-    return name == "one" or not BANNED.isdisjoint(words)
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_no_name_of_a_program_has_such_a_word_either(program: str):
+    banned = [
+        f"{path}:{line} {name}"
+        for path, text in texts_of(program)
+        if path not in PROGRAMS_LATER
+        for line, name in bound_names(ast.parse(text))
+        if is_banned(name)
+    ]
+    assert banned == []
+
+
+def test_names_that_tests_share_have_no_such_word():
+    banned = [
+        f"{path}:{line} {name}"
+        for path, text in texts_of("tests")
+        for line, name in shared_names(ast.parse(text))
+        if is_banned(name, BANNED_IN_TESTS if name.startswith("test_") else BANNED)
+    ]
+    assert banned == []
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_prose_has_no_word_with_a_meaning_of_our_own(folder: str):
+    banned = [
+        f"{path}:{line} {word}"
+        for path, text in modules(folder, PROSE_LATER)
+        for line, sentence in prose(text)
+        for word in re.findall("[a-z]+", sentence.lower())
+        if word in BANNED_IN_PROSE
+    ]
+    assert banned == []
 
 
 def test_words_are_seen_in_every_kind_of_name():
     tree = ast.parse(
-        "def one_more(told, *, isSaid): self.found_at = NotFound = looked = seatbelt = [one for one in told]"
+        "import a as told_a\n"
+        "_MOST_SAID = NOT_FOUND = 1\n"
+        "def one_more[TwinT](told, *, isSaid):\n"
+        "    self.found_at = NotFound = looked = seatbelt = [0 for one in told]\n"
+        "try: pass\n"
+        "except E as hurt_e: pass\n"
+        "match a:\n"
+        "    case [bell, *seat_b]: pass\n"
+        "    case {**said}: pass\n"
     )
     names = [name for _, name in bound_names(tree) if is_banned(name)]
-    assert sorted(names) == ["found_at", "isSaid", "looked", "one", "told"]
+    assert sorted(names) == sorted(
+        "told_a _MOST_SAID TwinT told isSaid found_at looked one hurt_e bell seat_b said".split()
+    )
+
+
+def test_words_are_seen_in_what_tests_share_and_not_in_their_locals():
+    tree = ast.parse(
+        "told = TOLD_TWICE = 1\n"
+        "type Said = int\n"
+        "class Found:\n"
+        "    hurt: int = 0\n"
+        "    def said_it(self, seat=lambda twin: 0): looked = 1\n"
+    )
+    names = [name for _, name in shared_names(tree) if is_banned(name)]
+    assert sorted(names) == sorted("told TOLD_TWICE Said Found hurt said_it seat twin".split())
+
+
+def test_words_are_seen_in_docstrings_and_comments():
+    text = '"""A twin."""\nx = "told"  # a bell\ndef f():\n    """Hurt."""\n'
+    assert [sentence for _, sentence in prose(text)] == ["A twin.", "Hurt.", "# a bell"]

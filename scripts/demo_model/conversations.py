@@ -185,7 +185,7 @@ class Author:
         self._answer(talk, "plain", (ANSWER, Kind.FIXED))
 
     def _echo(self, talk: Conversation) -> None:
-        wanted = self._words.said_word()
+        wanted = self._words.word_to_say()
         self._ask(talk, wordings.echo(self._words, wanted))
         self._answer(talk, "echo", (wanted, Kind.COPIED))
 

@@ -1,6 +1,6 @@
 """Text to train on and to judge with: code and documentation of Python's standard library.
 
-Every word, module and topic belongs to one of two parts, told by a checksum. Held-out modules and topics are
+Every word, module and topic belongs to one of two parts, by a checksum. Held-out modules and topics are
 not read. A held-out word may stand in other text; the training never asks for it, and no name, parameter,
 value or invented result of the training has it.
 """
@@ -75,9 +75,9 @@ def _prose(text: str) -> str:
         tokens = list(tokenize.generate_tokens(io.StringIO(text).readline))
     except (tokenize.TokenError, SyntaxError):  # a module that shows what Python refuses
         return ""
-    said = [
+    pieces = [
         token.string.strip("#\"' rfRF")
         for token in tokens
         if token.type == tokenize.COMMENT or (token.type == tokenize.STRING and "\n" in token.string)
     ]
-    return "\n".join(" ".join(line.split()) for line in "\n".join(said).splitlines())
+    return "\n".join(" ".join(line.split()) for line in "\n".join(pieces).splitlines())

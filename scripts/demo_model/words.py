@@ -33,7 +33,7 @@ _GRAMMAR = tuple(
     were what when where which while who whom whose why will with within without would yes yet you
     your""".split()
 )
-"""Words that hold a sentence together: no value is made of them, so that it can be told where one begins."""
+"""Words that hold a sentence together: no value is made of them, so that it is clear where one begins."""
 
 
 class Words:
@@ -75,7 +75,7 @@ class Words:
     def phrase(self, least: int, most: int) -> str:
         return " ".join(self.plain_word() for _ in range(self.rng.randint(least, most)))
 
-    def said_word(self) -> str:
+    def word_to_say(self) -> str:
         """The words that the model is to say."""
         return self._one_of(
             (77, self.word),
@@ -120,7 +120,7 @@ class Words:
 
     @staticmethod
     def shows_itself(value: str) -> bool:
-        """True if it can be told from words around it: a path, an address, a command."""
+        """True if it differs in kind from the words around it: a path, an address, a command."""
         first = value.partition(" ")[0]
         return first in _COMMANDS or (first == value and any(mark in value for mark in "/._"))
 

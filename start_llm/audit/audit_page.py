@@ -71,7 +71,7 @@ def _reasoning_texts(subject: AuditedModel) -> str:
 def _calls(audit: CallAudit) -> Iterator[tuple[str, str]]:
     tried = len(audit.read) + len(audit.unread)
     if not audit.sample:
-        yield "calls", "the template shows none that can be told from its prompt"
+        yield "calls", "the template shows none that can be recognized in its prompt"
         return
     notation = audit.notation or "NOT READ by any reader: an agent gets them as text"
     yield "calls", f"{notation}; {len(audit.read)} of {tried} kinds read"
@@ -100,7 +100,7 @@ def _efficiency(subject: AuditedModel) -> Iterator[tuple[str, str]]:
 
 def _figures(figures: Mapping[str, Efficiency | None]) -> str:
     return ", ".join(
-        f"{client} {figure.share:.2f}" if figure else f"{client} cannot be told"
+        f"{client} {figure.share:.2f}" if figure else f"{client} unknown"
         for client, figure in figures.items()
     )
 

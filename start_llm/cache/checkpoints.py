@@ -150,7 +150,11 @@ def choose_positions_in_text(
     step = min((end // (most * step) + 1) * step, _STRIDE)
     parting = {known} if done + _LEAST_STEP <= known < end else set[int]()
     strides = range(_next_stride(done, step), end, step)
-    spaced = {one for one in strides if min(abs(one - near) for near in (done, known, end)) >= _LEAST_STEP}
+    spaced = {
+        position
+        for position in strides
+        if min(abs(position - near) for near in (done, known, end)) >= _LEAST_STEP
+    }
     return sorted({end} | parting | spaced)
 
 
@@ -190,19 +194,26 @@ def checkpoint_to_drop(
         now: one that a client asks to keep until later is dropped only if memory is short, and all others are
             gone.
     """
-    kept = sorted(_on_the_way(newest), key=lambda one: one.position)
-    starts = [0, *(one.position for one in kept)]
-    saved = {id(one): one.position - start for start, one in zip(starts, kept, strict=False)}
-    shared = next((one for one in kept if one.position in boundaries[:1]), kept[0])
-    others = [one for one in kept[:-1] if one is not shared]
-    free = [one for one in others if one.kept_until <= now]
+    kept = sorted(_on_the_way(newest), key=lambda checkpoint: checkpoint.position)
+    starts = [0, *(checkpoint.position for checkpoint in kept)]
+    saved = {
+        id(checkpoint): checkpoint.position - start for start, checkpoint in zip(starts, kept, strict=False)
+    }
+    shared = next((checkpoint for checkpoint in kept if checkpoint.position in boundaries[:1]), kept[0])
+    others = [checkpoint for checkpoint in kept[:-1] if checkpoint is not shared]
+    free = [checkpoint for checkpoint in others if checkpoint.kept_until <= now]
     inner = free or (others if is_tight and len(kept) > most else [])
     if not inner:
         return None
     if len(kept) > most:
-        before = next((one for one in reversed(inner) if one.position in boundaries), None)
-        return min((one for one in inner if one is not before), key=lambda one: saved[id(one)])
-    least = min(inner, key=lambda one: saved[id(one)])
+        before = next(
+            (checkpoint for checkpoint in reversed(inner) if checkpoint.position in boundaries), None
+        )
+        return min(
+            (checkpoint for checkpoint in inner if checkpoint is not before),
+            key=lambda checkpoint: saved[id(checkpoint)],
+        )
+    least = min(inner, key=lambda checkpoint: saved[id(checkpoint)])
     is_poor = 0 < saved[id(least)] * bytes_per_token < least.state.nbytes and saved[id(least)] < _STRIDE
     return least if is_tight and is_poor else None
 

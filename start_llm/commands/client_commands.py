@@ -87,7 +87,7 @@ def clients(settings: Settings, _options: argparse.Namespace) -> int:
     if served:
         print(f"\n  Judged for {served.model}, which is served at {served.url}.")
     else:
-        print("\n  No server runs: which clients suit its model is told when it does.")
+        print("\n  No server runs: once it does, this list shows which clients suit its model.")
     return 0
 
 

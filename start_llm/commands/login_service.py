@@ -44,7 +44,7 @@ class ServiceCommand:
 def systemd_unit(command: ServiceCommand) -> str:
     """Return the unit file.
 
-    A bad setting (status 2) is not tried again, and a server that was told to end at once (130, 143) has not
+    A bad setting (status 2) is not tried again, and a server that was ended at once (130, 143) has not
     failed. systemd expands variables in arguments, but not in the program's path.
     """
     program, *arguments = command.words

@@ -111,7 +111,7 @@ def load(*sources: SettingSource) -> Settings:
 
 
 def set_without_effect(*sources: SettingSource) -> list[SettingSpec]:
-    """Return the variables that are set and have no effect, so that the user can be told."""
+    """Return the variables that are set and have no effect, so that the user can be warned."""
     return [row for row in WITHOUT_EFFECT if _find(row.name, sources) is not None]
 
 

@@ -20,14 +20,14 @@ class PowerSource:
     ) -> None:
         self._look = look or is_on_battery
         self._clock = clock
-        self._looked_at: float | None = None
+        self._checked_at: float | None = None
         self._is_battery = False
 
     @property
     def is_battery(self) -> bool:
         now = self._clock()
-        if self._looked_at is None or now - self._looked_at >= _BELIEVED_S:
-            self._looked_at, self._is_battery = now, self._look()
+        if self._checked_at is None or now - self._checked_at >= _BELIEVED_S:
+            self._checked_at, self._is_battery = now, self._look()
         return self._is_battery
 
 

@@ -1,7 +1,7 @@
 """Whether the client of the request that a thread works on is still there.
 
 A request is prepared by the thread of its connection, in a dozen places that know nothing of sockets: they
-ask here, before each piece of work that takes long. Threads without a client are never told to give up.
+ask here, before each piece of work that takes long. Threads without a client never give up.
 """
 
 from __future__ import annotations

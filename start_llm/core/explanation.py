@@ -101,7 +101,7 @@ class Explanation:
 
     @property
     def reason_without_cause(self) -> str:
-        """The reason why tokens are lost although the request says what was said before."""
+        """The reason why tokens are lost although the request repeats what came before."""
         if self.is_shown_otherwise:
             return "the template shows earlier messages otherwise than they were computed"
         return "what was recorded of them is gone"

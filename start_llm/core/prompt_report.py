@@ -1,4 +1,4 @@
-"""What a client that asks is told of a prompt: where its tokens came from, and why not more were known."""
+"""Reports on a prompt for a client that asks: where its tokens came from, and why not more were known."""
 
 from __future__ import annotations
 

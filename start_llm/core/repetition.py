@@ -9,7 +9,7 @@ from typing import Literal
 from start_llm.core.chat import Message
 
 type RepetitionPolicy = Literal["stop", "tell", "off"]
-"""What happens to a reply that repeats itself: it ends, the user is told, or nothing."""
+"""What happens to a reply that repeats itself: it ends, the user is warned, or nothing."""
 
 RUNAWAY_TOKENS = 2000
 LONGEST_PERIOD = 200
@@ -84,7 +84,7 @@ def repeated_calls(messages: Sequence[Message]) -> tuple[str, int]:
 
 
 def is_worth_reporting(count: int) -> bool:
-    """Return whether so many repetitions are told: four, and every time that they have doubled."""
+    """Return whether so many repetitions are reported: four, and every time that they have doubled."""
     return count >= _FIRST_REPORTED and count & (count - 1) == 0
 
 

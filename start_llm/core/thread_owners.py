@@ -56,7 +56,7 @@ def owned_by[Owned: Callable[..., Any]](*roles: str) -> Callable[[Owned], Owned]
 
 
 def owners(method: Any) -> tuple[str, ...]:
-    """Return the roles of a method or property; empty if nothing is said of it."""
+    """Return the roles of a method or property; empty if it states none."""
     return getattr(method.fget if isinstance(method, property) else method, "__owners__", ())
 
 

@@ -119,7 +119,7 @@ def _cached_files(folder: Path) -> Finding:
     if unusable:
         reason = next(iter(cache.unusable.values()))
         text = (
-            f"{unusable:,} of {figures['files']:,} files are hurt ({reason}): the server will read "
+            f"{unusable:,} of {figures['files']:,} files are damaged ({reason}): the server will read "
             "their conversations again, and the disk deserves a look"
         )
         return Finding("cached files", "fault", text, figures)

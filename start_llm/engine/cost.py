@@ -21,26 +21,28 @@ _PATIENCE_S = 6.0
 def measure_sequence(network: Any, caches: Sequence[Any], pace: Pace | None = None) -> SequenceCost:
     """Compute a token into fresh caches, and return the measured cost of a sequence.
 
-    Caches whose growth one token does not tell get more.
+    Caches whose growth does not show with one token get more.
 
     Args:
         pace: of the network. If more tokens would take long, the growth of those caches is estimated, and
             rather too high.
     """
-    told = [kind_of(leaf).growth_tokens for leaf in leaves(caches)]
-    if all(tokens == 1 for tokens in told):
+    needed = [kind_of(leaf).growth_tokens for leaf in leaves(caches)]
+    if all(tokens == 1 for tokens in needed):
         _compute(network, caches, 1)
         return _sequence_cost([growth for leaf in leaves(caches) if (growth := growth_of(leaf))])
     if pace is None or pace.seconds(*_PROBES) <= _PATIENCE_S:
-        return _sequence_cost(_growths(network, caches, _PROBES, told))
-    return _sequence_cost(_growths(network, caches, (1, 1), told))
+        return _sequence_cost(_growths(network, caches, _PROBES, needed))
+    return _sequence_cost(_growths(network, caches, (1, 1), needed))
 
 
-def _growths(network: Any, caches: Sequence[Any], probes: Sequence[int], told: Sequence[int]) -> list[Growth]:
+def _growths(
+    network: Any, caches: Sequence[Any], probes: Sequence[int], needed: Sequence[int]
+) -> list[Growth]:
     """Compute probes of so many tokens, and return the growth of each leaf.
 
     Args:
-        told: tokens that tell the growth of each leaf; 0 if its class is unknown.
+        needed: tokens that show the growth of each leaf; 0 if its class is unknown.
     """
     _compute(network, caches, probes[0])
     first = [int(leaf.nbytes) for leaf in leaves(caches)]
@@ -48,9 +50,9 @@ def _growths(network: Any, caches: Sequence[Any], probes: Sequence[int], told: S
         _compute(network, caches, tokens)
     total = sum(probes)
     return [
-        (growth_of(leaf) if needed and needed <= total else None)
+        (growth_of(leaf) if enough and enough <= total else None)
         or _growth_between(was, int(leaf.nbytes), total - probes[0], total)
-        for leaf, was, needed in zip(leaves(caches), first, told, strict=True)
+        for leaf, was, enough in zip(leaves(caches), first, needed, strict=True)
     ]
 
 

@@ -112,7 +112,7 @@ class Decoder:
 
     def group_of(self, sequence: EngineSequence | None) -> BatchGroup | None:
         return next(
-            (group for group in self._groups if any(one is sequence for one in group.sequences)), None
+            (group for group in self._groups if any(member is sequence for member in group.sequences)), None
         )
 
     @property
@@ -143,9 +143,11 @@ class Decoder:
         joined: BatchGroup | None = None,
     ) -> BatchGroup | None:
         """Return the group in which a sequence causes the least padding, once others have joined theirs."""
-        members = {one: [*one.sequences, *(joining if one is joined else ())] for one in self._groups}
-        fitting = [group for group in members if self._may_join(sequence, group, members)]
-        return min(fitting, key=lambda group: padding(_lengths([*members[group], sequence])), default=None)
+        members = {group: [*group.sequences, *(joining if group is joined else ())] for group in self._groups}
+        fitting = [candidate for candidate in members if self._may_join(sequence, candidate, members)]
+        return min(
+            fitting, key=lambda candidate: padding(_lengths([*members[candidate], sequence])), default=None
+        )
 
     def join_next(self, count: int, partner: EngineSequence | None) -> None:
         """Start the first `count` queued sequences in a partner's group, or one alone. If this raises, call
@@ -156,7 +158,8 @@ class Decoder:
             self._joining.join(*self._starting)
         else:
             self._groups += [
-                BatchGroup(self._network, one, self._mount, self._gain, self._agree) for one in self._starting
+                BatchGroup(self._network, sequence, self._mount, self._gain, self._agree)
+                for sequence in self._starting
             ]
         self._starting, self._joining = [], None
         del self._resting[:count]
@@ -170,7 +173,7 @@ class Decoder:
         group, self._joining = self._joining, None
         del self._resting[: len(sequences)]
         others = self.drop(group) if group else []
-        return [*sequences, *(one for one in others if one not in sequences)]
+        return [*sequences, *(sequence for sequence in others if sequence not in sequences)]
 
     def drop(self, group: BatchGroup) -> list[EngineSequence]:
         """Drop a group whose step has failed. The KV of its sequences is lost."""
@@ -192,12 +195,12 @@ class Decoder:
         sequences = [*members[group], sequence]
         if not self._can_batch:
             return False
-        if sequence.adapters != group.adapters or any(one.excluded_from_batches for one in sequences):
+        if sequence.adapters != group.adapters or any(other.excluded_from_batches for other in sequences):
             return False
         if not fits(_lengths(sequences)):
             return False
-        others = [some for one, some in members.items() if one is not group]
-        return self._has_room([width(some) for some in (sequences, *others) for _ in some])
+        others = [batch for other, batch in members.items() if other is not group]
+        return self._has_room([width(batch) for batch in (sequences, *others) for _ in batch])
 
 
 def _lengths(sequences: Sequence[EngineSequence]) -> list[int]:

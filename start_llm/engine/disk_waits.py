@@ -73,11 +73,11 @@ class DiskWaits:
     def end_late(self, restoring: Sequence[QueuedRequest]) -> None:
         """Let those go on that have waited long enough."""
         now = self._clock()
-        for one in restoring:
-            late_s = now - one.waits_until
-            if late_s > 0 and isinstance(one.wait, DiskRestore):
-                one.wait.give_up()
-                one.waits = _MOST_WAITS
-            if late_s > _LAST_FILE_S and one.wait:
-                self._disk.leave(one.wait)
-                one.wait, one.waits = None, _MOST_WAITS
+        for queued in restoring:
+            late_s = now - queued.waits_until
+            if late_s > 0 and isinstance(queued.wait, DiskRestore):
+                queued.wait.give_up()
+                queued.waits = _MOST_WAITS
+            if late_s > _LAST_FILE_S and queued.wait:
+                self._disk.leave(queued.wait)
+                queued.wait, queued.waits = None, _MOST_WAITS

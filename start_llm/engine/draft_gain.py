@@ -26,8 +26,8 @@ _STEPS_BETWEEN = 16
 class DraftGain:
     """Follows how often drafts are right and what passes cost, and says how long drafts should be.
 
-    Also tokens that were not drafted are observed: whether the index would have said them. So drafts come
-    back when a reply begins to repeat what was said.
+    Also tokens that were not drafted are observed: whether the index would have proposed them. So drafts
+    come back when a reply begins to repeat earlier text.
 
     Args:
         times: of forward passes of one sequence.

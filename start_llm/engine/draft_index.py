@@ -73,7 +73,7 @@ class DraftIndex:
 
     @property
     def nbytes(self) -> int:
-        return sum(one.itemsize * len(one) for one in (self._tokens, self._before, self._heads))
+        return sum(column.itemsize * len(column) for column in (self._tokens, self._before, self._heads))
 
     def extend(self, tokens: Sequence[int]) -> None:
         """Add tokens at the end."""

@@ -1,4 +1,4 @@
-"""What the earlier conversations of a tenant said, where its replies are looked up too."""
+"""The texts of a tenant's earlier conversations, in which drafts of its replies are searched too."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ EARLIER_BYTES = _TENANTS * _MOST_TOKENS * _TOKEN_BYTES
 class EarlierTexts:
     """The latest prompts and replies of each tenant, in an index of its own.
 
-    How often drafts are right says what a text contains. So what one tenant said is never looked up for
-    another, and neither is what was said under other adapters, which have another salt.
+    How often drafts are right reveals what a text contains. So the texts of one tenant are never searched
+    for another, and neither are texts under other adapters, which have another salt.
 
-    Who was added to last stays. A tenant that says more than there is room for loses the older half, once in
-    so many tokens: that takes milliseconds, and adding a text 0.1 ms for a thousand tokens.
+    The least recently used tenant goes first. A tenant with more text than there is room for loses the older
+    half, once in so many tokens: that takes milliseconds, and adding a text 0.1 ms for a thousand tokens.
     """
 
     def __init__(self) -> None:
@@ -36,7 +36,7 @@ class EarlierTexts:
         return sum(index.nbytes for index in self._indexes.values())
 
     def add(self, salt: bytes, text: Sequence[int]) -> None:
-        """Add what a conversation said. Of a text that is too long, its end is kept."""
+        """Add the text of a conversation. Of a text that is too long, its end is kept."""
         kept = _MOST_TOKENS // 2
         index = self._indexes.pop(salt, None) or DraftIndex()
         text = text[1 - kept :]
@@ -58,10 +58,10 @@ class EarlierTexts:
 
     def find_longest(self, salt: bytes, own: DraftIndex, most: int) -> Draft | None:
         """Return what followed the longest match in a sequence itself, or here if that one is longer."""
-        found = own.find(most)
-        if found and found.match + 1 == len(MATCHES):
-            return found
+        draft = own.find(most)
+        if draft and draft.match + 1 == len(MATCHES):
+            return draft
         earlier = self.find(salt, own.tail, most)
-        if earlier is None or (found and found.match >= earlier.match):
-            return found
+        if earlier is None or (draft and draft.match >= earlier.match):
+            return draft
         return Draft(earlier.tokens, EARLIER + earlier.match)

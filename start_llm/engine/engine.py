@@ -45,7 +45,7 @@ class Engine:
         self._metrics = metrics
         self._has_own_thread = thread is None
         self._thread = thread or EngineThread()
-        self._inbox = Inbox(self._thread.bell)
+        self._inbox = Inbox(self._thread.work_event)
         self._ready, self._ended = threading.Event(), threading.Event()
         self._startup_error: StartLLMError | None = ModelError("Loading failed.")
 

@@ -23,7 +23,7 @@ _TURN_S = 0.5
 
 
 @dataclass(eq=False, slots=True)
-class _Seat:
+class _LoopEntry:
     """A loop on the thread.
 
     Attributes:
@@ -58,15 +58,15 @@ class EngineThread:
         clock: returns seconds.
 
     Attributes:
-        bell: set when there may be work; inboxes set it.
+        work_event: set when there may be work; inboxes set it.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self.bell = threading.Event()
+        self.work_event = threading.Event()
         self._clock = clock
         self._jobs: queue.SimpleQueue[Job] = queue.SimpleQueue()
-        self._seats: list[_Seat] = []
-        self._current: _Seat | None = None
+        self._entries: list[_LoopEntry] = []
+        self._current: _LoopEntry | None = None
         self._turn_began = 0.0
         self._is_closing = False
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
@@ -80,13 +80,13 @@ class EngineThread:
     def submit(self, job: Job) -> bool:
         """Run a job on the thread. Returns False, and never runs it, if the thread is closing."""
         self._jobs.put(job)
-        self.bell.set()
+        self.work_event.set()
         return not self._is_closing
 
     def collect(self) -> int:
         """Free the memory of models that nobody refers to any more. Returns MLX's bytes that are left.
 
-        Objects that were frozen after the start are looked at too (`gc.freeze`).
+        Objects that were frozen after the start are examined too (`gc.freeze`).
         """
         left: list[int] = []
         done = threading.Event()
@@ -105,12 +105,12 @@ class EngineThread:
 
     def add(self, loop: EngineLoop, on_end: Callable[[], None]) -> None:
         """Run this loop until it is asked to stop. Only for jobs."""
-        self._seats.append(_Seat(loop, on_end, self._clock()))
+        self._entries.append(_LoopEntry(loop, on_end, self._clock()))
 
     def close(self, timeout_s: float | None = None) -> bool:
         """End the thread once its loops, which were asked to stop, have ended. False if it still runs."""
         self._is_closing = True
-        self.bell.set()
+        self.work_event.set()
         if self._thread.ident is not None:
             self._thread.join(timeout_s)
         return not self.is_alive()
@@ -120,7 +120,7 @@ class EngineThread:
         try:
             # One stream for prefill and decode: mlx_lm's batches run on this one.
             with mx.stream(generation_stream):
-                while self._seats or not self._is_closing:
+                while self._entries or not self._is_closing:
                     self._go_on()
         finally:
             # Without this the process aborts when it ends: MLX's stream threads would be joinable (lesson 4).
@@ -128,17 +128,17 @@ class EngineThread:
 
     def _go_on(self) -> None:
         """Run the jobs that are there and a step of the loop whose turn it is, or wait for work."""
-        self.bell.clear()
+        self.work_event.clear()
         self._run_jobs()
         now = self._clock()
-        ready = [one for one in self._seats if one.is_ready(now)]
-        awaited = [one for one in ready if not one.loop.yields]
-        seat = self._choose(awaited or ready, now)
-        if seat:
-            self._step(seat)
-        elif self._seats or not self._is_closing:
-            due = min((one.due for one in self._seats if one.due is not None), default=None)
-            self.bell.wait(None if due is None else due - now)
+        ready = [entry for entry in self._entries if entry.is_ready(now)]
+        awaited = [entry for entry in ready if not entry.loop.yields]
+        chosen = self._choose(awaited or ready, now)
+        if chosen:
+            self._step(chosen)
+        elif self._entries or not self._is_closing:
+            due = min((entry.due for entry in self._entries if entry.due is not None), default=None)
+            self.work_event.wait(None if due is None else due - now)
 
     def _run_jobs(self) -> None:
         with suppress(queue.Empty):
@@ -149,7 +149,7 @@ class EngineThread:
                 except Exception:  # noqa: BLE001 - a model that cannot be loaded must not end the others
                     traceback.print_exc()
 
-    def _choose(self, ready: list[_Seat], now: float) -> _Seat | None:
+    def _choose(self, ready: list[_LoopEntry], now: float) -> _LoopEntry | None:
         """Return the loop whose turn it is: of several that are ready, the one that has waited longest."""
         current = self._current
         if current in ready and (len(ready) == 1 or now - self._turn_began < _TURN_S):
@@ -157,28 +157,28 @@ class EngineThread:
         if current:
             current.turn_ended = now
             current.loop.end_turn()
-        others = [seat for seat in ready if seat is not current]
-        self._current = min(others, key=lambda seat: seat.turn_ended, default=None)
+        others = [entry for entry in ready if entry is not current]
+        self._current = min(others, key=lambda entry: entry.turn_ended, default=None)
         self._turn_began = now
         return self._current
 
-    def _step(self, seat: _Seat) -> None:
+    def _step(self, entry: _LoopEntry) -> None:
         """Run a step. A loop that raises ends, and all its requests fail; the others go on."""
-        seat.due = None
+        entry.due = None
         try:
-            seat.loop.step()
-            if seat.loop.is_stopping:
-                self._end(seat, seat.loop.finish)
+            entry.loop.step()
+            if entry.loop.is_stopping:
+                self._end(entry, entry.loop.finish)
         except BaseException:  # noqa: BLE001 - whatever it is, nobody may wait for this loop any more
             traceback.print_exc()
-            self._end(seat, seat.loop.fail_the_rest)
+            self._end(entry, entry.loop.fail_the_rest)
 
-    def _end(self, seat: _Seat, last_act: Callable[[], None]) -> None:
-        self._seats.remove(seat)
+    def _end(self, entry: _LoopEntry, last_act: Callable[[], None]) -> None:
+        self._entries.remove(entry)
         self._current = None
         try:
             last_act()
         except BaseException:  # noqa: BLE001 - it has ended all the same
             traceback.print_exc()
         finally:
-            seat.on_end()
+            entry.on_end()

@@ -15,7 +15,7 @@ from start_llm.telemetry.metrics import EngineMetrics
 
 @owned_by(ENGINE)
 class Failures:
-    """Requests that have failed and are not told yet.
+    """Requests that have failed, whose clients have not been notified yet.
 
     Args:
         abandon_everything: called when what should clean up after an error fails too.

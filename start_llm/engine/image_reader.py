@@ -34,7 +34,9 @@ class ImageReader:
         self.vision = vision
         self._metrics = metrics
         self._clock = clock
-        self._kept = RecentlyUsed[tuple[object, ...], ImageFeatures](limit_bytes, lambda one: one.nbytes)
+        self._kept = RecentlyUsed[tuple[object, ...], ImageFeatures](
+            limit_bytes, lambda features: features.nbytes
+        )
 
     def known(self, run: ImageRun, salt: bytes) -> ImageFeatures | None:
         """Return what the tower has seen of an image; None if it has to look first."""

@@ -47,14 +47,14 @@ class Inbox:
     """A queue that other threads fill with `put`; only the engine thread calls the other methods.
 
     Args:
-        bell: set when something is put in. Several inboxes may share one.
+        work_event: set when something is put in. Several inboxes may share one.
 
     Attributes:
         requests: requests for a reply that are in it.
     """
 
-    def __init__(self, bell: threading.Event | None = None) -> None:
-        self._bell = bell or threading.Event()
+    def __init__(self, work_event: threading.Event | None = None) -> None:
+        self._work_event = work_event or threading.Event()
         self._queue: queue.SimpleQueue[InboxItem] = queue.SimpleQueue()
         self._is_closed = False
         self._lock = threading.Lock()
@@ -64,7 +64,7 @@ class Inbox:
         """Add an item. Returns False if the inbox is closed, so that the engine may never read the item."""
         self._count(asked, 1)
         self._queue.put(asked)
-        self._bell.set()
+        self._work_event.set()
         return not self._is_closed
 
     @property

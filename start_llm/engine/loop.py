@@ -76,7 +76,7 @@ class EngineLoop:
         """True if there is something to do, and nobody waits for any of it."""
         requests, now = self._generations, self._clock()
         are_known = self._inbox.is_empty and not self.is_stopping
-        tasks_yield = all(now < one.yields_until for one in self._tasks)
+        tasks_yield = all(now < task.yields_until for task in self._tasks)
         return (
             are_known
             and bool(requests or self._tasks)
@@ -87,7 +87,7 @@ class EngineLoop:
     @property
     def _generations(self) -> list[Generation]:
         """All requests, whether they wait or run."""
-        return [*self.schedule.generations, *(one.generation for one in self.executor.running)]
+        return [*self.schedule.generations, *(sequence.generation for sequence in self.executor.running)]
 
     def end_turn(self) -> None:
         """Note that another loop computes now: no pause is measured. Decode time that is owed stays owed."""
@@ -155,7 +155,7 @@ class EngineLoop:
                 if not item.request.is_idle_work:
                     self._give_up_idle_work()
                 with self._failures.on_failure(partial(self._failures.add, [item])):
-                    computing = [one.sequence for one in self.executor.prefills]
+                    computing = [prefill.sequence for prefill in self.executor.prefills]
                     self.schedule.add(item, self.time.speed, computing)
                     self._followers.take_request(item)
             case CacheProbe():

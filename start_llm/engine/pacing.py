@@ -131,8 +131,11 @@ class ChunkTimes:
 
     def _fit(self) -> None:
         memories = self._memories.values()
-        gram = [[sum(one.gram[i][j] / one.weight for one in memories) for j in range(4)] for i in range(4)]
-        wanted = [sum(one.wanted[i] / one.weight for one in memories) for i in range(4)]
+        gram = [
+            [sum(memory.gram[i][j] / memory.weight for memory in memories) for j in range(4)]
+            for i in range(4)
+        ]
+        wanted = [sum(memory.wanted[i] / memory.weight for memory in memories) for i in range(4)]
         for _ in range(self._SWEEPS):
             for place in self._ORDER:
                 if gram[place][place] > 0:
@@ -159,7 +162,7 @@ class _Memory:
 
 
 def _dot(left: Sequence[float], right: Sequence[float]) -> float:
-    return sum(one * other for one, other in zip(left, right, strict=True))
+    return sum(left_term * right_term for left_term, right_term in zip(left, right, strict=True))
 
 
 class ChunkPacer:
@@ -228,7 +231,7 @@ class ChunkPacer:
         """
         times = self._times
         together = times.seconds(len(lengths) * max(lengths), before)
-        return not times.is_known or together <= sum(times.seconds(one, before) for one in lengths)
+        return not times.is_known or together <= sum(times.seconds(length, before) for length in lengths)
 
     def fits(self, tokens: int, before: int, seconds: float) -> bool:
         """Return whether `tokens` tokens are computed within `seconds`."""
@@ -252,9 +255,9 @@ def _lengths(parts: Sequence[int]) -> list[int]:
 _LENGTHS_ALONE, _LENGTHS_BESIDE = _lengths((2, 3)), _lengths((4, 5, 6, 7))
 
 
-def _rounded_down(length: int, lengths: Sequence[int]) -> int:
-    return max((one for one in lengths if one <= length), default=_SHORTEST)
+def _rounded_down(most: int, lengths: Sequence[int]) -> int:
+    return max((length for length in lengths if length <= most), default=_SHORTEST)
 
 
-def _rounded_up(length: int, lengths: Sequence[int]) -> int:
-    return min((one for one in lengths if one >= length), default=LONGEST_CHUNK)
+def _rounded_up(least: int, lengths: Sequence[int]) -> int:
+    return min((length for length in lengths if length >= least), default=LONGEST_CHUNK)

@@ -139,14 +139,16 @@ class Prefill:
             The length of each chunk, in tokens.
         """
         prefills = [self, *others]
-        ends = [one._end(one.remaining) for one in prefills]
-        chunks = [one.sequence.tokens[one.done : end] for one, end in zip(prefills, ends, strict=True)]
+        ends = [prefill._end(prefill.remaining) for prefill in prefills]
+        chunks = [
+            prefill.sequence.tokens[prefill.done : end] for prefill, end in zip(prefills, ends, strict=True)
+        ]
         self._mount(self.sequence.adapters)
-        fed = merging.feed(self._network, [one.sequence.layer_caches for one in prefills], chunks)
-        for one, caches in zip(prefills, fed, strict=True):
-            one.sequence.take_caches(caches)
+        fed = merging.feed(self._network, [prefill.sequence.layer_caches for prefill in prefills], chunks)
+        for prefill, caches in zip(prefills, fed, strict=True):
+            prefill.sequence.take_caches(caches)
         mx.clear_cache()
-        return [one._advance(end) for one, end in zip(prefills, ends, strict=True)]
+        return [prefill._advance(end) for prefill, end in zip(prefills, ends, strict=True)]
 
     def _end(self, most: int) -> int:
         edge = self.sequence.images.edge_after(self.done, self.total)
@@ -157,7 +159,7 @@ class Prefill:
 
     def _compute_image(self, end: int) -> None:
         if self._seen is None or self._reader is None:
-            raise ValueError("nobody has looked at the image")
+            raise ValueError("the vision tower has not run on the image")
         span, features = self._seen
         start, stop = self.done - span.start, end - span.start
         positions = self.sequence.images.positions(span, self.done, end)

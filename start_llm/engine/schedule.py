@@ -84,7 +84,7 @@ class Schedule:
 
     @property
     def preempted(self) -> list[EngineSequence]:
-        return [one.sequence for one in self._waiting if one.sequence]
+        return [queued.sequence for queued in self._waiting if queued.sequence]
 
     def add(self, generation: Generation, speed: float, computing: Sequence[EngineSequence] = ()) -> None:
         """Queue a new request, and give it its number.
@@ -97,12 +97,12 @@ class Schedule:
         prompts = [*self._prompts, *computing]
         if patience_s := _patience_s(request):
             generation.yields_until = self._clock() + patience_s
-        wanted = [
-            one
-            for one in prompts
-            if not one.generation.cancelled and not self.yields(one.generation, generation)
+        ahead = [
+            earlier
+            for earlier in prompts
+            if not earlier.generation.cancelled and not self.yields(earlier.generation, generation)
         ]
-        owed = [one.due for one in wanted if _is_one_session(one.generation.request, request)]
+        owed = [earlier.due for earlier in ahead if _is_one_session(earlier.generation.request, request)]
         begins = max([self._clock(), *owed])
         to_read = len(request.prompt) - request.repeated_tokens
         self._waiting.append(QueuedRequest(generation, begins + _seconds(to_read, speed)))
@@ -110,7 +110,9 @@ class Schedule:
     @property
     def _prompts(self) -> list[QueuedRequest]:
         """Waiting requests whose prompts are not computed yet."""
-        return [one for one in self._waiting if one.sequence is None or not one.sequence.has_begun]
+        return [
+            queued for queued in self._waiting if queued.sequence is None or not queued.sequence.has_begun
+        ]
 
     def requeue(self, sequence: EngineSequence, due: float) -> None:
         """Queue a preempted sequence, due at `due`."""
@@ -119,8 +121,8 @@ class Schedule:
     @property
     def first(self) -> QueuedRequest | None:
         """The next request; those that wait for the disk are passed over."""
-        ready = (one for one in self._waiting if not one.is_restoring)
-        return min(ready, key=lambda one: (self.yields(one.generation), one.due), default=None)
+        ready = (queued for queued in self._waiting if not queued.is_restoring)
+        return min(ready, key=lambda queued: (self.yields(queued.generation), queued.due), default=None)
 
     def yields(self, generation: Generation, other: Generation | None = None) -> bool:
         """Return whether a request makes way for another one, or for any that somebody waits for."""
@@ -132,7 +134,7 @@ class Schedule:
     @property
     def generations(self) -> list[Generation]:
         """All requests that wait."""
-        return [one.generation for one in self._waiting]
+        return [queued.generation for queued in self._waiting]
 
     def should_preempt(self, waiting: QueuedRequest, sequence: EngineSequence, done: int) -> bool:
         """Return whether a waiting request should preempt the prompt that is being prefilled.
@@ -148,11 +150,11 @@ class Schedule:
     @property
     def restoring(self) -> list[QueuedRequest]:
         """The requests that wait for the disk."""
-        return [one for one in self._waiting if one.is_restoring]
+        return [queued for queued in self._waiting if queued.is_restoring]
 
     @property
     def cancelled(self) -> list[Generation]:
-        return [one.generation for one in self._waiting if one.generation.cancelled]
+        return [queued.generation for queued in self._waiting if queued.generation.cancelled]
 
     def take(self, number: int) -> QueuedRequest:
         """Remove a request, and return it.
@@ -160,7 +162,7 @@ class Schedule:
         Raises:
             ValueError: no request of this number waits.
         """
-        waiting = next((one for one in self._waiting if one.generation.number == number), None)
+        waiting = next((queued for queued in self._waiting if queued.generation.number == number), None)
         if waiting is None:
             raise ValueError(f"request {number} does not wait")
         self._waiting.remove(waiting)
@@ -177,8 +179,8 @@ class Schedule:
         return waiting
 
     def take_all(self) -> list[Generation]:
-        for one in self._waiting:
-            _give_up_disk(one)
+        for queued in self._waiting:
+            _give_up_disk(queued)
         generations, self._waiting = self.generations, []
         return generations
 
@@ -212,8 +214,8 @@ def deadline_after_restore(waiting: QueuedRequest, restored: int, speed: float) 
     return waiting.due + _seconds(lost, speed) if lost > 0 else waiting.due
 
 
-def _is_one_session(one: EngineRequest, other: EngineRequest) -> bool:
-    return bool(one.session) and (one.salt, one.session) == (other.salt, other.session)
+def _is_one_session(request: EngineRequest, other: EngineRequest) -> bool:
+    return bool(request.session) and (request.salt, request.session) == (other.salt, other.session)
 
 
 def is_worth_preempting(waiting: QueuedRequest, sequence: EngineSequence, done: int) -> bool:

@@ -24,8 +24,8 @@ class EngineSequence:
     been fed.
 
     Args:
-        earlier: what its tenant said before, for drafts; what is new in it is added at its end. None: it is
-            neither looked up nor added.
+        earlier: the earlier texts of its tenant, for drafts; its own new text is added at its end. None: they
+            are neither searched nor extended.
 
     Attributes:
         generation: receives the events.
@@ -113,11 +113,11 @@ class EngineSequence:
         return self._guided is None or self._guided.is_at(len(self.tokens))
 
     def draft(self, most: int) -> Draft | None:
-        """Return up to `most` tokens that may come next; None if nothing like the last ones was said before.
+        """Return up to `most` tokens that may come next; None if nothing like the last ones occurred before.
 
         Also None where tokens are forced.
         """
-        return None if self.forced_tokens else self._found(self._index(), most)
+        return None if self.forced_tokens else self._find_draft(self._index(), most)
 
     def draft_behind(self, new: Sequence[int], lengths: Sequence[int]) -> Draft | None:
         """Return what to draft behind new tokens, which have not been accepted yet. None if there is nothing.
@@ -132,16 +132,16 @@ class EngineSequence:
         index = self._index()
         index.extend(new)
         forced = self._guided.foresee(self._unguided(self._guided.known, new)) if self._guided else ()
-        found = Draft(tuple(forced), FORCED) if forced else self._found(index, max(lengths))
-        if found is None:
+        draft = Draft(tuple(forced), FORCED) if forced else self._find_draft(index, max(lengths))
+        if draft is None:
             return None
-        most = int(min(lengths[found.match], max(self._reply.tokens_ahead - len(new) - 1, 0)))
-        tokens = tuple(takewhile(lambda token: not self._reply.ends_at(token), found.tokens[:most]))
+        most = int(min(lengths[draft.match], max(self._reply.tokens_ahead - len(new) - 1, 0)))
+        tokens = tuple(takewhile(lambda token: not self._reply.ends_at(token), draft.tokens[:most]))
         if self._guided:
             tokens = tokens[: self._guided.count_allowed(tokens)]
-        return Draft(tokens, found.match) if tokens else None
+        return Draft(tokens, draft.match) if tokens else None
 
-    def _found(self, index: DraftIndex, most: int) -> Draft | None:
+    def _find_draft(self, index: DraftIndex, most: int) -> Draft | None:
         """Return what followed the longest match with the last tokens, here or in earlier conversations."""
         if self._earlier is None:
             return index.find(most)

@@ -25,9 +25,9 @@ _SHORT, _LONGER, _LONG, _BEHIND = 64, 128, 512, 16
 PATIENCE_S = 12.0
 """Predicted seconds up to which these chunks are measured, without the long one."""
 _LONG_PATIENCE_S = 2.0
-"""Predicted seconds up to which the long chunk is tried. It tells more of what a mixture of experts takes."""
+"""Predicted seconds up to which the long chunk is tried. It shows more of what a mixture of experts takes."""
 _FEW, _FEWER, _FEW_PATIENCE_S = 8, 2, 4.0
-"""Tokens from which the pace is told, beside one: the fewer ones if the others could take that long."""
+"""Tokens from which the pace is measured, beside one: the fewer ones if the others could take that long."""
 _STEADY_S = 0.5
 """Seconds from which a few tokens are computed twice: at first, kernels are compiled or weights read."""
 _SHORTEST = 16
@@ -109,7 +109,7 @@ def measure_work(
     """
     probe = _Probe(network, clock, layers.fresh())
     near = _near(probe)
-    pace = Pace.between(*(one.chunk for one in near))
+    pace = Pace.between(*(result.chunk for result in near))
     if pace.seconds(_SHORT, _SHORT, _SHORT, _SHORT, _LONGER) <= PATIENCE_S:
         return _measure(_Probe(network, clock, layers.fresh()), layers, pace)
     return PrefillProfile(estimated, _measure_shorter(probe, pace, near), pace)
@@ -120,13 +120,13 @@ def _near(probe: _Probe) -> tuple[_Tried, _Tried]:
 
     What takes long is computed twice, and the faster time counts, except for what takes as long again.
     """
-    one = probe.compute(1)
-    if one.chunk.seconds > _STEADY_S:
-        one = _faster(one, probe.compute(1))
-    if _FEW * one.chunk.seconds > _FEW_PATIENCE_S:
-        return one, probe.compute(_FEWER)
+    single = probe.compute(1)
+    if single.chunk.seconds > _STEADY_S:
+        single = _faster(single, probe.compute(1))
+    if _FEW * single.chunk.seconds > _FEW_PATIENCE_S:
+        return single, probe.compute(_FEWER)
     few = probe.compute(_FEW)
-    return one, _faster(few, probe.compute(_FEW)) if few.chunk.seconds > _STEADY_S else few
+    return single, _faster(few, probe.compute(_FEW)) if few.chunk.seconds > _STEADY_S else few
 
 
 def _faster(first: _Tried, second: _Tried) -> _Tried:
@@ -143,7 +143,7 @@ def _measure(near: _Probe, layers: Layers, pace: Pace) -> PrefillProfile:
     tried = [short, after, longer]
     if _seconds_of_a_long_one(after.chunk, longer.chunk) <= _LONG_PATIENCE_S:
         tried.append(far.compute(_LONG))
-    return PrefillProfile(_cost_of(short, after, longer), tuple(one.chunk for one in tried), pace)
+    return PrefillProfile(_cost_of(short, after, longer), tuple(result.chunk for result in tried), pace)
 
 
 def _measure_shorter(probe: _Probe, pace: Pace, near: Sequence[_Tried]) -> tuple[Chunk, ...]:
@@ -155,7 +155,7 @@ def _measure_shorter(probe: _Probe, pace: Pace, near: Sequence[_Tried]) -> tuple
     tokens = _SHORT
     while tokens > 1 and pace.seconds(tokens) > PATIENCE_S:
         tokens //= 2
-    return tuple(one.chunk for one in (*near, probe.compute(tokens)))
+    return tuple(result.chunk for result in (*near, probe.compute(tokens)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,19 +182,19 @@ class TowerMemoryCost:
 
 
 def measure_tower(vision: Vision, clock: Callable[[], float] = time.perf_counter) -> TowerMemoryCost:
-    """Let the vision tower look at blank images as large as patience allows, and return what they cost.
+    """Run the vision tower on blank images as large as patience allows, and return what they cost.
 
-    The last two tell it. Where a single one was looked at, all that it took is held to be scores of
+    The last two show it. Where a single one was run, all of its memory is assumed to be scores of
     attention, which is rather too much.
 
     Args:
         clock: seconds.
     """
-    looks = [_looked(vision, _SIDES[0], clock)]
+    looks = [_time_tower(vision, _SIDES[0], clock)]
     for side in _SIDES[1:]:
         if _SLOWER * looks[-1].seconds > _TOWER_PATIENCE_S:
             break
-        looks.append(_looked(vision, side, clock))
+        looks.append(_time_tower(vision, side, clock))
     large = looks[-1]
     if len(looks) == 1:
         return TowerMemoryCost(pair_bytes=large.nbytes / large.tokens**2)
@@ -213,8 +213,8 @@ class _Look(NamedTuple):
     seconds: float
 
 
-def _looked(vision: Vision, side: int, clock: Callable[[], float]) -> _Look:
-    """Look at a square image. What takes long is looked at twice: at first, kernels are compiled."""
+def _time_tower(vision: Vision, side: int, clock: Callable[[], float]) -> _Look:
+    """Time the tower on a square image. What takes long is done twice: at first, kernels are compiled."""
     done = vision.processor.preprocess(blank((side, side)))
 
     def look() -> _Look:
@@ -223,7 +223,7 @@ def _looked(vision: Vision, side: int, clock: Callable[[], float]) -> _Look:
         return _Look(len(done.network_ids), max(mx.get_peak_memory() - active, 0), clock() - began)
 
     first = look()
-    return min(first, look(), key=lambda one: one.seconds) if first.seconds > _STEADY_S else first
+    return min(first, look(), key=lambda timing: timing.seconds) if first.seconds > _STEADY_S else first
 
 
 def _active_bytes() -> int:

@@ -103,7 +103,7 @@ class ModelHost:
             return resident
 
     def _late(self, name: str) -> Overloaded:
-        """Return what a request is told whose model is not there yet. It is loaded all the same."""
+        """Return the error for a request whose model is not loaded yet. It is loaded all the same."""
         self._residents.promised.add(name)
         return Overloaded(
             f"The model {name!r} is still being loaded. Ask again in a moment, or stream the reply.",

@@ -110,7 +110,7 @@ class ModelSwitcher:
 
     @contextmanager
     def _changing(self) -> Generator[None]:
-        """End the change with the block. Then load what clients were told to come back for."""
+        """End the change with the block. Then load the models that were promised to clients."""
         try:
             with self._residents.changing():
                 yield
@@ -141,7 +141,7 @@ class ModelSwitcher:
             try:
                 self._bring(name)
             except (ClientGone, Overloaded):
-                pass  # nobody waits, or those who wait are told that the server stops
+                pass  # nobody waits, or those who wait get the error of a server that stops
             except Exception as error:
                 self._note_failure(name, f"{type(error).__name__}: {error}")
                 raise

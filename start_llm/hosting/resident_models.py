@@ -37,7 +37,7 @@ class Resident:
 
 @dataclass(frozen=True, slots=True)
 class LoadFailure:
-    """A model that could not be loaded, and what its requests are told."""
+    """A model that could not be loaded, and the error that its requests get."""
 
     name: str
     message: str
@@ -68,7 +68,7 @@ class ResidentModels:
         by_id: the models that are loaded.
         change: what is being loaded or unloaded; None if nothing is.
         waiting: requests that wait for a model, by its id.
-        promised: ids of models that are loaded in their turn although nobody waits: clients were told to
+        promised: ids of models that are loaded in their turn although nobody waits: clients were asked to
             come back.
         last_id: of the model that was used last, loaded or not.
         last_status, cards: of models that have gone.

@@ -53,7 +53,7 @@ def main(folder: Path) -> int:
             _render(TrialTokenizer(template, tokenizer_config), config)
         except MemoryError:
             return TOO_MUCH_MEMORY
-        except Exception:  # noqa: BLE001, S112 - what else is wrong with a model is told when it is loaded
+        except Exception:  # noqa: BLE001, S112 - what else is wrong with a model is reported when it is loaded
             continue
     return 0
 

@@ -261,7 +261,9 @@ def _openclaw_environment(served: ServerInfo, folder: Path) -> Environment:
 def _openclaw_files(served: ServerInfo, folder: Path) -> Files:
     """Return the files. The workspace is in the private folder, because OpenClaw writes notes into it."""
     # Without this flag, no field of OpenClaw's requests identifies the session.
-    models: Json = [{**_pi_model(one), "compat": {"supportsPromptCacheKey": True}} for one in served.models]
+    models: Json = [
+        {**_pi_model(model), "compat": {"supportsPromptCacheKey": True}} for model in served.models
+    ]
     provider: Json = {
         "baseUrl": f"{served.url}/v1",
         "apiKey": f"${{{KEY_VARIABLE}}}",

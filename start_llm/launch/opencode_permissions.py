@@ -103,8 +103,10 @@ def _configuration(own: OwnSettings) -> Mapping[str, Any]:
     for path in _configuration_files(own):
         merged = deep_merge(merged, own.read(path))
     for name in ("OPENCODE_CONFIG_CONTENT", "OPENCODE_PERMISSION"):
-        said = _from_variable(own, name)
-        merged = deep_merge(merged, {"permission": said} if name == "OPENCODE_PERMISSION" and said else said)
+        value = _from_variable(own, name)
+        merged = deep_merge(
+            merged, {"permission": value} if name == "OPENCODE_PERMISSION" and value else value
+        )
     return merged
 
 
@@ -167,8 +169,10 @@ def _rules_of(settings: Mapping[str, Any]) -> Rules:
     older: dict[str, Any] = {}
     for tool, is_on in switches.items() if isinstance(switches, Mapping) else ():
         older["edit" if tool in ("write", "edit", "patch") else tool] = "allow" if is_on else "deny"
-    said = settings.get("permission")
-    merged = deep_merge(older, said if isinstance(said, Mapping) else {_ALL: said} if said else {})
+    permission = settings.get("permission")
+    merged = deep_merge(
+        older, permission if isinstance(permission, Mapping) else {_ALL: permission} if permission else {}
+    )
     return {
         tool: dict(patterns) if isinstance(patterns, Mapping) else {_ALL: patterns}
         for tool, patterns in merged.items()

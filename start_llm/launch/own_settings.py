@@ -91,20 +91,20 @@ def lenient_json(text: str) -> Any:
     Raises:
         ValueError: it is none.
     """
-    plain = _LAST_COMMA.sub(lambda found: found[1] or "", _TOKENS.sub(_plain, text))
+    plain = _LAST_COMMA.sub(lambda comma: comma[1] or "", _TOKENS.sub(_plain, text))
     return json.loads(plain) if plain.strip() else None
 
 
-def _plain(found: re.Match[str]) -> str:
-    match found.lastgroup:
+def _plain(token: re.Match[str]) -> str:
+    match token.lastgroup:
         case "single":
-            return '"' + found[0][1:-1].replace("\\'", "'").replace('"', '\\"') + '"'
+            return '"' + token[0][1:-1].replace("\\'", "'").replace('"', '\\"') + '"'
         case "comment":
             return " "
         case "key":
-            return f'"{found[0]}"'
+            return f'"{token[0]}"'
         case _:
-            return found[0]
+            return token[0]
 
 
 _PARSERS: Mapping[str, Callable[[str], Any]] = {".toml": tomllib.loads, ".yaml": parse_yaml}

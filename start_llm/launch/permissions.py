@@ -82,9 +82,9 @@ def claude(own: OwnSettings, _folder: Path) -> Permissions:
 def _wherever(rules: Sequence[str], place: Path) -> list[str]:
     """Return the rules, and those whose path begins at the settings' folder also with that folder."""
     named = (
-        f"{found['tool']}(/{place.absolute()}/{found['path']})"
-        for found in map(_FROM_THE_SETTINGS.fullmatch, rules)
-        if found
+        f"{rule['tool']}(/{place.absolute()}/{rule['path']})"
+        for rule in map(_FROM_THE_SETTINGS.fullmatch, rules)
+        if rule
     )
     return [*rules, *named]
 
@@ -162,9 +162,9 @@ def _strict_rules(text: str) -> Iterator[ast.expr]:
         match statement:
             case ast.Expr(value=ast.Call(keywords=keywords) as call):
                 decisions = {
-                    one.value.value
-                    for one in keywords
-                    if one.arg == "decision" and isinstance(one.value, ast.Constant)
+                    keyword.value.value
+                    for keyword in keywords
+                    if keyword.arg == "decision" and isinstance(keyword.value, ast.Constant)
                 }
                 if decisions & {"forbidden", "prompt"}:
                     yield call

@@ -83,11 +83,11 @@ def addresses(settings: Settings, running: Sequence[RunningServer] = ()) -> list
     keys = _Keys.of(settings)
     own = own_url(settings.server.host, settings.server.port)
     proxy = [Address(f"http://127.0.0.1:{settings.proxy.port}", keys.proxy)] if settings.proxy.is_on else []
-    found: list[Address] = []
+    running_addresses: list[Address] = []
     for server in sorted(running, key=lambda server: server.url != own):
-        found += [Address(server.proxy_url, keys.proxy)] if server.proxy_url else []
-        found.append(Address(server.url, keys.own))
-    return list(dict.fromkeys([*found, *proxy, Address(own, keys.own)]))
+        running_addresses += [Address(server.proxy_url, keys.proxy)] if server.proxy_url else []
+        running_addresses.append(Address(server.url, keys.own))
+    return list(dict.fromkeys([*running_addresses, *proxy, Address(own, keys.own)]))
 
 
 def address_at(base_url: str, settings: Settings, running: Sequence[RunningServer] = ()) -> Address:
@@ -131,7 +131,7 @@ def find_running(
     Args:
         base_url: its address, if the user names it.
         model: the model to use; None: the one that was used last.
-        say: is told before a model is loaded.
+        say: called before a model is loaded.
 
     Raises:
         LaunchError: there is none, it still loads its model, or it has no such model.
@@ -153,17 +153,17 @@ def find(places: Sequence[Address], model: str | None = None, say: Say = print) 
         LaunchError: no address answers, the key is refused, there is no such model, or none with a window.
     """
     for url, key in places:
-        told = _told(f"{url}/v1/models", key)
-        if told is not None:
-            return _served(Address(url, key), told, model, say)
+        body = _body_at(f"{url}/v1/models", key)
+        if body is not None:
+            return _served(Address(url, key), body, model, say)
     raise LaunchError(
-        f"No server answers at {' or '.join(one.url for one in places)}. Start one "
+        f"No server answers at {' or '.join(place.url for place in places)}. Start one "
         "(python3 install_and_run.py, or start_llm serve) and wait until it says that it answers, or name "
         "its address with --base-url."
     )
 
 
-def _told(url: str, key: str) -> bytes | None:
+def _body_at(url: str, key: str) -> bytes | None:
     """Return the body at a URL; None if nothing listens there.
 
     Raises:
@@ -175,19 +175,19 @@ def _told(url: str, key: str) -> bytes | None:
     raise LaunchError(f"{url} {_REFUSALS.get(answer.status, 'refuses')} ({answer.status}).")
 
 
-def _served(place: Address, told: bytes, wanted: str | None, say: Say) -> ServerInfo:
+def _served(place: Address, body: bytes, wanted: str | None, say: Say) -> ServerInfo:
     """Return the server with the model that is wanted, else the first of its list, which was used last."""
-    entry = _entry(place, told, wanted)
+    entry = _entry(place, body, wanted)
     if "state" in entry and (_window(entry) is None or entry["state"] == "available"):
         say(f"The server loads {entry['id']} ...")
         count_tokens(place, entry["id"], "", patience_s=_LOAD_S)
-        told = _told(f"{place.url}/v1/models", place.key) or told
-        entry = _entry(place, told, wanted)
+        body = _body_at(f"{place.url}/v1/models", place.key) or body
+        entry = _entry(place, body, wanted)
     window = _window(entry)
     if window is None:
-        raise _no_model(place, told)
+        raise _no_model(place, body)
     reply = reply_limit(window, next(positive_numbers(entry, _REPLY_NAMES), window))
-    others = tuple(_others(_entries(place, told), entry, window))
+    others = tuple(_others(_entries(place, body), entry, window))
     return ServerInfo(
         url=place.url,
         key=place.key,
@@ -199,34 +199,36 @@ def _served(place: Address, told: bytes, wanted: str | None, say: Say) -> Server
     )
 
 
-def _entries(place: Address, told: bytes) -> Sequence[Mapping[str, Any]]:
+def _entries(place: Address, body: bytes) -> Sequence[Mapping[str, Any]]:
     """Return the models of a list that have a name."""
     try:
-        listed = [one for one in json.loads(told)["data"] if isinstance(one, dict) and _is_name(one["id"])]
+        listed = [
+            entry for entry in json.loads(body)["data"] if isinstance(entry, dict) and _is_name(entry["id"])
+        ]
     except (ValueError, LookupError, TypeError):
         listed = []
     if not listed:
-        raise _no_model(place, told)
+        raise _no_model(place, body)
     return listed
 
 
-def _no_model(place: Address, told: bytes) -> LaunchError:
-    beginning = told[:80].decode(errors="replace")
+def _no_model(place: Address, body: bytes) -> LaunchError:
+    beginning = body[:80].decode(errors="replace")
     return LaunchError(
         f"{place.url}/v1/models names no model with a context window, as this server does. "
         f"It says: {beginning}"
     )
 
 
-def _entry(place: Address, told: bytes, wanted: str | None) -> Mapping[str, Any]:
+def _entry(place: Address, body: bytes, wanted: str | None) -> Mapping[str, Any]:
     """Return the entry of a model, by its name, an alias, or what follows its owner's name."""
-    entries = _entries(place, told)
+    entries = _entries(place, body)
     if wanted is None:
         return entries[0]
     for names in (_names, lambda entry: [entry["id"].rpartition("/")[2]]):
-        found = [entry for entry in entries if wanted in names(entry)]
-        if len(found) == 1:
-            return found[0]
+        matching = [entry for entry in entries if wanted in names(entry)]
+        if len(matching) == 1:
+            return matching[0]
     there = ", ".join(entry["id"] for entry in entries)
     raise LaunchError(f"The server at {place.url} has no model {wanted!r}. It has: {there}.")
 
@@ -243,12 +245,12 @@ def _others(
 
     With too small a window a client compacts early, with one too large it is refused.
     """
-    smallest = min([window, *(known for one in entries if (known := _window(one)))])
-    for entry in entries:
-        if entry["id"] != used["id"]:
-            size = _window(entry) or smallest
-            reply = reply_limit(size, next(positive_numbers(entry, _REPLY_NAMES), size))
-            yield OfferedModel(name=entry["id"], window=size, reply=reply, sees=_sees(entry))
+    smallest = min([window, *(known for entry in entries if (known := _window(entry)))])
+    for other in entries:
+        if other["id"] != used["id"]:
+            size = _window(other) or smallest
+            reply = reply_limit(size, next(positive_numbers(other, _REPLY_NAMES), size))
+            yield OfferedModel(name=other["id"], window=size, reply=reply, sees=_sees(other))
 
 
 def _window(entry: Mapping[str, Any]) -> int | None:
@@ -259,9 +261,9 @@ def _sees(entry: Mapping[str, Any]) -> bool:
     return any(entry.get(name) is True for name in _VISION_NAMES)
 
 
-def _is_name(said: Any) -> bool:
+def _is_name(value: Any) -> bool:
     """Control characters make no name: it is printed on a terminal, in lines to paste into a shell."""
-    return isinstance(said, str) and said.isprintable()
+    return isinstance(value, str) and value.isprintable()
 
 
 def reply_limit(window: int, most: int) -> int:

@@ -101,6 +101,6 @@ def suggested(inherited: Mapping[str, str], unsuited: Container[str]) -> list[st
         unsuited: the clients that do not suit the model.
     """
     path = inherited.get("PATH")
-    found = (name for name in CLIENTS if name not in unsuited and is_installed(name, path))
-    name = next(found, None)
+    installed = (name for name in CLIENTS if name not in unsuited and is_installed(name, path))
+    name = next(installed, None)
     return ["launch", name] if name else ["clients"]

@@ -237,20 +237,20 @@ def beside(shapes: Sequence[ModelShape], machine: Machine, longest: int) -> str:
         longest: tokens that a prompt has at most, whatever the window.
     """
     shapes = [shape.on(machine) for shape in shapes]
-    found = [report(shape, machine) for shape in shapes]
+    reports = [report(shape, machine) for shape in shapes]
     prompts = sum(shape.cost.bytes_of(min(shape.window, longest)) for shape in shapes)
-    kept = sum(one.weights_bytes + one.image_bytes for one in found)
-    computing, usable = max(one.transient_bytes for one in found), found[0].usable_bytes
-    told = "they stay loaded" if kept + prompts + computing <= usable else "they take each other's place"
+    kept = sum(fit_report.weights_bytes + fit_report.image_bytes for fit_report in reports)
+    computing, usable = max(fit_report.transient_bytes for fit_report in reports), reports[0].usable_bytes
+    outcome = "they stay loaded" if kept + prompts + computing <= usable else "they take each other's place"
     return (
-        f"Beside each other {told}: {gib(kept)} of weights and images, {gib(prompts)} for a prompt of the "
+        f"Beside each other {outcome}: {gib(kept)} of weights and images, {gib(prompts)} for a prompt of the "
         f"whole window of each and {gib(computing)} for computing, of {gib(usable)}."
     )
 
 
 def assessment(shape: ModelShape, machine: Machine) -> Assessment:
-    found = report(shape, machine)
-    return Assessment(found.fits, found.context_tokens, found.decode_tps)
+    fit_report = report(shape, machine)
+    return Assessment(fit_report.fits, fit_report.context_tokens, fit_report.decode_tps)
 
 
 def facts(machine: Machine) -> MachineFacts:
@@ -259,24 +259,25 @@ def facts(machine: Machine) -> MachineFacts:
 
 def fit(shape: ModelShape, machine: Machine) -> Fit:
     """Judge a model on this machine and on all of the table."""
-    found = report(shape, machine)
+    fit_report = report(shape, machine)
     context = min(SKU_CONTEXT, shape.window)
     return Fit(
         model=shape.name,
         machine=facts(machine),
-        report=found,
-        arithmetic=arithmetic(shape, machine, found),
+        report=fit_report,
+        arithmetic=arithmetic(shape, machine, fit_report),
         sku_context=context,
-        skus=[(facts(one), report(shape, one, context)) for one in MACHINES],
+        skus=[(facts(other), report(shape, other, context)) for other in MACHINES],
     )
 
 
 # ------------------------------------------------------------------------------------------------- in words
 
 
-def arithmetic(shape: ModelShape, machine: Machine, found: FitReport) -> list[str]:
+def arithmetic(shape: ModelShape, machine: Machine, fit_report: FitReport) -> list[str]:
     """Return lines that show how a report's figures come about."""
-    tokens, stored = found.typical_context_tokens, shape
+    tokens, stored = fit_report.typical_context_tokens, shape
+    usable = gib(fit_report.usable_bytes)
     shape = shape.on(machine)
     lines = [f"weights    {gib(shape.weights.total)}, {shape.bits:g} bits each with their scales"]
     if shape is not stored:
@@ -293,24 +294,24 @@ def arithmetic(shape: ModelShape, machine: Machine, found: FitReport) -> list[st
         lines.append(
             f"           {gib(shape.weights.tower)} of them the vision tower, which text does not read"
         )
-    lines += [f"layers     {one.count} x {one.kind}: {one.formula}" for one in shape.groups]
+    lines += [f"layers     {group.count} x {group.kind}: {group.formula}" for group in shape.groups]
     lines += [
         f"cache      {shape.cost.token_bytes:,} bytes a token, {_fixed(shape.cost):,} bytes at most besides",
-        f"           {tokens:,} tokens: {gib(found.kv_bytes)}",
-        f"computing  {gib(found.transient_bytes)} for {_CHUNK:,} tokens of a prompt at once",
-        *_image_lines(shape, found),
-        f"together   {gib(found.total_bytes)} of {gib(found.usable_bytes)} that models may use here",
-        f"window     {found.context_tokens:,} tokens fit; the model was made for {shape.window:,}",
+        f"           {tokens:,} tokens: {gib(fit_report.kv_bytes)}",
+        f"computing  {gib(fit_report.transient_bytes)} for {_CHUNK:,} tokens of a prompt at once",
+        *_image_lines(shape, fit_report),
+        f"together   {gib(fit_report.total_bytes)} of {usable} that models may use here",
+        f"window     {fit_report.context_tokens:,} tokens fit; the model was made for {shape.window:,}",
     ]
-    return lines + _speed_lines(shape, machine, found)
+    return lines + _speed_lines(shape, machine, fit_report)
 
 
-def _image_lines(shape: ModelShape, found: FitReport) -> list[str]:
+def _image_lines(shape: ModelShape, fit_report: FitReport) -> list[str]:
     if shape.tower is None:
         return []
     return [
         "           or for an image in the vision tower, whichever takes more",
-        f"images     {gib(found.image_bytes)} for those that are kept as the tower has seen them",
+        f"images     {gib(fit_report.image_bytes)} for those that are kept as the tower has seen them",
     ]
 
 
@@ -319,12 +320,12 @@ def _fixed(cost: SequenceCost) -> int:
     return cost.state_bytes + sum(window.token_bytes * window.tokens for window in cost.windows)
 
 
-def _speed_lines(shape: ModelShape, machine: Machine, found: FitReport) -> list[str]:
-    if found.decode_tps is None or found.prefill_tps is None:
+def _speed_lines(shape: ModelShape, machine: Machine, fit_report: FitReport) -> list[str]:
+    if fit_report.decode_tps is None or fit_report.prefill_tps is None:
         return [f"speed      not known: nothing is known of the memory of {machine.chip}"]
     share = _DENSE if shape.experts_share == 1.0 else _SPARSE
-    read = f"({gib(shape.active_bytes)} weights + {gib(found.kv_bytes)} cache)"
-    decode = f"{machine.bandwidth_gbs:g} GB/s / {read} x {share:g} = about {found.decode_tps:,.0f}"
+    read = f"({gib(shape.active_bytes)} weights + {gib(fit_report.kv_bytes)} cache)"
+    decode = f"{machine.bandwidth_gbs:g} GB/s / {read} x {share:g} = about {fit_report.decode_tps:,.0f}"
     weights = f"(2 x {shape.active_parameters / 1e9:.2f} billion weights)"
-    prefill = f"{machine.tflops:.1f} TFLOPS / {weights} x {_PREFILL:g} = about {found.prefill_tps:,.0f}"
+    prefill = f"{machine.tflops:.1f} TFLOPS / {weights} x {_PREFILL:g} = about {fit_report.prefill_tps:,.0f}"
     return [f"decode     {decode} tokens a second", f"prefill    {prefill} tokens a second"]

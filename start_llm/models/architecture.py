@@ -37,8 +37,8 @@ def completed(config: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(inner, dict):
         return _defaults(_name(config)) | _set(config)
     inner_name = _name({**inner, "model_type": inner.get("model_type", "")})
-    found = _defaults(inner_name if inner_name in _names() else _name(config))
-    return {**config, "text_config": found | _set(inner)}
+    defaults = _defaults(inner_name if inner_name in _names() else _name(config))
+    return {**config, "text_config": defaults | _set(inner)}
 
 
 def _set(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -48,10 +48,10 @@ def _set(config: Mapping[str, Any]) -> dict[str, Any]:
 def _name(config: Mapping[str, Any]) -> str:
     """Return the module of mlx_lm that runs this architecture."""
     kind = str(config.get("model_type"))
-    said = config.get("architectures") or ()
-    for one in said if isinstance(said, list) else (said,):
-        if (kind, str(one)) in mlx_lm_utils.MODEL_ARCHITECTURE_REMAPPING:
-            return mlx_lm_utils.MODEL_ARCHITECTURE_REMAPPING[kind, str(one)]
+    architectures = config.get("architectures") or ()
+    for architecture in architectures if isinstance(architectures, list) else (architectures,):
+        if (kind, str(architecture)) in mlx_lm_utils.MODEL_ARCHITECTURE_REMAPPING:
+            return mlx_lm_utils.MODEL_ARCHITECTURE_REMAPPING[kind, str(architecture)]
     return mlx_lm_utils.MODEL_REMAPPING.get(kind, kind)
 
 
@@ -68,7 +68,7 @@ def _divisible_names() -> frozenset[str]:
 
 def _modules_with(text: str) -> frozenset[str]:
     folder = Path(next(iter(mlx_lm.models.__path__)))
-    names = (one.name for one in pkgutil.iter_modules([str(folder)]))
+    names = (module.name for module in pkgutil.iter_modules([str(folder)]))
     return frozenset(name for name in names if text in (folder / f"{name}.py").read_text(encoding="utf-8"))
 
 
@@ -81,5 +81,9 @@ def _defaults(name: str) -> dict[str, Any]:
         # olmo ends the process if its package is missing.
         return {}
     module = sys.modules[model.__module__]
-    made = next((getattr(module, one) for one in _CLASSES if is_dataclass(getattr(module, one, None))), None)
-    return {one.name: one.default for one in fields(made) if one.default is not MISSING} if made else {}
+    made = next(
+        (getattr(module, name) for name in _CLASSES if is_dataclass(getattr(module, name, None))), None
+    )
+    return (
+        {field.name: field.default for field in fields(made) if field.default is not MISSING} if made else {}
+    )

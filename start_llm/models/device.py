@@ -54,7 +54,7 @@ class Device:
         return not self.has_own_memory
 
     def lacking_bytes(self) -> int:
-        """Return the bytes that other processes are short of, 0 if none; 0 too where it cannot be told."""
+        """Return the bytes that other processes are short of, 0 if none; 0 too where it is not known."""
         if self.has_own_memory:
             return 0
         try:

@@ -1,9 +1,9 @@
 """Computes a model's KV cache from its config.json alone: what each layer keeps, in bytes.
 
-`layer_groups` gives the arithmetic that `engine.cost.measure_sequence` measures on a loaded model. Layers are
-told apart by what they keep: keys and values of each token (`full attention`), of the last tokens (`sliding
-window`, `chunked attention`), a latent of each token (`latent attention`), or a state that does not grow
-(`recurrent state`). Sizes are those of mlx_lm's classes, in their names for config keys.
+`layer_groups` gives the arithmetic that `engine.cost.measure_sequence` measures on a loaded model. Kinds of
+layers differ in what they keep: keys and values of each token (`full attention`), of the last tokens
+(`sliding window`, `chunked attention`), a latent of each token (`latent attention`), or a state that does not
+grow (`recurrent state`). Sizes are those of mlx_lm's classes, in their names for config keys.
 """
 
 from collections import Counter
@@ -71,10 +71,10 @@ def layer_groups(config: Config) -> tuple[LayerGroup, ...]:
     if text["model_type"] in _UNKNOWN:
         raise ModelError(f"What a {text['model_type']} model keeps for each token is not known beforehand.")
     try:
-        kept = Counter(one for layer in _layers(text) for one in layer)
+        kept = Counter(group for layer in _layers(text) for group in layer)
     except (KeyError, TypeError) as error:
         raise ModelError(f"config.json does not give what its layers keep: {error} is missing.") from error
-    return tuple(replace(one, count=count) for one, count in kept.items())
+    return tuple(replace(group, count=count) for group, count in kept.items())
 
 
 def sequence_cost(groups: Sequence[LayerGroup]) -> SequenceCost:
@@ -113,17 +113,17 @@ def keeps_latents(config: Config) -> bool:
 
 def number_bytes(config: Config) -> int:
     """Return the bytes of one number of keys, values and activations."""
-    said = config.get("torch_dtype") or config.get("dtype") or "bfloat16"
-    return _SINGLE if str(said).endswith("float32") else 2
+    stated = config.get("torch_dtype") or config.get("dtype") or "bfloat16"
+    return _SINGLE if str(stated).endswith("float32") else 2
 
 
 def with_number_bytes(config: Config, count: int | None) -> dict[str, Any]:
     """Return the config with the type of numbers that the weights have; None leaves what it states."""
     if count is None:
         return dict(config)
-    said = {"torch_dtype": "float32" if count == _SINGLE else "bfloat16"}
-    inner = {key: {**config[key], **said} for key in _TEXT_KEYS if isinstance(config.get(key), dict)}
-    return {**config, **inner, **said}
+    stated = {"torch_dtype": "float32" if count == _SINGLE else "bfloat16"}
+    inner = {key: {**config[key], **stated} for key in _TEXT_KEYS if isinstance(config.get(key), dict)}
+    return {**config, **inner, **stated}
 
 
 _UNKNOWN = frozenset(
@@ -140,16 +140,16 @@ def _layers(text: Config) -> Iterator[list[LayerGroup]]:
     """Yield what each layer keeps."""
     kinds = kinds_of_layers(text)
     shared = text.get("num_kv_shared_layers") or text.get("num_kv_reuse_layers") or 0
-    for kind in kinds[: len(kinds) - shared]:
-        yield [_KEPT[one](text) for one in kind]
+    for layer in kinds[: len(kinds) - shared]:
+        yield [_KEPT[kind](text) for kind in layer]
 
 
 # ---------------------------------------------------------------------------------------- what a layer keeps
 
 
 def _head_dim(text: Config) -> int:
-    if said := text.get("head_dim") or text.get("kv_channels") or text.get("hidden_size_per_head"):
-        return int(said)
+    if stated := text.get("head_dim") or text.get("kv_channels") or text.get("hidden_size_per_head"):
+        return int(stated)
     return int(_hidden(text)) // _heads(text)
 
 
@@ -190,7 +190,9 @@ def _full(text: Config) -> LayerGroup:
         return LayerGroup("latent attention", formula=shown, token_bytes=numbers * size)
     keys, values, heads = _widths(text)
     return LayerGroup(
-        "full attention", formula=_told(heads, keys, values, size), token_bytes=heads * (keys + values) * size
+        "full attention",
+        formula=_formula(heads, keys, values, size),
+        token_bytes=heads * (keys + values) * size,
     )
 
 
@@ -209,7 +211,7 @@ def _widths(text: Config) -> tuple[int, int, int]:
     return dim, int(text.get("v_head_dim") or dim), int(heads or _kv_heads(text))
 
 
-def _told(heads: int, keys: int, values: int, size: int) -> str:
+def _formula(heads: int, keys: int, values: int, size: int) -> str:
     width = f"2 x {keys}" if keys == values else f"({keys} + {values})"
     return f"{heads} heads x {width} x {size} bytes"
 
@@ -218,17 +220,19 @@ def _windowed(text: Config) -> LayerGroup:
     size, heads = number_bytes(text), int(text.get("swa_num_key_value_heads") or _kv_heads(text))
     keys = int(text.get("swa_head_dim") or _head_dim(text))
     values = int(text.get("swa_v_head_dim") or keys)
-    told = f"{_told(heads, keys, values, size)}, last {window_of(text):,} tokens"
+    formula = f"{_formula(heads, keys, values, size)}, last {window_of(text):,} tokens"
     return LayerGroup(
-        "sliding window", formula=told, window=window_of(text), window_bytes=heads * (keys + values) * size
+        "sliding window", formula=formula, window=window_of(text), window_bytes=heads * (keys + values) * size
     )
 
 
 def _chunk(text: Config) -> LayerGroup:
     size, heads, dim = number_bytes(text), _kv_heads(text), _head_dim(text)
     window = int(text["attention_chunk_size"])
-    told = f"{_told(heads, dim, dim, size)}, last {window:,} tokens"
-    return LayerGroup("chunked attention", formula=told, window=window, window_bytes=2 * heads * dim * size)
+    formula = f"{_formula(heads, dim, dim, size)}, last {window:,} tokens"
+    return LayerGroup(
+        "chunked attention", formula=formula, window=window, window_bytes=2 * heads * dim * size
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,13 +246,15 @@ class _Recurrence:
 
 def _state(text: Config) -> LayerGroup:
     size = number_bytes(text)
-    found = next(made for rule in _RECURRENCES if (made := rule(text)) is not None)
-    state_size = _SINGLE if found.is_single else size
-    told = f"{found.convolved:,} x {size} bytes"
-    if found.state:
-        told += f" + {found.state:,} x {state_size} bytes"
+    recurrence = next(made for rule in _RECURRENCES if (made := rule(text)) is not None)
+    state_size = _SINGLE if recurrence.is_single else size
+    formula = f"{recurrence.convolved:,} x {size} bytes"
+    if recurrence.state:
+        formula += f" + {recurrence.state:,} x {state_size} bytes"
     return LayerGroup(
-        "recurrent state", formula=told, state_bytes=found.convolved * size + found.state * state_size
+        "recurrent state",
+        formula=formula,
+        state_bytes=recurrence.convolved * size + recurrence.state * state_size,
     )
 
 

@@ -1,9 +1,9 @@
-"""How few tokens a text can possibly have, told without encoding it.
+"""The fewest tokens that a text can possibly have, computed without encoding it.
 
 No token spells more bytes than the longest one of the vocabulary. So a text has at least its bytes divided by
 that, if the tokenizer drops nothing on its way and spells everything: then the length of a text alone can
 prove that it does not fit into a context window. About tokenizers that drop something, or have one token
-for any number of unknown characters, nothing is told.
+for any number of unknown characters, there is no bound.
 """
 
 import json
@@ -35,7 +35,7 @@ class TokenLengths:
     """What bounds the number of tokens of a text.
 
     Attributes:
-        longest: bytes of the longest token; None if nothing can be told.
+        longest: bytes of the longest token; None if there is no bound.
         shrinks: the factor by which a text that is not ASCII may be shortened before it is cut into tokens.
         absorbs_space: a token may stand for any number of white space beside it.
     """
@@ -45,7 +45,7 @@ class TokenLengths:
     absorbs_space: bool = False
 
     def fewest_tokens(self, text: str) -> int:
-        """Return a number of tokens that the text has at least; 0 if nothing can be told."""
+        """Return a number of tokens that the text has at least; 0 if there is no bound."""
         if self.longest is None:
             return 0
         length = _bytes(text)

@@ -1,6 +1,6 @@
 """Adapts a conversation to what its chat template can show: a table with one row for each limitation.
 
-Everything that the client said is kept, and every message stays in its place.
+Everything that the client sent is kept, and every message stays in its place.
 """
 
 import json

@@ -33,8 +33,8 @@ def custom_schema(tool: Fields) -> dict[str, Json]:
     grammar = custom_grammar(tool)
     texts = [tool.text("description"), grammar and _about(grammar)]
     description = "\n\n".join(filter(None, texts))
-    told: dict[str, Json] = {"description": description} if description else {}
-    return {**told, "parameters": dict(_PARAMETERS)}
+    schema: dict[str, Json] = {"description": description} if description else {}
+    return {**schema, "parameters": dict(_PARAMETERS)}
 
 
 def custom_grammar(tool: Fields) -> TextGrammar | None:
@@ -91,8 +91,8 @@ class CustomInput:
             return ""
         arguments = "".join(self._arguments)
         parsed = parse_embedded(arguments)
-        said = parsed.get(CUSTOM_ARGUMENT) if isinstance(parsed, dict) else None
-        return said if isinstance(said, str) else arguments
+        text = parsed.get(CUSTOM_ARGUMENT) if isinstance(parsed, dict) else None
+        return text if isinstance(text, str) else arguments
 
     def _read_head(self) -> None:
         head = _HEAD.match(self._rest, partial=True)

@@ -43,11 +43,11 @@ def read_thinking(body: Fields) -> Thinking:
     Raises:
         InvalidRequest: names a field at the top level with a wrong type, or a budget that is not a count.
     """
-    said = list(_statements(body))
+    statements = list(_statements(body))
     return Thinking(
-        on=_first(one.on for one in said),
-        effort=_first(one.effort for one in said),
-        budget=_first(one.budget for one in said),
+        on=_first(statement.on for statement in statements),
+        effort=_first(statement.effort for statement in statements),
+        budget=_first(statement.budget for statement in statements),
     )
 
 
@@ -63,7 +63,9 @@ def unread_template_options(options: Mapping[str, Json]) -> dict[str, Json]:
 def _is_consumed(name: str, value: Json) -> bool:
     if name not in CONSUMED_TEMPLATE_OPTIONS:
         return False
-    return value is None or any(one != _SILENT for one in _lenient_statements({name: value}, _ROWS))
+    return value is None or any(
+        statement != _SILENT for statement in _lenient_statements({name: value}, _ROWS)
+    )
 
 
 def _statements(body: Fields) -> Iterator[Thinking]:

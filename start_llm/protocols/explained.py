@@ -25,7 +25,7 @@ def explanation_body(explanation: Explanation) -> Mapping[str, Json]:
         },
         "compared_with": {"messages": against.messages, "tokens": against.tokens} if against else None,
         "divergence": _difference(cause) if cause else None,
-        "differences": [_difference(one) for one in explanation.differences],
+        "differences": [_difference(difference) for difference in explanation.differences],
     }
 
 

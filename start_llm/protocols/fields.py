@@ -44,7 +44,7 @@ def has_more_values(raw: bytes, most: int) -> bool:
 
 
 def _separators(raw: bytes, start: int, end: int) -> int:
-    return sum(raw.count(one, start, end) for one in _BEFORE_VALUES)
+    return sum(raw.count(separator, start, end) for separator in _BEFORE_VALUES)
 
 
 def _after_text(raw: bytes, start: int) -> int:

@@ -1,7 +1,7 @@
 """Mends the history of a conversation before it is parsed: no session ends by what it cannot take back.
 
 A client sends its history with each request. If the server refused a message of it, it would refuse every
-later turn too. So whatever comes before the newest question is mended, and `Fields.mended` tells where. The
+later turn too. So whatever comes before the newest question is mended, and `Fields.mended` says where. The
 newest question is what follows the model's last message: it is left as it is, and may be refused.
 """
 
@@ -12,13 +12,13 @@ from start_llm.core.chat import Json
 from start_llm.core.errors import InvalidRequest
 from start_llm.protocols.anthropic import messages_history as anthropic
 from start_llm.protocols.fields import Fields
-from start_llm.protocols.mending import Item, told
+from start_llm.protocols.mending import Item, as_text
 from start_llm.protocols.openai import chat_history as openai
 from start_llm.protocols.responses import items_history as responses
 from start_llm.protocols.routes import BodyKind
 
 _ASSISTANT, _USER = "assistant", "user"
-_MOST_TOLD = 20
+_MOST_REPORTED = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class _Form:
 
     Attributes:
         array: the field that has it.
-        role_of: returns whose an item is; None if nothing tells.
+        role_of: returns whose an item is; None if nothing shows it.
         mended: returns an item of this role that can be read.
     """
 
@@ -47,7 +47,7 @@ def with_mended_history(kind: BodyKind | None, body: Fields) -> Fields:
     """Return the body of a request, with its history mended. Other kinds of bodies have none.
 
     Raises:
-        InvalidRequest: a damaged value is nested too deeply to be told as text.
+        InvalidRequest: a damaged value is nested too deeply to be written as text.
     """
     form = _FORMS.get(kind) if kind else None
     items = body.value(form.array) if form else None
@@ -63,9 +63,9 @@ def with_mended_history(kind: BodyKind | None, body: Fields) -> Fields:
     return Fields({**body.data, form.array: [*past, *items[len(past) :]]}, mended=mended)
 
 
-def told_paths(mended: Iterable[str]) -> tuple[str, ...]:
+def reported_paths(mended: Iterable[str]) -> tuple[str, ...]:
     """Return some of these paths, in the order of their messages."""
-    return tuple(sorted(mended, key=lambda path: (len(path), path))[:_MOST_TOLD])
+    return tuple(sorted(mended, key=lambda path: (len(path), path))[:_MOST_REPORTED])
 
 
 def _length_of_past(items: Sequence[Json], form: _Form) -> int:
@@ -82,7 +82,7 @@ def _mended(items: Sequence[Json], form: _Form) -> list[Json]:
     mended: list[Json] = []
     before: str = _ASSISTANT
     for item in items:
-        found: Item = item if isinstance(item, dict) else {"content": told(item)}
-        before = form.role_of(found) or (_USER if before == _ASSISTANT else _ASSISTANT)
-        mended.append(form.mended(found, before))
+        message: Item = item if isinstance(item, dict) else {"content": as_text(item)}
+        before = form.role_of(message) or (_USER if before == _ASSISTANT else _ASSISTANT)
+        mended.append(form.mended(message, before))
     return mended

@@ -131,10 +131,10 @@ def _source(part: Fields) -> _Source:
     Raises:
         ImageProblem: there is none.
     """
-    found = next(_sources(part), None)
-    if found is None:
+    source = next(_sources(part), None)
+    if source is None:
         raise is_a_file() if _names_file(part) else is_missing()
-    return found
+    return source
 
 
 def _sources(part: Fields) -> Iterator[_Source]:

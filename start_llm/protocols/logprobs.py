@@ -58,7 +58,7 @@ def text_logprobs(pieces: Iterable[Piece], token_bytes: TokenBytes, offsets: Tex
         "tokens": [_text(token_bytes(entry.chosen.token)) for entry in entries],
         "token_logprobs": [entry.chosen.logprob for entry in entries],
         "top_logprobs": [
-            {_text(token_bytes(one.token)): one.logprob for one in entry.top} for entry in entries
+            {_text(token_bytes(scored.token)): scored.logprob for scored in entry.top} for entry in entries
         ],
         "text_offset": [offsets.of_next(entry.chosen.token) for entry in entries],
     }

@@ -1,7 +1,7 @@
 """Mends values of a wrong type, so that a message that has one can still be read.
 
-What can be told as text is not lost: a value that should be text becomes its JSON, and a call or a part that
-cannot be read becomes text of its message. `null` means absent and stays.
+What can be written as text is not lost: a value that should be text becomes its JSON, and a call or a part
+that cannot be read becomes text of its message. `null` means absent and stays.
 """
 
 import json
@@ -15,7 +15,7 @@ type Mend = Callable[[Json], Json]
 """Returns a value as it can be read."""
 
 
-def told(value: Json) -> str:
+def as_text(value: Json) -> str:
     """Return a string as it is, nothing for `null`, and the JSON of any other value."""
     if value is None:
         return ""
@@ -23,7 +23,7 @@ def told(value: Json) -> str:
 
 
 def text(value: Json) -> Json:
-    return value if value is None else told(value)
+    return value if value is None else as_text(value)
 
 
 def flag(value: Json) -> Json:
@@ -47,7 +47,7 @@ def with_members(item: Item, mends: Mapping[str, Mend]) -> Item:
 def text_part(value: Json) -> Item:
     """Return what a part becomes that cannot be read: its text if it has one, else its JSON."""
     own = value.get("text") if isinstance(value, dict) else None
-    return {"type": "text", "text": own if isinstance(own, str) else told(value)}
+    return {"type": "text", "text": own if isinstance(own, str) else as_text(value)}
 
 
 def content_of(part: Mend) -> Mend:
@@ -62,7 +62,7 @@ def content_of(part: Mend) -> Mend:
             case dict():
                 return [part(value)]
             case _:
-                return told(value)
+                return as_text(value)
 
     return mend
 
@@ -73,9 +73,9 @@ def openai_part(part: Json) -> Json:
         return part
     if not isinstance(part, dict) or not is_name(part.get("type")):
         return text_part(part)
-    kind = told(part["type"])
+    kind = as_text(part["type"])
     if kind in TEXT_PARTS:
-        return {**part, TEXT_PARTS[kind]: told(part.get(TEXT_PARTS[kind]))}
+        return {**part, TEXT_PARTS[kind]: as_text(part.get(TEXT_PARTS[kind]))}
     is_lost = kind == TOOL_REFERENCE and not is_name(part.get("tool_name"))
     return text_part(part) if is_lost else part
 

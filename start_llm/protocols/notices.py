@@ -20,7 +20,7 @@ class Notices:
 
     def __init__(self, say: Callable[[str], object] = _nobody) -> None:
         self._say = say
-        self._told: set[str] = set()
+        self._printed: set[str] = set()
         self._lock = threading.Lock()
 
     def tell(self, text: str) -> None:
@@ -31,7 +31,7 @@ class Notices:
         """
         line = "".join(char if char.isprintable() else "?" for char in text[:_LONGEST])
         with self._lock:
-            if line in self._told or len(self._told) >= _MOST:
+            if line in self._printed or len(self._printed) >= _MOST:
                 return
-            self._told.add(line)
+            self._printed.add(line)
         self._say(line)

@@ -1,4 +1,4 @@
-"""What a client that asks is told of its prompt: where its tokens came from, and how far it is read."""
+"""Reports on its prompt for a client that asks: where its tokens came from, and how far it is read."""
 
 from collections.abc import Mapping
 
@@ -34,12 +34,12 @@ def receipt_json(receipt: Receipt) -> dict[str, Json]:
         "unread": receipt.unread,
         "read_ahead": receipt.read_ahead,
         "drafted": receipt.drafted,
-        "ranges": [one._asdict() for one in receipt.ranges],
+        "ranges": [part._asdict() for part in receipt.ranges],
     }
-    kept: list[Json] = [
-        {"tokens": (receipt.is_kept and one.tokens) or None, "ttl_s": one.seconds} for one in receipt.kept
+    breakpoints: list[Json] = [
+        {"tokens": (receipt.is_kept and part.tokens) or None, "ttl_s": part.seconds} for part in receipt.kept
     ]
-    return {**counts, "breakpoints": kept} if kept else counts
+    return {**counts, "breakpoints": breakpoints} if breakpoints else counts
 
 
 def progress_json(progress: Prefilling) -> dict[str, Json]:

@@ -15,7 +15,7 @@ from start_llm.core.errors import MethodNotAllowed, NotFound
 READING = ("GET", "HEAD")
 _PLACEHOLDER = re.compile(r"\{id(?P<many>:path)?\}")
 _WHERE_THEY_ARE = " docs/api.md lists the endpoints; most begin with /v1."
-_LONGEST_MEANT, _LIKENESS, _LONGEST_TOLD = 100, 0.75, 200
+_LONGEST_MEANT, _LIKENESS, _LONGEST_SHOWN = 100, 0.75, 200
 
 type BodyKind = Literal["chat", "text", "messages", "responses", "embeddings", "other"]
 
@@ -31,7 +31,7 @@ class Route:
         aliases: other paths of it, for clients whose base URL lacks `/v1`.
         asks_key: False: it needs no key. Health checks may have none, and it reveals nothing else.
         on_proxy: it is open on the proxy's port too.
-        explained_by: another path of the server, which tells how much of the same body's prompt is cached.
+        explained_by: another path of the server, which reports how much of the same body's prompt is cached.
     """
 
     method: str
@@ -155,7 +155,7 @@ class RouteTable:
         path = _without_slash(path)
         if path in self._routes and path not in self._patterns:
             return path
-        return next((one for one, pattern in self._patterns.items() if pattern.fullmatch(path)), None)
+        return next((known for known, pattern in self._patterns.items() if pattern.fullmatch(path)), None)
 
     def asks_key(self, path: str) -> bool:
         """Return whether requests of this path need a key. Those of unknown paths do."""
@@ -172,19 +172,19 @@ class RouteTable:
         path = _without_slash(path)
         template, hint = self.template(path), hint_about(path)
         if template is None or hint:
-            raise NotFound(f"There is nothing at {path[:_LONGEST_TOLD]}.{hint or self._meant(path)}")
+            raise NotFound(f"There is nothing at {path[:_LONGEST_SHOWN]}.{hint or self._meant(path)}")
         routes = self._routes[template]
         if method not in routes:
-            told = f"{path[:_LONGEST_TOLD]} answers {' and '.join(routes)}, not {method}."
-            raise MethodNotAllowed(told, allowed=tuple(routes))
-        found = self._patterns[template].fullmatch(path) if template in self._patterns else None
-        return RouteMatch(routes[method], template, found[1] if found else "")
+            message = f"{path[:_LONGEST_SHOWN]} answers {' and '.join(routes)}, not {method}."
+            raise MethodNotAllowed(message, allowed=tuple(routes))
+        match = self._patterns[template].fullmatch(path) if template in self._patterns else None
+        return RouteMatch(routes[method], template, match[1] if match else "")
 
     def _meant(self, path: str) -> str:
         """Return which endpoint was meant, most likely; of an unlike path where they are listed."""
-        known = [one for one in self._routes if one not in self._patterns]
-        longer = [one for one in known if one.startswith(f"{path}/")]
-        meant = longer or get_close_matches(path[:_LONGEST_MEANT], known, n=1, cutoff=_LIKENESS)
+        candidates = [known_path for known_path in self._routes if known_path not in self._patterns]
+        longer = [known_path for known_path in candidates if known_path.startswith(f"{path}/")]
+        meant = longer or get_close_matches(path[:_LONGEST_MEANT], candidates, n=1, cutoff=_LIKENESS)
         return f" Did you mean {meant[0]}?" if meant else _WHERE_THEY_ARE
 
 

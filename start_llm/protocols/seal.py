@@ -40,13 +40,13 @@ class Sealed(NamedTuple):
     reasoning: str
     reply_name: str
 
-    def unless_edited(self, told: str) -> Sealed:
+    def unless_edited(self, clear: str) -> Sealed:
         """Return the contents, with the clear text that came beside them if a client has edited it.
 
         An empty text is no edit: some clients keep the sealed text alone.
         """
-        is_edited = told.strip() not in ("", self.reasoning.strip())
-        return self._replace(reasoning=told) if is_edited else self
+        is_edited = clear.strip() not in ("", self.reasoning.strip())
+        return self._replace(reasoning=clear) if is_edited else self
 
 
 class Seal:
@@ -77,8 +77,8 @@ class Seal:
 
     def _mac(self, packed: bytes, tenant: bytes) -> bytes:
         # Without the length, tenant and data could be split differently and give the same MAC.
-        told = _VERSION + len(tenant).to_bytes(4) + tenant + packed
-        return hashlib.blake2b(told, key=self._key, digest_size=_MAC_BYTES).digest()
+        signed = _VERSION + len(tenant).to_bytes(4) + tenant + packed
+        return hashlib.blake2b(signed, key=self._key, digest_size=_MAC_BYTES).digest()
 
 
 def _decoded(sealed: str) -> bytes:

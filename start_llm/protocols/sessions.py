@@ -32,7 +32,7 @@ CLASS_OF_CLAUDE_CODE, SUBAGENT_OF_CODEX = "x-claude-code-request-class", "x-open
 READ_HEADERS = frozenset(
     (*CONVERSATION_HEADERS, *HEADERS, _OF_ITS_AGENT, PRIORITY_HEADER, CLASS_OF_CLAUDE_CODE, SUBAGENT_OF_CODEX)
 )
-"""Every header that is looked at here and in `protocols.urgency`."""
+"""Every header that is read here and in `protocols.urgency`."""
 _LONGEST = 200
 _OF_JSON, _OF_DIGEST = "[", "#"
 """A name that begins so is a JSON array of ids, or the digest of one; any other is an id as it was sent."""
@@ -45,8 +45,8 @@ _PLACEHOLDERS = frozenset(
 
 def session_id(body: Fields, headers: Mapping[str, str]) -> str | None:
     """Return the explicit session id of a request, or None. Never raises, because it is only a hint."""
-    found = next(_ids([*_under(BODY_KEYS, body), _claude_session(body), *_in(HEADERS, headers)]), None)
-    return found and _name(found)
+    sent_id = next(_ids([*_under(BODY_KEYS, body), _claude_session(body), *_in(HEADERS, headers)]), None)
+    return sent_id and _name(sent_id)
 
 
 def conversation_id(body: Fields, headers: Mapping[str, str]) -> str | None:
@@ -55,8 +55,8 @@ def conversation_id(body: Fields, headers: Mapping[str, str]) -> str | None:
     Sub-agents of Claude Code send the session of their parent agent, and an agent id of their own.
     """
     sent = [*_under(CONVERSATION_KEYS, body), _claude_session(body), *_in(CONVERSATION_HEADERS, headers)]
-    found = next((one for one in _ids(sent) if not _is_placeholder(one)), None)
-    return found and _name(found, *_ids([headers.get(_OF_ITS_AGENT)]))
+    chosen = next((sent_id for sent_id in _ids(sent) if not _is_placeholder(sent_id)), None)
+    return chosen and _name(chosen, *_ids([headers.get(_OF_ITS_AGENT)]))
 
 
 def lineage(body: Fields) -> Lineage:
@@ -94,9 +94,9 @@ def _name(*ids: str) -> str:
     return _OF_DIGEST + hashlib.blake2b(json.dumps(ids).encode(), digest_size=32).hexdigest()
 
 
-def _is_placeholder(found: str) -> bool:
+def _is_placeholder(sent_id: str) -> bool:
     """Return whether clients send this where they have no id: such a word, or zeros alone (a nil UUID)."""
-    word = found.casefold().replace(" ", "_")
+    word = sent_id.casefold().replace(" ", "_")
     return word in _PLACEHOLDERS or not word.strip("0-_.")
 
 

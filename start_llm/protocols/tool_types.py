@@ -313,7 +313,7 @@ def is_vendor_block(kind: str) -> bool:
 
 
 def unavailable_text(name: str, vendor: str) -> str:
-    """Return what is said about a tool that a vendor runs."""
+    """Return the text about a tool that a vendor runs."""
     return f"The tool {name} is not available here: it runs on {vendor}'s servers. It found and did nothing."
 
 
@@ -335,8 +335,8 @@ def vendor_text(kind: str, item: Mapping[str, Json], *, hidden: frozenset[str] =
         hidden: further members that say nothing to a model.
     """
     try:
-        told = _members({name: value for name, value in item.items() if name not in hidden})
-        lines = [f"[{kind}]", *_lines(told)]
+        members = _members({name: value for name, value in item.items() if name not in hidden})
+        lines = [f"[{kind}]", *_lines(members)]
     except RecursionError:
         lines = [f"[{kind}: it is nested too deeply]"]
     return "".join(f"{line}\n" for line in lines)

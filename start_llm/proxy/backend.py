@@ -74,8 +74,8 @@ class Backend:
     async def connected(self) -> AsyncGenerator[None]:
         """Let requests be sent while the block runs.
 
-        No connection is kept alive: the server might close it just when it is used again, and whether a
-        request has reached it could not be told.
+        No connection is kept alive: the server might close it just when it is used again, and it would
+        not be known whether a request has reached it.
         """
         async with aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, force_close=True),

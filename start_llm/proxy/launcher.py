@@ -85,7 +85,7 @@ def claim_port(port: int, logs: Path, say: Say) -> Lock:
 
     Returns:
         The lock that keeps other servers of this checkout away from the port and from its process record. If
-        it cannot be written, the user is told, and the port is kept by listening on it alone.
+        it cannot be written, the user is warned, and the port is kept by listening on it alone.
 
     Raises:
         PortError: another server of this checkout holds the lock, or another process listens on the port,
@@ -134,7 +134,7 @@ class Proxy:
         patience_s: seconds that a start may take before the user gets a warning.
         logs: the folder of `proxy.log` and of the process record. The proxy runs without them if it cannot be
             written.
-        tell_refusal: told of each request that the proxy refuses itself.
+        tell_refusal: called for each request that the proxy refuses itself.
         probe_s: seconds between two requests that look whether it still answers. One that leaves two of them
             unanswered, each for as long, is ended and started again.
     """

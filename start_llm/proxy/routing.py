@@ -6,7 +6,7 @@
    least half of its prompt. Each is asked to explain it, which computes nothing.
 4. Of a new conversation, and of what nobody has: the server with the least to do.
 
-A server that is stopping, has died or is stuck gets nothing. If it fails before it has said anything, the
+A server that is stopping, has died or is stuck gets nothing. If it fails before it has sent anything, the
 request goes to another one.
 """
 

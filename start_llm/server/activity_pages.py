@@ -51,7 +51,7 @@ class ActivityPages:
         If `since` is the `version` of an earlier answer, only records that are newer are among them, so that
         a page that asks every two seconds costs little.
         """
-        version = self.activity.version  # before the records: those that come meanwhile are told twice
+        version = self.activity.version  # before the records: those that come meanwhile are sent twice
         since = request.fields.text("since")
         last = self.activity.last_number_in(since)
         return 200, {

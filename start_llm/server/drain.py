@@ -54,7 +54,7 @@ class RequestDrain:
         """Refuse all requests from now on.
 
         Args:
-            patience_s: time for running requests to finish; refused clients are told to retry after it.
+            patience_s: time for running requests to finish; refused clients are asked to retry after it.
         """
         with self._changed:
             self._deadline = time.monotonic() + patience_s

@@ -24,7 +24,7 @@ from start_llm.core.events import Content, Event, Failed, Finished, Output, Piec
 from start_llm.core.unenforced import unenforced_keywords
 from start_llm.protocols.base import ParsedRequest, Parser, Reply, RequestContext
 from start_llm.protocols.fields import Fields
-from start_llm.protocols.history import told_paths, with_mended_history
+from start_llm.protocols.history import reported_paths, with_mended_history
 from start_llm.protocols.routes import READING, ROUTES, Route, RouteMatch, RouteTable, shown
 from start_llm.protocols.urgency import is_background
 from start_llm.server.dialects import dialect
@@ -174,7 +174,7 @@ class Handler(HttpConnection):
             body = with_mended_history(route.body, body)
             call = replace(
                 parse(body, self._lower_headers(), context),
-                mended=told_paths(body.mended),
+                mended=reported_paths(body.mended),
                 unknown_model=self._unknown_model(body),
             )
             self._note_unenforced(call.request, context)

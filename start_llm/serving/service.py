@@ -80,7 +80,7 @@ class ReplyDefaults:
 
 @dataclass(frozen=True, slots=True)
 class AfterReply:
-    """What is told of each reply.
+    """What learns of each reply.
 
     Attributes:
         answered: remembers requests, so that clients can compare later ones with them.
@@ -99,7 +99,7 @@ class Service:
     """Answers requests of all protocols. Safe to use from any thread.
 
     Args:
-        after: what is told of each reply; None: this service alone remembers it.
+        after: what learns of each reply; None: this service alone remembers it.
     """
 
     def __init__(

@@ -32,7 +32,7 @@ _MAX_WAL_BYTES = 4 * 2**20
 _FREE_SHARE = 4
 """Free pages are given back to the file system when they are more than a quarter of the file."""
 _MAX_TIME_NS = 2**62
-_MOST_SAID = 200
+_MOST_SHOWN = 200
 UNREADABLE = (ValueError, TypeError, KeyError, IndexError, RecursionError)
 """Errors that decoding a row can raise if it does not hold what it should."""
 _NO_DAMAGE = frozenset(
@@ -185,7 +185,7 @@ def _code(error: Exception) -> int | None:
 def _in_one_line(text: str) -> str:
     """Return what SQLite says of a file, which may quote the damage, as one line that can be printed."""
     shown = "".join(char if char.isprintable() else " " for char in text)
-    return " ".join(shown.split())[:_MOST_SAID]
+    return " ".join(shown.split())[:_MOST_SHOWN]
 
 
 def _prepare(connection: sqlite3.Connection) -> None:

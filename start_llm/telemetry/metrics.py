@@ -244,8 +244,8 @@ class TranscriptMetrics:
         bound: requests that start with recorded tokens; `bound_tokens` counts these.
         fresh: requests that do not.
         kept_tokens: recorded tokens in excess of the fresh rendering that they replace: mostly reasoning.
-        refused: bindings that were given up, by reason: `too_long` for the window, `costly` because of what
-            the model would have had to be told.
+        refused: bindings that were given up, by reason: `too_long` for the window, `costly` because of the
+            notes that the model would have needed.
         notes: prompts with notes on changed values; `note_tokens` counts the notes' tokens.
         restored_reasoning: reasoning that was restored to a message that came without it.
     """
@@ -292,7 +292,7 @@ class RequestMetrics:
     cached_tokens: int = 0
     completion_tokens: int = 0
     repetitions: int = 0
-    """How often users were told that a model goes round in circles."""
+    """How often users were warned that a model repeats itself."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def note_repetition(self) -> None:

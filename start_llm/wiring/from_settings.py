@@ -63,7 +63,7 @@ def make_seal(settings: Settings, say: Callable[[str], None]) -> Seal:
     """Return the seal for reasoning that clients send back.
 
     Its key is kept in a file, so that sealed reasoning opens after a restart. If the file cannot be used, the
-    user is told, and the key is for this process alone.
+    user is warned, and the key is for this process alone.
     """
     path = from_root(settings.server.state_root) / "seal.key"
     try:

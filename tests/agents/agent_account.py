@@ -175,9 +175,9 @@ class Rendering:
         return rendering.text(adapted.messages, add_generation_prompt=tail)
 
 
-def _common_length(one: Sequence[int], other: Sequence[int]) -> int:
-    pairs = zip(one, other, strict=False)
-    return next((n for n, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
+def _common_length(ids: Sequence[int], other: Sequence[int]) -> int:
+    pairs = zip(ids, other, strict=False)
+    return next((n for n, (a, b) in enumerate(pairs) if a != b), min(len(ids), len(other)))
 
 
 def _read(message: Message) -> chat.Message:

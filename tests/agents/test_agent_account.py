@@ -51,8 +51,8 @@ class ComparesTokens:
         return None
 
 
-def common_length(one: list[int], other: list[int]) -> int:
-    return next((n for n, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), len(other))
+def common_length(ids: list[int], other: list[int]) -> int:
+    return next((n for n, (a, b) in enumerate(zip(ids, other, strict=False)) if a != b), len(other))
 
 
 def samples(rendering: Rendering, client: Client, turns: int = 4) -> list[Sample]:

@@ -28,7 +28,7 @@ def page_of(folder: Path) -> AuditReport:
     return audit_folder(Settings(), folder)
 
 
-def told(page: AuditReport, name: str) -> list[str]:
+def rows_of(page: AuditReport, name: str) -> list[str]:
     """The values of a row, and of those below it that have no name of their own."""
     values: dict[str, list[str]] = {}
     current = ""

@@ -13,7 +13,7 @@ from start_llm.audit.subject import AuditedModel
 from start_llm.audit.turns import CLIENTS, efficiency
 from start_llm.core.chat import ChatRequest, Thinking
 from start_llm.core.errors import ModelError
-from tests.audit.folders import folder_of, page_of, told
+from tests.audit.folders import folder_of, page_of, rows_of
 from tests.prompt.fakes import call, family_of, preparer_of, reply
 from tests.prompt.replies import ASKED, REASONING_FORMS, TOOLS, turn
 from tests.serving import serving
@@ -57,7 +57,7 @@ def test_a_reply_is_written_as_the_model_writes_it(trait, on):
         reply("Nine metres.", reasoning=reasoning),
         reply("", call(path="a.py"), reasoning=reasoning),
     ):
-        assert subject_of(trait).written(request, message) == turn(trait, message, on=on).said
+        assert subject_of(trait).written(request, message) == turn(trait, message, on=on).reply
 
 
 @pytest.mark.checked(3)
@@ -84,60 +84,60 @@ def test_a_page_says_what_to_expect(tmp_path):
     (folder / "generation_config.json").write_text(json.dumps({"temperature": 0.6, "top_k": 20}))
     page = page_of(folder)
     assert page.is_fine
-    assert told(page, "family") == ["qwen3 (qwen3)"]
-    assert told(page, "reasoning") == ["<think> … </think>"]
-    assert told(page, "calls")[0] == "qwen_xml; 6 of 6 kinds read"
-    assert told(page, "lost") == ["nothing, in any of 25 kinds of requests"]
-    assert told(page, "efficiency") == [
+    assert rows_of(page, "family") == ["qwen3 (qwen3)"]
+    assert rows_of(page, "reasoning") == ["<think> … </think>"]
+    assert rows_of(page, "calls")[0] == "qwen_xml; 6 of 6 kinds read"
+    assert rows_of(page, "lost") == ["nothing, in any of 25 kinds of requests"]
+    assert rows_of(page, "efficiency") == [
         f"{how}: word for word 1.00, reasoning left out 1.00, arguments respelt 1.00"
         for how in ("not thinking", "thinking")
     ]
-    assert told(page, "sampling") == ["temperature 0.6, top_k 20 (generation_config.json)"]
-    assert "old reasoning dropped unless preserve_thinking" in told(page, "template")[0]
+    assert rows_of(page, "sampling") == ["temperature 0.6, top_k 20 (generation_config.json)"]
+    assert "old reasoning dropped unless preserve_thinking" in rows_of(page, "template")[0]
 
 
-def test_calls_that_nobody_reads_are_told(tmp_path):
+def test_calls_that_nobody_reads_are_named(tmp_path):
     page = page_of(folder_of("strips_old_reasoning", tmp_path, *UNREAD_CALLS))
     assert not page.is_fine
-    calls = told(page, "calls")
+    calls = rows_of(page, "calls")
     assert calls[0] == "NOT READ by any reader: an agent gets them as text; 0 of 6 kinds read"
     assert calls[-1].startswith("as in: <<call>> look")
-    assert all("word for word cannot be told" in line for line in told(page, "efficiency"))
+    assert all("word for word unknown" in line for line in rows_of(page, "efficiency"))
 
 
-def test_words_that_do_not_reach_the_model_are_told(tmp_path):
+def test_words_that_do_not_reach_the_model_are_reported(tmp_path):
     page = page_of(folder_of("strips_old_reasoning", tmp_path, LOSES_A_WORD))
     assert not page.is_fine
-    lost = told(page, "lost")
+    lost = rows_of(page, "lost")
     assert lost[0] == "in 8 of 25 kinds of requests"
     assert lost[1] == "a call: the result of a call does not reach the model"
 
 
-def test_a_request_that_the_template_refuses_is_told(tmp_path):
+def test_a_request_that_the_template_refuses_is_reported(tmp_path):
     page = page_of(folder_of("strips_old_reasoning", tmp_path, REFUSES_A_WORD))
     assert not page.is_fine
-    lost = told(page, "lost")
+    lost = rows_of(page, "lost")
     assert lost[0] == "in 3 of 25 kinds of requests"
     assert lost[1].startswith("a system message in the middle: refused: The chat template")
     assert lost[1].endswith(": late")
 
 
-def test_a_reply_that_does_not_go_on_from_its_prompt_cannot_be_told(tmp_path):
+def test_a_reply_that_does_not_go_on_from_its_prompt_cannot_be_reported(tmp_path):
     other = ("{{- '<|im_start|>assistant\\n' -}}", "{{- '<|im_start|>model\\n' -}}")
     page = page_of(folder_of("strips_old_reasoning", tmp_path, other))
     assert not page.is_fine
-    assert told(page, "calls") == ["the template shows none that can be told from its prompt"]
+    assert rows_of(page, "calls") == ["the template shows none that can be recognized in its prompt"]
 
 
-def test_a_reply_of_a_renderer_in_python_is_told_too(tmp_path):
+def test_a_reply_of_a_renderer_in_python_is_recognized_too(tmp_path):
     folder = folder_of("arguments_as_text", tmp_path)
     (folder / "chat_template.jinja").unlink()
     path = folder / "tokenizer_config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"chat_template_type": "deepseek_v32"}))
     page = page_of(folder)
-    assert told(page, "calls")[-1].startswith("as in: <｜DSML｜function_calls>")
-    assert told(page, "lost") == ["nothing, in any of 25 kinds of requests"]
-    assert told(page, "efficiency") == [
+    assert rows_of(page, "calls")[-1].startswith("as in: <｜DSML｜function_calls>")
+    assert rows_of(page, "lost") == ["nothing, in any of 25 kinds of requests"]
+    assert rows_of(page, "efficiency") == [
         f"{how}: word for word 1.00, reasoning left out 1.00, arguments respelt 1.00"
         for how in ("not thinking", "thinking")
     ]

@@ -14,7 +14,7 @@ from start_llm.config.settings import Settings
 from start_llm.models.loader import read
 from start_llm.prompt.prepare import Preparer
 from start_llm.wiring.from_settings import model_family
-from tests.audit.folders import folder_of, page_of, told
+from tests.audit.folders import folder_of, page_of, rows_of
 
 _MUSE = """\
 {%- for message in messages -%}
@@ -104,7 +104,7 @@ def subject_of(kind: str, folder: Path) -> AuditedModel:
 
 
 @pytest.mark.parametrize("kind", ["muse_glimmer", "muse_spark", "inkling"])
-def test_a_format_without_a_reader_is_told_at_the_start(kind, tmp_path):
+def test_a_format_without_a_reader_is_reported_at_the_start(kind, tmp_path):
     unread = unread_call(subject_of(kind, tmp_path))
     assert unread is not None
     assert _FORMS[kind][3] in unread
@@ -120,4 +120,4 @@ def test_a_template_that_writes_nothing_for_null_is_no_alarm(tmp_path):
     nothing = ("{{- value | tojson -}}", "{{- value | tojson if value is not none -}}")
     page = page_of(folder_of("nested_arguments", tmp_path, nothing))
     assert page.is_fine, page.rows
-    assert "6 of 6 kinds read" in told(page, "calls")[0]
+    assert "6 of 6 kinds read" in rows_of(page, "calls")[0]

@@ -33,7 +33,7 @@ def settled(condition: Callable[[], object], seconds: float = 10) -> None:
         time.sleep(0.002)
 
 
-HURT = "A file of the disk tier cannot be used"
+DAMAGED = "A file of the disk tier cannot be used"
 DAMAGED_RECORD = "written.json of the disk tier is damaged"
 ROOMY = DiskLimits(max_size=10**9)
 
@@ -68,11 +68,11 @@ class OnDisk(Cached):
         is_in_place: bool = True,
         **changes: Any,
     ) -> None:
-        self.said: list[str] = []
+        self.reported: list[str] = []
         self.errors: list[Exception] = []
         self.disk = DiskMetrics()
         self.thread = DiskThread(self.errors.append)
-        self.tier = DiskTier(folder, limits, self.thread, self.disk, self.said.append)
+        self.tier = DiskTier(folder, limits, self.thread, self.disk, self.reported.append)
         super().__init__(resources, budget, **changes)
         self.tier.traffic.notify = self.note_disk
         shape = KVShape.of(self.layers, filled(self.layers, resources.network))
@@ -94,8 +94,8 @@ class OnDisk(Cached):
         self.tier.close()
         assert not self.errors
         is_hurt = any(reason != "missing" for reason in self.disk.rejected)
-        told = [line.partition(" (")[0] for line in self.said if not line.startswith(DAMAGED_RECORD)]
-        assert told == [HURT] * is_hurt
+        told = [line.partition(" (")[0] for line in self.reported if not line.startswith(DAMAGED_RECORD)]
+        assert told == [DAMAGED] * is_hurt
 
 
 @contextmanager

@@ -104,7 +104,7 @@ def _same(left: Sequence[object], right: Sequence[object]) -> bool:
 
 def _check_runs(tree: PageTree, pages: Sequence[Page]) -> None:
     runs: dict[PageRun, list[Page]] = {}
-    for page in sorted(pages, key=lambda one: one.end):
+    for page in sorted(pages, key=lambda member: member.end):
         if isinstance(page.holder, PageRun):
             runs.setdefault(page.holder, []).append(page)
     _demand(_same(list(tree._runs), list(runs)), "a run is not counted, or one without pages is")

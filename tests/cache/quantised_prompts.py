@@ -47,9 +47,9 @@ def log_probabilities(engine: Cached, ids: tuple[int, ...], known: int) -> mx.ar
     return logits - mx.logsumexp(logits, axis=-1, keepdims=True)
 
 
-def divergence(truth: mx.array, found: mx.array) -> float:
+def divergence(truth: mx.array, approximate: mx.array) -> float:
     """Mean KL divergence of log-probabilities [tokens, vocabulary], in nats."""
-    return float((mx.exp(truth) * (truth - found)).sum(axis=-1).mean())
+    return float((mx.exp(truth) * (truth - approximate)).sum(axis=-1).mean())
 
 
 def behind(resources: EngineResources, ids: tuple[int, ...], known: int, kv: PageFormat | None) -> mx.array:
@@ -77,10 +77,10 @@ class Loss(NamedTuple):
     same_top: float
 
 
-def loss(truth: mx.array, found: mx.array) -> Loss:
+def loss(truth: mx.array, approximate: mx.array) -> Loss:
     """Compare log-probabilities [tokens, vocabulary]."""
-    same = (truth.argmax(axis=-1) == found.argmax(axis=-1)).astype(mx.float32).mean()
-    return Loss(divergence(truth, found), float(same))
+    same = (truth.argmax(axis=-1) == approximate.argmax(axis=-1)).astype(mx.float32).mean()
+    return Loss(divergence(truth, approximate), float(same))
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ class PromptBehindPages:
                 mx.eval([cache.state for cache in caches])
             kv = layers.cut(caches, 0, known)
             state = layers.state(caches) if layers.has_state else None
-        return cls(network, layers, kv, state, known, ids[known:], _said(network, ids[known:], caches))
+        return cls(network, layers, kv, state, known, ids[known:], _logprobs_of(network, ids[known:], caches))
 
     def behind(self, form: PageFormat) -> mx.array:
         """Return what comes next behind pages of this format, [tokens, vocabulary]."""
@@ -119,10 +119,10 @@ class PromptBehindPages:
             exact = self.kv.part(0, min(form.start, self.known))
             page = layers.page(self.kv.part(min(form.start, self.known), self.known), form.start)
             caches = layers.assemble([exact, page], self.state, self.known)
-        return _said(self.network, self.rest, caches)
+        return _logprobs_of(self.network, self.rest, caches)
 
 
-def _said(network: Any, ids: Sequence[int], caches: Sequence[Any]) -> mx.array:
+def _logprobs_of(network: Any, ids: Sequence[int], caches: Sequence[Any]) -> mx.array:
     with mx.stream(generation_stream):
         logits = network(mx.array([ids]), cache=caches)[0].astype(mx.float32)
         found = logits - mx.logsumexp(logits, axis=-1, keepdims=True)

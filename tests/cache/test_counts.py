@@ -144,7 +144,7 @@ def test_every_token_of_a_prompt_was_computed_or_reused(kind, prompts, ends, bud
     prompts=st.lists(st.lists(st.integers(1, 2), min_size=1, max_size=14), min_size=1, max_size=8),
     budget=st.sampled_from([0, 200, PLENTY]),
 )
-def test_whoever_asks_is_told_what_is_counted_however_many_ask_at_once(kind, prompts, budget):
+def test_whoever_asks_gets_what_is_counted_however_many_ask_at_once(kind, prompts, budget):
     desk = Desk(kind, budget=budget)
     opened = [desk.begin(ids) for ids in prompts]
     told = [one.restored for one in opened]
@@ -199,7 +199,7 @@ def test_what_was_computed_before_is_never_called_unavoidable(kind, requests, en
         assert desk.metrics.computed_tokens == computed
 
 
-def test_a_candidate_that_was_passed_over_is_told(monkeypatch):
+def test_a_candidate_that_was_passed_over_is_reported(monkeypatch):
     for module in (pages, integrity):
         monkeypatch.setattr(module, "page_key", lambda parent, _: parent[1:] + parent[:1])
     desk = Desk()

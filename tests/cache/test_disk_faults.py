@@ -19,7 +19,7 @@ from start_llm.hosting.disk_storage import DiskStorage
 from start_llm.storage.private_files import Lock
 from tests.cache.conversations import PAGE
 from tests.cache.disk import OnDisk, on_disk, settled
-from tests.cache.test_guards_of_disk import PROMPT, Held, cached, files_in, resources, said_before
+from tests.cache.test_guards_of_disk import PROMPT, Held, cache_conversation, cached, files_in, resources
 from tests.engine.harness import engine_request
 from tests.flat_settings import settings_of
 
@@ -29,7 +29,7 @@ from tests.flat_settings import settings_of
 def test_a_file_that_cannot_be_opened_for_now_stays(
     has_state: bool, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    said_before(tmp_path, has_state=has_state)
+    cache_conversation(tmp_path, has_state=has_state)
     before, real = set(files_in(tmp_path)), os.open
 
     def failing(path: Any, *those: Any, **more: Any) -> int:
@@ -115,7 +115,7 @@ def asked(engine: OnDisk, prompt: tuple[int, ...]) -> DiskWait | None:
 def test_who_follows_a_longer_read_and_leaves_says_nothing_of_the_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    said_before(tmp_path)
+    cache_conversation(tmp_path)
     with on_disk(resources(), tmp_path) as engine:
         settled(lambda: engine.tier.worker.scanned.is_over)
         held = Held(monkeypatch)
@@ -124,13 +124,13 @@ def test_who_follows_a_longer_read_and_leaves_says_nothing_of_the_disk(
         follower = asked(engine, (*PROMPT[:200], 7, 7))
         assert follower in engine.restorer._running[0].followers
         engine.cache.disk.leave(follower)
-        assert (engine.disk.late, engine.said) == (1, [])
+        assert (engine.disk.late, engine.reported) == (1, [])
         assert asked(engine, (*PROMPT[:200], 7, 7)), "the disk is still asked"
         held.go.set()
 
 
 def test_a_disk_that_hangs_for_one_model_hangs_for_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    said_before(tmp_path)
+    cache_conversation(tmp_path)
     with on_disk(resources(), tmp_path) as engine:
         settled(lambda: engine.tier.worker.scanned.is_over)
         held, restorer = Held(monkeypatch), engine.restorer
@@ -140,14 +140,14 @@ def test_a_disk_that_hangs_for_one_model_hangs_for_all(tmp_path: Path, monkeypat
         restorer.leave(restore)
         engine.cache.attach_disk(DiskAccess(engine.tier, restorer._shape))  # as another model does
         assert asked(engine, (*PROMPT, 400)) is None
-        (line,) = engine.said
+        (line,) = engine.reported
         assert "does not answer" in line
         held.go.set()
         settled(lambda: restore.read.is_over)
         assert asked(engine, (*PROMPT, 400))
-        assert "answers again" in engine.said[1]
+        assert "answers again" in engine.reported[1]
         restorer.collect()
-        engine.said.clear()
+        engine.reported.clear()
 
 
 def test_a_request_that_comes_while_pages_are_written_waits_for_few_of_them(
@@ -211,7 +211,7 @@ def test_a_clock_that_is_set_back_ends_no_writing(tmp_path: Path, monkeypatch: p
         monkeypatch.setattr(time, "time", lambda: real() - 86_400)
         time.sleep(0.2)
         assert not engine.tier.worker.pause_left_s
-        engine.said.clear()
+        engine.reported.clear()
         monkeypatch.undo()
 
 

@@ -125,18 +125,18 @@ REASONS = {
 
 @pytest.mark.sample(12)
 @pytest.mark.product
-@pytest.mark.parametrize("hurt", HURTS)
-def test_a_hurt_file_is_a_miss_and_goes(resources, stored: Path, expected: list[int], hurt: str):
-    rng = random.Random(hurt)
+@pytest.mark.parametrize("damage", HURTS)
+def test_a_damaged_file_is_a_miss_and_goes(resources, stored: Path, expected: list[int], damage: str):
+    rng = random.Random(damage)
     before = {path: path.read_bytes() for path in files(stored)}
     met: list[Path] = []
     for path, whole in before.items():
-        HURTS[hurt](path, whole, rng)
+        HURTS[damage](path, whole, rng)
         with on_disk(resources, stored) as engine:
             watched = engine.say(PROMPT, 6, boundaries=ENDS)
             assert watched.tokens == expected
             assert sum(engine.disk.rejected.values()) <= 1
-            assert engine.disk.rejected.keys() <= REASONS[hurt]
+            assert engine.disk.rejected.keys() <= REASONS[damage]
             if engine.disk.rejected:
                 met.append(path)
                 assert not path.exists()
@@ -148,7 +148,7 @@ def test_a_hurt_file_is_a_miss_and_goes(resources, stored: Path, expected: list[
     assert len(met) >= 300 // PAGE
 
 
-def test_a_hurt_page_costs_what_is_after_it(plain: EngineResources, tmp_path: Path):
+def test_a_damaged_page_costs_what_is_after_it(plain: EngineResources, tmp_path: Path):
     with on_disk(plain, tmp_path) as engine:
         engine.say(PROMPT, 6, boundaries=ENDS)
         third = engine.cache._store.seq_caches[0].path[2].key.hex()
@@ -500,41 +500,43 @@ def test_a_disk_that_cannot_be_written_stops_no_reply(
     is_broken[0] = False
     settled(lambda: written(engine, 300 // PAGE))
     assert engine.disk.state == "on"
-    assert [line.partition(":")[0] for line in engine.said] == [
+    assert [line.partition(":")[0] for line in engine.reported] == [
         "The disk tier of the prompt cache pauses",
         "The disk tier of the prompt cache goes on.",
     ]
-    engine.said.clear()
+    engine.reported.clear()
     engine.stop()
 
 
-def check_that_a_full_disk_is_told_once(engine: OnDisk, make_room: Callable[[], object]) -> None:
+def check_that_a_full_disk_is_reported_once(engine: OnDisk, make_room: Callable[[], object]) -> None:
     """Two prompts are answered while it is full; then there is room."""
     for start in range(2):
         assert engine.say((start, *PROMPT), 4).tokens
         settled(lambda: engine.cache.disk.write_due(is_busy=False) or engine.disk.state == "paused")
-    (line,) = engine.said
+    (line,) = engine.reported
     assert line.startswith("The disk tier of the prompt cache pauses: there is no room for ")
     assert engine.disk.lost > 0
     assert not engine.disk.written_files
     make_room()
     settled(lambda: written(engine, 2 * 300 // PAGE))
     assert engine.disk.state == "on"
-    assert engine.said[1:] == ["The disk tier of the prompt cache goes on."]
-    engine.said.clear()
+    assert engine.reported[1:] == ["The disk tier of the prompt cache goes on."]
+    engine.reported.clear()
 
 
-def test_a_full_disk_is_told_once_on_a_file_system_of_its_own(plain: EngineResources, tmp_path: Path):
+def test_a_full_disk_is_reported_once_on_a_file_system_of_its_own(plain: EngineResources, tmp_path: Path):
     with small_disk(tmp_path / "disk", 16 * 2**20) as disk:
         engine = OnDisk(plain, disk / "ssd", limits=DiskLimits(max_size=10**9, pause_s=0.2), idle_s=0)
         settled(lambda: engine.tier.worker.scanned.is_over)
         filler = fill(disk)
-        check_that_a_full_disk_is_told_once(engine, filler.unlink)
+        check_that_a_full_disk_is_reported_once(engine, filler.unlink)
         engine.stop()
 
 
 @pytest.mark.parametrize("wanted", [10**9, 0.5, 100])
-def test_what_finds_no_room_is_told_once(plain: EngineResources, tmp_path: Path, monkeypatch, wanted: float):
+def test_what_finds_no_room_is_reported_once(
+    plain: EngineResources, tmp_path: Path, monkeypatch, wanted: float
+):
     """The disk is full, or the folder may have less than one file takes."""
     real = os.statvfs
 
@@ -551,7 +553,7 @@ def test_what_finds_no_room_is_told_once(plain: EngineResources, tmp_path: Path,
         monkeypatch.setattr(os, "statvfs", real)
         engine.tier.folder.limits = DiskLimits(max_size=10**9, pause_s=0.2)
 
-    check_that_a_full_disk_is_told_once(engine, make_room)
+    check_that_a_full_disk_is_reported_once(engine, make_room)
     engine.stop()
 
 
@@ -577,7 +579,7 @@ def test_a_disk_that_is_full_in_the_middle_of_a_file_loses_that_file_alone(
     monkeypatch.setattr(os, "writev", real)
     settled(lambda: written(engine, 300 // PAGE))
     assert engine.disk.state == "on"
-    engine.said.clear()
+    engine.reported.clear()
     engine.stop()
     with on_disk(plain, tmp_path) as engine:
         again = engine.say(PROMPT, 6, boundaries=ENDS)
@@ -659,12 +661,12 @@ def test_what_a_killed_server_left_behind_is_cleaned_up(resources, stored: Path,
 def test_a_second_server_runs_without_the_tier(plain: EngineResources, stored: Path):
     with on_disk(plain, stored):
         second = OnDisk(plain, stored)
-        assert second.said == [
+        assert second.reported == [
             f"The disk tier of the prompt cache stays off: process {os.getpid()} uses the folder."
         ]
         assert not second.tier.is_on
         assert second.say(PROMPT, 6, boundaries=ENDS).tokens
-        second.said.clear()
+        second.reported.clear()
         second.stop()
     assert not (stored / LOCK).exists()
 
@@ -672,7 +674,7 @@ def test_a_second_server_runs_without_the_tier(plain: EngineResources, stored: P
 def test_a_folder_that_cannot_be_made_leaves_the_tier_off(plain: EngineResources, tmp_path: Path):
     (tmp_path / "file").touch()
     engine = OnDisk(plain, tmp_path / "file" / "folder")
-    assert "stays off: the folder cannot be used" in engine.said.pop()
+    assert "stays off: the folder cannot be used" in engine.reported.pop()
     assert engine.say(PROMPT, 6, boundaries=ENDS).tokens
     engine.stop()
 
@@ -774,7 +776,7 @@ def test_a_disk_that_hangs_is_waited_for_once_and_not_for_ever(
         settled(lambda: engine.restorer._running[0].read.is_over)
         engine.say((9, 9, 9), 2)
         assert engine.say(PROMPT, 6, boundaries=ENDS).tokens == expected
-        said = [engine.said.pop(0).partition("cache ")[2] for _ in range(2)]
+        said = [engine.reported.pop(0).partition("cache ")[2] for _ in range(2)]
         assert said == ["does not answer. Prompts are computed meanwhile.", "answers again."]
         engine.cache.shrink(10**9)
         assert cached(engine.say(PROMPT, 6, boundaries=ENDS)) > 280
@@ -798,7 +800,7 @@ def test_a_header_that_nobody_can_read_is_not_waited_for(
         engine.finish(watched)
         assert cached(watched) == 0
         go.set()
-        engine.said.clear()
+        engine.reported.clear()
 
 
 @pytest.mark.thorough
@@ -890,7 +892,7 @@ def test_a_preempted_reply_is_restored_from_the_disk_too(plain: EngineResources,
 
 
 @pytest.mark.sample(2)
-def test_a_folder_is_told_verified_and_cleared(resources, stored: Path):
+def test_a_folder_is_listed_verified_and_cleared(resources, stored: Path):
     (stored / "mine.txt").write_text("mine")
     told = report(stored)
     assert told.files["pages"] + told.files["states"] == len(files(stored))

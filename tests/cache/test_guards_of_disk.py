@@ -31,7 +31,7 @@ def resources(*, has_state: bool = False) -> EngineResources:
     )
 
 
-def said_before(folder: Path, prompt: Sequence[int] = PROMPT, *, has_state: bool = False) -> None:
+def cache_conversation(folder: Path, prompt: Sequence[int] = PROMPT, *, has_state: bool = False) -> None:
     """A folder in which a conversation is."""
     with on_disk(resources(has_state=has_state), folder) as engine:
         engine.say(prompt, 5, boundaries=(290,))
@@ -55,7 +55,7 @@ def files(folder: Path, kind: str = "pages") -> list[Path]:
 @pytest.mark.parametrize("is_in_place", [True, False], ids=["in place", "staged"])
 @STATE
 def test_what_is_restored_is_what_its_tokens_give(has_state: bool, is_in_place: bool, tmp_path: Path):
-    said_before(tmp_path, has_state=has_state)
+    cache_conversation(tmp_path, has_state=has_state)
     with on_disk(resources(has_state=has_state), tmp_path, is_in_place=is_in_place) as engine:
         longer = engine.say((*PROMPT, *range(300, 305), 7, 7, 7), 5)
         assert cached(longer) == 305
@@ -84,7 +84,7 @@ def rewritten(path: Path, **changes: Any) -> None:
 @pytest.mark.parametrize("place", [0, 3, 9], ids=["first", "in the middle", "the end"])
 def test_a_key_whose_file_has_other_tokens_gives_nothing(place: int, tmp_path: Path):
     """However it came about: a key only finds."""
-    said_before(tmp_path)
+    cache_conversation(tmp_path)
     path = files(tmp_path)[place]
     length = 305 - 9 * PAGE if place == 9 else PAGE
     rewritten(path, tokens=tuple(range(50, 50 + length)))
@@ -95,7 +95,7 @@ def test_a_key_whose_file_has_other_tokens_gives_nothing(place: int, tmp_path: P
 
 
 def test_a_file_that_follows_another_prefix_gives_nothing(tmp_path: Path):
-    said_before(tmp_path)
+    cache_conversation(tmp_path)
     rewritten(files(tmp_path)[4], parent=bytes(16))
     with on_disk(resources(), tmp_path) as engine:
         assert cached(engine.say(PROMPT, 3)) == 4 * PAGE
@@ -106,7 +106,7 @@ def test_a_file_that_follows_another_prefix_gives_nothing(tmp_path: Path):
 @pytest.mark.sample(2)
 @STATE
 def test_changed_data_gives_nothing(has_state: bool, tmp_path: Path):
-    said_before(tmp_path, has_state=has_state)
+    cache_conversation(tmp_path, has_state=has_state)
     path = files(tmp_path)[4]
     whole = bytearray(path.read_bytes())
     whole[-5] ^= 1
@@ -118,7 +118,7 @@ def test_changed_data_gives_nothing(has_state: bool, tmp_path: Path):
 
 
 def test_without_the_state_at_their_end_pages_are_kept_and_give_nothing(tmp_path: Path):
-    said_before(tmp_path, has_state=True)
+    cache_conversation(tmp_path, has_state=True)
     for path in (tmp_path / "states").rglob("*.safetensors"):
         content = bytearray(path.read_bytes())
         content[-1] ^= 1
@@ -161,7 +161,7 @@ def test_what_a_client_left_is_not_written_when_it_is_evicted(steps: int, tmp_pa
 
 
 def test_a_foreign_file_counts_and_stays(tmp_path: Path):
-    said_before(tmp_path / "size")
+    cache_conversation(tmp_path / "size")
     size = sum(path.stat().st_size for path in files(tmp_path / "size"))
     foreign = tmp_path / "folder" / "foreign"
     foreign.parent.mkdir()
@@ -173,17 +173,17 @@ def test_a_foreign_file_counts_and_stays(tmp_path: Path):
     assert 0 < ours <= size / 2
 
 
-def test_what_finds_no_room_is_told(tmp_path: Path):
+def test_what_finds_no_room_is_reported(tmp_path: Path):
     engine = OnDisk(resources(), tmp_path, limits=DiskLimits(max_size=100), idle_s=0)
     settled(lambda: engine.tier.worker.scanned.is_over)
     engine.say(PROMPT, 3)
     engine.cache.disk.write_due(is_busy=False)
     settled(lambda: engine.disk.lost and not engine.disk.queue)
-    assert (engine.disk.state, [line.partition(":")[0] for line in engine.said]) == (
+    assert (engine.disk.state, [line.partition(":")[0] for line in engine.reported]) == (
         "paused",
         ["The disk tier of the prompt cache pauses"],
     )
-    engine.said.clear()
+    engine.reported.clear()
     engine.kill()
 
 
@@ -212,7 +212,7 @@ def test_a_second_one_does_not_touch_the_folder(tmp_path: Path):
     with on_disk(resources(), tmp_path):
         second = OnDisk(resources(), tmp_path, idle_s=0)
         second.say(PROMPT, 3)
-        second.said.clear()
+        second.reported.clear()
         second.stop()
         assert not (tmp_path / "pages").exists()
 
@@ -222,12 +222,12 @@ def test_a_file_is_whole_or_not_there(tmp_path: Path, monkeypatch: pytest.Monkey
     seen: list[list[Path]] = []
     real = os.writev
 
-    def looked(*those: Any) -> int:
+    def counted_write(*those: Any) -> int:
         count = real(*those)
         seen.append(list(tmp_path.rglob("*.safetensors")))
         return count
 
-    monkeypatch.setattr(os, "writev", looked)
+    monkeypatch.setattr(os, "writev", counted_write)
     header = FileHeader("pages", bytes(16), bytes(16), (1,), {})
     write_file(tmp_path / "x.safetensors", header, [])
     assert seen == [[]]
@@ -260,7 +260,7 @@ class Held:
 def test_a_disk_that_hangs_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     prompts = [tuple(range(start, start + 300)) for start in (0, 400)]
     for prompt in prompts:
-        said_before(tmp_path, prompt)
+        cache_conversation(tmp_path, prompt)
     with on_disk(resources(), tmp_path, clock=(held := Held(monkeypatch)).clock) as engine:
         settled(lambda: engine.tier.worker.scanned.is_over)
         first = engine.submit(engine_request(prompts[0], 3))
@@ -275,11 +275,11 @@ def test_a_disk_that_hangs_is_not_waited_for(tmp_path: Path, monkeypatch: pytest
         engine.finish(first, second)
         assert [cached(first), cached(second)] == [0, 0]
         held.go.set()
-        engine.said.clear()
+        engine.reported.clear()
 
 
 def test_what_comes_late_is_right_or_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    said_before(tmp_path)
+    cache_conversation(tmp_path)
     with on_disk(resources(), tmp_path, clock=(held := Held(monkeypatch)).clock) as engine:
         settled(lambda: engine.tier.worker.scanned.is_over)
         watched = engine.submit(engine_request((*PROMPT, 300, 7, 7), 3))
@@ -299,7 +299,7 @@ def test_what_comes_late_is_right_or_not_there(tmp_path: Path, monkeypatch: pyte
         again = engine.say((*PROMPT, 300, 8, 8), 3)
         assert again.tokens == [9, 10, 11]
         check(engine)
-        engine.said.clear()
+        engine.reported.clear()
 
 
 def test_beginnings_are_written_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -318,7 +318,7 @@ def test_beginnings_are_written_first(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_one_beginning_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    said_before(tmp_path)
+    cache_conversation(tmp_path)
     with on_disk(resources(), tmp_path) as engine:
         settled(lambda: engine.tier.worker.scanned.is_over)
         real = os.preadv
@@ -342,8 +342,8 @@ def test_a_client_that_changes_each_reply_goes_on_from_its_prompt(tmp_path: Path
         prompt = (*prompt[:end], *range(1000 * turn, 1000 * turn + 40 - 2 * turn))
 
 
-def test_files_behind_a_hurt_one_are_checked(tmp_path: Path):
-    said_before(tmp_path)
+def test_files_behind_a_damaged_one_are_checked(tmp_path: Path):
+    cache_conversation(tmp_path)
     for path in files(tmp_path)[2:6]:
         path.write_bytes(bytes(path.stat().st_size))
     with on_disk(resources(), tmp_path) as engine:
@@ -354,9 +354,11 @@ def test_files_behind_a_hurt_one_are_checked(tmp_path: Path):
         check(engine)
 
 
-def test_hurt_files_that_no_prompt_has_read_are_written_again_once_their_content_is_computed(tmp_path: Path):
+def test_damaged_files_that_no_prompt_has_read_are_written_again_once_their_content_is_computed(
+    tmp_path: Path,
+):
     """Nobody reads the pages behind a hurt state, nor would anybody write them if they passed for whole."""
-    said_before(tmp_path, has_state=True)
+    cache_conversation(tmp_path, has_state=True)
     hurt = [*(tmp_path / "states").rglob("*.safetensors"), *files(tmp_path)[2:6]]
     for path in hurt:
         path.write_bytes(bytes(path.stat().st_size))

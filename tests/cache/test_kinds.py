@@ -139,7 +139,7 @@ def test_a_window_that_keeps_its_first_tokens_is_counted_but_not_reused():
     assert (growth.window, growth.window_bytes, growth.token_bytes) == (16, 2 * 2 * 8 * 4, 0)
 
 
-def test_layers_are_told_in_the_words_of_the_field():
+def test_layers_are_named_in_the_words_of_the_field():
     caches = [KVCache(), RotatingKVCache(16), ArraysCache(2), LayerCache(16), object()]
     told = ["full attention", "sliding window", "recurrent state", "compressed attention", "object"]
     assert [label_of(cache) for cache in caches] == told

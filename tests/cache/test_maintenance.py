@@ -10,12 +10,12 @@ import pytest
 
 from start_llm.cli import main
 from start_llm.storage.private_files import Lock
-from tests.cache.test_guards_of_disk import files, said_before
+from tests.cache.test_guards_of_disk import cache_conversation, files
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    said_before(tmp_path, has_state=True)
+    cache_conversation(tmp_path, has_state=True)
     return tmp_path
 
 
@@ -35,16 +35,16 @@ def test_it_tells_what_is_there(folder: Path, flag: str, capsys: pytest.CaptureF
 def test_the_environment_names_the_folder_too(folder: Path, monkeypatch, capsys: pytest.CaptureFixture[str]):
     monkeypatch.setenv("SSD_CACHE_DIR", str(folder))
     assert run("verify") == 0
-    assert "Hurt files: 0." in capsys.readouterr().out
+    assert "Damaged files: 0." in capsys.readouterr().out
 
 
-def test_it_names_the_hurt_files(folder: Path, capsys: pytest.CaptureFixture[str]):
+def test_it_names_the_damaged_files(folder: Path, capsys: pytest.CaptureFixture[str]):
     path = files(folder)[2]
     path.write_bytes(path.read_bytes()[:-1])
     assert run("verify", "--ssd-cache-dir", folder) == 1
     told = capsys.readouterr().out
     assert f"{path.relative_to(folder)}: truncated" in told
-    assert "Hurt files: 1." in told
+    assert "Damaged files: 1." in told
 
 
 def test_it_removes_what_is_there(folder: Path, capsys: pytest.CaptureFixture[str]):

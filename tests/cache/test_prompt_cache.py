@@ -42,7 +42,7 @@ class LiveRow:
     salt: bytes
     checkpoint_positions: tuple[int, ...]
     caches: list[FakeCache]
-    said: list[int] = field(default_factory=list[int])
+    generated: list[int] = field(default_factory=list[int])
 
     @property
     def done(self) -> int:
@@ -55,7 +55,7 @@ class LiveRow:
     @property
     def held(self) -> list[int]:
         """The tokens that its caches hold."""
-        return [*self.ids[: self.done], *self.said]
+        return [*self.ids[: self.done], *self.generated]
 
 
 class Machine(RuleBasedStateMachine):
@@ -163,9 +163,9 @@ class Machine(RuleBasedStateMachine):
         sequence = data.draw(st.sampled_from([sequence for sequence in self.sequences if not sequence.left]))
         if batched:
             sequence.caches = [cache.copy() for cache in sequence.caches]
-        tokens = reply if sequence.said else [sequence.ids[-1], *reply]
+        tokens = reply if sequence.generated else [sequence.ids[-1], *reply]
         sequence.caches[0].feed(tokens)
-        sequence.said += tokens
+        sequence.generated += tokens
 
     # ------------------------------------------------------------------------------------------------ the end
 

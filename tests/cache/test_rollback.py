@@ -68,7 +68,9 @@ def filled(cache: Any, tokens: int) -> Any:
 
 
 @pytest.mark.parametrize(
-    "cache", [KVCache(), ChunkedKVCache(8), QuantizedKVCache()], ids=lambda one: type(one).__name__
+    "cache",
+    [KVCache(), ChunkedKVCache(8), QuantizedKVCache()],
+    ids=lambda cache_class: type(cache_class).__name__,
 )
 def test_classes_without_a_network_here(cache: Any):
     filled(cache, 12)

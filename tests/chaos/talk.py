@@ -90,7 +90,7 @@ class Protocol:
     path: str
     request: Callable[[Messages, int], dict[str, Any]]
     read: Callable[[bytes], Any]
-    said: Callable[[Any], tuple[str, list[int] | None]]
+    reply_of: Callable[[Any], tuple[str, list[int] | None]]
     delta: Callable[[Any], str]
 
 
@@ -111,20 +111,20 @@ def _responses(talk: Messages, length: int) -> dict[str, Any]:
     return {"instructions": talk[0]["content"], "input": talk[1:], "max_output_tokens": length}
 
 
-def _said_in_chat(body: Any) -> tuple[str, list[int] | None]:
+def _chat_reply(body: Any) -> tuple[str, list[int] | None]:
     choice = body["choices"][0]
     return choice["message"]["content"] or "", choice.get("token_ids")
 
 
-def _said_in_text(body: Any) -> tuple[str, list[int] | None]:
+def _text_reply(body: Any) -> tuple[str, list[int] | None]:
     return body["choices"][0]["text"], body["choices"][0].get("token_ids")
 
 
-def _said_in_message(body: Any) -> tuple[str, list[int] | None]:
+def _message_reply(body: Any) -> tuple[str, list[int] | None]:
     return "".join(block.get("text", "") for block in body["content"]), None
 
 
-def _said_in_response(body: Any) -> tuple[str, list[int] | None]:
+def _response_reply(body: Any) -> tuple[str, list[int] | None]:
     parts = (part for item in body["output"] for part in item.get("content") or [])
     return "".join(part.get("text", "") for part in parts), None
 
@@ -136,19 +136,19 @@ def _first_choice(event: Any) -> Any:
 PROTOCOLS = (
     Protocol(
         "/v1/chat/completions", _chat, lambda raw: completions.read(list(wire.events_in(raw))).body,
-        _said_in_chat, lambda event: _first_choice(event).get("delta", {}).get("content") or "",
+        _chat_reply, lambda event: _first_choice(event).get("delta", {}).get("content") or "",
     ),
     Protocol(
         "/v1/completions", _text, lambda raw: completions.read(list(wire.events_in(raw))).body,
-        _said_in_text, lambda event: _first_choice(event).get("text") or "",
+        _text_reply, lambda event: _first_choice(event).get("text") or "",
     ),
     Protocol(
         "/v1/messages", _messages, lambda raw: messages.read(messages.named_events(raw)).body,
-        _said_in_message, lambda event: event.get("delta", {}).get("text") or "",
+        _message_reply, lambda event: event.get("delta", {}).get("text") or "",
     ),
     Protocol(
         "/v1/responses", _responses, lambda raw: responses.read(list(responses.named_events(raw))).body,
-        _said_in_response,
+        _response_reply,
         lambda event: event["delta"] if event["type"] == "response.output_text.delta" else "",
     ),
 )  # fmt: skip
@@ -248,7 +248,7 @@ class Talker:
         if body["stream"] and "proxy" in where:
             text, tokens = _joined(protocol, raw), None
         else:
-            text, tokens = protocol.said(protocol.read(raw) if body["stream"] else json.loads(raw))
+            text, tokens = protocol.reply_of(protocol.read(raw) if body["stream"] else json.loads(raw))
         self._account.count(f"answered: {where}")
         self._account.note(Heard(mark, text, None if tokens is None else tuple(tokens)))
         return text

@@ -55,7 +55,7 @@ class Visit:
     def is_answered(self) -> bool:
         return self.turn.status == 0 and ANSWER in self.turn.printed
 
-    def told(self, lines: Sequence[Line]) -> str:
+    def summary(self, lines: Sequence[Line]) -> str:
         """Args:
         lines: of the trace that are about it.
         """

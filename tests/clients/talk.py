@@ -57,7 +57,7 @@ class Turn:
         return min(line["cached_tokens"] / line["prompt_tokens"] for line in self.lines)
 
     @property
-    def was_told_the_note(self) -> bool:
+    def has_read_the_note(self) -> bool:
         """It stands in a prompt after the question: the tool ran, and its result came back."""
         return any(self.note in line["prompt"].rpartition(QUESTION)[2] for line in self.lines)
 

@@ -30,7 +30,7 @@ def test_three_turns(name: str, port: int, endpoints: Endpoints, clients_home: P
         turns.append(turn)
         assert turn.status == 0, turn.printed
         assert ANSWER in turn.printed
-        assert turn.was_told_the_note, turn.printed
+        assert turn.has_read_the_note, turn.printed
     shares = [min(turn.efficiency, turn.cached) for turn in turns[1:]]
     assert min(shares) >= 0.97, "\n".join(map(str, turns))
     if None in (tries := [turn.tries for turn in turns]):

@@ -37,7 +37,7 @@ def test_cline_holds_three_turns_on_its_terminal(
             screen.press(f"{QUESTION} ({number})", ENTER)
             screen.wait(lambda text: "Approve tool call?" in text)
             screen.press("y")
-            screen.wait(lambda text, told=number + 1: text.count(ANSWER) >= told)
+            screen.wait(lambda text, answers=number + 1: text.count(ANSWER) >= answers)
             lines = endpoints.trace.new_lines()
             share = efficiency(lines, before, has_asides=False)
             cached = min(line["cached_tokens"] / line["prompt_tokens"] for line in lines)

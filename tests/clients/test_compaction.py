@@ -40,7 +40,7 @@ def answered(turn: Turn) -> Turn:
     print(turn)
     assert turn.status == 0, turn.printed
     assert ANSWER in turn.printed, turn.printed
-    assert turn.was_told_the_note, turn.printed
+    assert turn.has_read_the_note, turn.printed
     assert 2 <= len(turn.lines) <= MAX_REQUESTS, str(turn)
     assert {line["ending"] for line in turn.lines} <= {"stop", "tool_calls"}
     return turn

@@ -139,7 +139,7 @@ class _Quiet(http.server.SimpleHTTPRequestHandler):
 
 
 @pytest.mark.parametrize("name", AGENTS)
-def test_a_client_is_told_of_nothing_but_its_own_place(name: str, tmp_path: Path):
+def test_a_client_learns_of_nothing_but_its_own_place(name: str, tmp_path: Path):
     place = Place(home=tmp_path / "home", work=tmp_path / "work", url="http://127.0.0.1:1")
     agent = AGENTS[name]
     told = [*agent.files(place).values(), *agent.environment(place).values()]

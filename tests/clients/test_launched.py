@@ -44,7 +44,7 @@ def test_a_launched_client_works_and_leaves_its_users_folders_alone(
         print(f"{name} on {port}: {turn}")
         assert turn.status == 0, turn.printed
         assert ANSWER in turn.printed
-        assert turn.was_told_the_note, turn.printed
+        assert turn.has_read_the_note, turn.printed
         assert turn.tries is None or (turn.tries > 0) == agent.asks_its_maker, turn.tries
     assert min(turns[1].efficiency, turns[1].cached) >= 0.97, str(turns[1])
     assert dict(_users_own(talk.place.home)) == OWN

@@ -203,7 +203,7 @@ def test_who_has_nobody_to_ask_changes_nothing(
     agent = replace(installed(LAUNCHED[name], clients_home), files=lambda _: {})
     talk = Talk(agent, clients_home, doers.port, None, tmp_path)
     talk.put(NOTE, b"One line.\n")
-    turn = talk.say(question, rewrite=lambda said: [*ALONE[name], said[-1]])
+    turn = talk.say(question, rewrite=lambda arguments: [*ALONE[name], arguments[-1]])
     print(turn.printed)
     assert {path.name for path in agent.folder_of_its_tools(talk.place).iterdir()} >= {NOTE}
     assert not (agent.folder_of_its_tools(talk.place) / MEASURED).exists()

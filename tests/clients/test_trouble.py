@@ -74,8 +74,8 @@ class Place:
     def in_flight(self) -> int:
         return self.endpoints.server.get("/stats")["requests"]["in_flight"]
 
-    def told(self, visits: Sequence[Visit]) -> str:
-        return "\n".join(visit.told(self.lines(visit)) for visit in visits)
+    def summary(self, visits: Sequence[Visit]) -> str:
+        return "\n".join(visit.summary(self.lines(visit)) for visit in visits)
 
     def lines(self, visit: Visit) -> list[Line]:
         return self.endpoints.trace.about(visit.guest.mark)
@@ -154,7 +154,7 @@ def waited(places: Sequence[Place]) -> Waited:
     with ThreadPoolExecutor(len(places)) as pool:
         lively, silent = pool.map(wait_in_line, places)
     place = places[0]
-    print(place.told(lively), places[1].told(silent), sep="\n\nwithout signs of life:\n")
+    print(place.summary(lively), places[1].summary(silent), sep="\n\nwithout signs of life:\n")
     share = place.endpoints.server.get("/stats")["prompt_cache"]["efficiency"]
     return Waited(lively, silent, share, requests(place, ask_all(place.party("fast"))))
 
@@ -163,7 +163,7 @@ def test_everybody_waits_for_a_long_prompt_and_gets_an_answer(waited: Waited, li
     for visit in waited.lively:
         assert visit.is_answered, visit.turn.printed
         waits = max(line["total_seconds"] for line in lively.lines(visit))
-        assert waits > PREFILL_S, visit.told(lively.lines(visit))
+        assert waits > PREFILL_S, visit.summary(lively.lines(visit))
     assert requests(lively, waited.lively) == waited.usual, "somebody asked more than once"
 
 
@@ -213,7 +213,7 @@ def test_a_full_queue_is_come_back_to_when_it_was_said(
     finally:
         engine._max_waiting = usual
     moments = [moment - full.asked[0] for moment in full.asked]
-    print(visit.told(lively.lines(visit)), [round(moment, 1) for moment in moments])
+    print(visit.summary(lively.lines(visit)), [round(moment, 1) for moment in moments])
     assert visit.is_answered, visit.turn.printed
     refused = sum(moment < FULL_S for moment in moments)
     assert 0 < refused <= AT_FIRST.get(name, 1), "it came back before it was said"
@@ -245,7 +245,12 @@ def test_what_was_read_for_a_client_that_left_is_not_read_again(
         lively.brake.off()
     back = guest.again().ask()
     (given_up,), (first, *_) = lively.lines(left), lively.lines(back)
-    print(left.told([given_up]), f"noticed after {noticed_s:.1f} s", back.told(lively.lines(back)), sep="\n")
+    print(
+        left.summary([given_up]),
+        f"noticed after {noticed_s:.1f} s",
+        back.summary(lively.lines(back)),
+        sep="\n",
+    )
     assert not left.is_answered
     assert given_up["ending"] == "cancelled"
     assert given_up["computed_tokens"] >= FEW
@@ -280,7 +285,7 @@ def test_a_killed_server_that_comes_back_answers(
             visits = asking.result()
     trace = Trace(None, tmp_path / "traces")
     lines = {visit.key: trace.about(visit.guest.mark) for visit in visits}
-    print("\n".join(visit.told(lines[visit.key]) for visit in visits))
+    print("\n".join(visit.summary(lines[visit.key]) for visit in visits))
     assert {visit.guest.name for visit in visits if not visit.is_answered} <= impatient
     assert max(map(len, lines.values())) <= MAX_REQUESTS
 

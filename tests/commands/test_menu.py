@@ -127,7 +127,7 @@ def test_the_menu_is_left(answers: Sequence[str], tmp_path: Path) -> None:
     assert user.lines.count("There are the numbers 1 to 4.") == max(len(answers) - 1, 0)
 
 
-def test_what_a_command_cannot_do_is_told_and_the_menu_stays(
+def test_what_a_command_cannot_do_is_reported_and_the_menu_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: Any) -> bool:
@@ -272,7 +272,7 @@ def test_in_a_pipe_it_prints_what_runs_and_the_commands(shell: Shell) -> None:
     ]
 
 
-def test_settings_that_cannot_be_read_are_told(shell: Shell) -> None:
+def test_settings_that_cannot_be_read_are_reported(shell: Shell) -> None:
     done = shell.run(environment={"MLX_PORT": "many"})
     assert done.returncode == 2
     assert done.stderr.startswith("start_llm cannot open its menu.\nMLX_PORT=")
@@ -301,7 +301,7 @@ def settings_in(folder: Path) -> Settings:
     return settings_of(state_root=str(folder / "state"), log_root=str(folder / "logs"))
 
 
-def test_a_server_that_ends_at_once_is_told_with_its_last_lines(
+def test_a_server_that_ends_at_once_is_reported_with_its_last_lines(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     programs(tmp_path, monkeypatch, fails="echo one; printf 'a half\\rthe whole\\n'; echo \"$*\"; exit 3")
@@ -312,13 +312,13 @@ def test_a_server_that_ends_at_once_is_told_with_its_last_lines(
     assert (tmp_path / "logs" / "server.log").stat().st_mode & 0o777 == 0o600
 
 
-def test_a_log_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+def test_a_log_that_cannot_be_written_is_reported(tmp_path: Path) -> None:
     (tmp_path / "logs").write_text("a file")
     with pytest.raises(CommandError, match=r"logs cannot be written: Not a directory\."):
         background.start_in_background(settings_in(tmp_path), (), print)
 
 
-def test_who_interrupts_the_wait_is_told_that_it_goes_on(
+def test_who_interrupts_the_wait_learns_that_it_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     programs(tmp_path, monkeypatch, waits="exit 0")

@@ -227,7 +227,7 @@ def test_a_server_that_asks_for_a_key_is_asked_with_it(shell, tiny_model):
     assert not any("sk-own" in path.read_text() for path in (shell.state / "servers").iterdir())
 
 
-def test_a_server_that_still_loads_is_told(shell):
+def test_a_server_that_still_loads_is_reported(shell):
     file = ServerFile(shell.state / "servers")
     file.write(a_server(9))
     done = shell.run("status")
@@ -343,7 +343,7 @@ def test_a_server_of_another_user_is_refused():
 
 @needs_root
 @pytest.mark.skipif(not Path("/proc/net/tcp").exists(), reason="lsof may show more than /proc does")
-def test_a_process_of_another_user_on_the_port_is_told(shell):
+def test_a_process_of_another_user_on_the_port_is_reported(shell):
     said: list[str] = []
     with other_server(shell.home) as port, as_nobody():
         assert stop(list, None, port, said.append, patience_s=1, at_once=False) == 3
@@ -351,7 +351,7 @@ def test_a_process_of_another_user_on_the_port_is_told(shell):
 
 
 @needs_root
-def test_a_state_folder_of_another_user_is_told(shell):
+def test_a_state_folder_of_another_user_is_reported(shell):
     (shell.state / "servers").mkdir(parents=True, mode=0o700)
     with as_nobody(), pytest.raises(LaunchError, match="cannot be read: Permission denied"):
         servers_of(settings_of(state_root=str(shell.state)))

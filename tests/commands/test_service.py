@@ -144,7 +144,7 @@ def test_the_status_is_the_managers(systemd):
 
 
 @linux
-def test_without_systemd_the_reason_is_told(shell, systemd):
+def test_without_systemd_the_reason_is_reported(shell, systemd):
     done = shell.run("service", "install", environment={"PATH": "/nowhere"})
     assert done.returncode == 2
     assert "systemctl is not on PATH: there is no systemd to run a service." in done.stderr
@@ -272,7 +272,7 @@ def test_awkward_names_reach_launchd_as_they_are():
     assert plistlib.loads(launchd_plist(a_command(AWKWARD)))["ProgramArguments"] == AWKWARD
 
 
-def test_without_launchd_the_reason_is_told(settings, tmp_path, monkeypatch):
+def test_without_launchd_the_reason_is_reported(settings, tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", "/nowhere")
     with pytest.raises(CommandError, match="there is no launchd to run a service"):
         install_service(Launchd(tmp_path), settings, [], print)

@@ -11,7 +11,7 @@ from start_llm.commands.parser import _FOREIGN_COMMANDS, _FOREIGN_OPTIONS, Sugge
 from tests.commands.parsers import all_parsers, commands_of, options_of
 
 
-def told(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+def error_of(capsys: pytest.CaptureFixture[str], *words: str) -> str:
     with pytest.raises(SystemExit) as ended:
         cli.main(words)
     assert ended.value.code == 2
@@ -42,7 +42,7 @@ def told(capsys: pytest.CaptureFixture[str], *words: str) -> str:
 def test_what_was_meant_is_asked(
     words: list[str], suggested: str, usage: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    printed = told(capsys, *words)
+    printed = error_of(capsys, *words)
     assert printed.splitlines()[-1] == f"Did you mean {suggested}?"
     assert printed.startswith(f"usage: {usage} ["), "the usage is that of the command"
 
@@ -51,7 +51,7 @@ def test_what_was_meant_is_asked(
 def test_nothing_is_suggested_for_what_is_like_nothing(
     words: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert "Did you mean" not in told(capsys, *words)
+    assert "Did you mean" not in error_of(capsys, *words)
 
 
 def test_every_command_and_option_is_found_from_a_slip_in_it(capsys: pytest.CaptureFixture[str]) -> None:
@@ -60,7 +60,7 @@ def test_every_command_and_option_is_found_from_a_slip_in_it(capsys: pytest.Capt
         for name in names:
             assert meant(f"{name[:-2]}{name[-1]}{name[-2]}", names, {}) is not None, name
         for name in commands_of(parser):
-            assert f"Did you mean {name}?" in told(capsys, *path, f"{name[0]}{name}")
+            assert f"Did you mean {name}?" in error_of(capsys, *path, f"{name[0]}{name}")
 
 
 def test_words_of_other_programs_mean_words_that_there_are() -> None:

@@ -249,26 +249,26 @@ def test_changed_files_are_named_and_nothing_is_done(clone):
 
 
 @pytest.mark.thorough
-def test_commits_of_ones_own_are_told(clone):
+def test_commits_of_ones_own_are_noted(clone):
     clone.publish()
     clone.git("commit", "--quiet", "--allow-empty", "--message", "mine", folder=clone.root)
     assert "The branch main has commits that origin/main lacks." in refusal(clone)
 
 
 @pytest.mark.thorough
-def test_a_branch_that_follows_none_is_told(clone):
+def test_a_branch_that_follows_none_is_reported(clone):
     clone.git("switch", "--quiet", "--create", "mine", folder=clone.root)
     assert "The branch mine follows no other one" in refusal(clone)
 
 
 @pytest.mark.thorough
-def test_an_origin_that_cannot_be_reached_is_told(clone):
+def test_an_origin_that_cannot_be_reached_is_reported(clone):
     shutil.rmtree(clone.origin)
     assert "fetch --quiet` failed with status 128:\n" in refusal(clone)
 
 
 @pytest.mark.thorough
-def test_a_folder_without_git_is_told(clone):
+def test_a_folder_without_git_is_reported(clone):
     shutil.rmtree(clone.root / ".git")
     done = clone.upgrade()
     assert done.returncode == 2

@@ -46,14 +46,14 @@ def test_without_a_file_there_are_none(tmp_path):
     assert read_env_file(tmp_path / ".env", KNOWN) == {}
 
 
-def test_a_byte_of_another_encoding_is_told_with_its_line(tmp_path):
+def test_a_byte_of_another_encoding_is_reported_with_its_line(tmp_path):
     assert refusal(tmp_path, b"BATCH=3\nMODEL_PATH=/mod\xe8les\n") == (
         "FILE, line 2: the byte 0xe8 is not UTF-8. Save the file as UTF-8."
     )
 
 
 @pytest.mark.parametrize("line", [b"BATCH 3", b"BATCH", b"MODEL_PATH='/a", b"=3", b'MODEL_PATH="a" b'])
-def test_a_line_that_does_not_parse_is_told(line, tmp_path):
+def test_a_line_that_does_not_parse_is_reported(line, tmp_path):
     assert refusal(tmp_path, b"# one\n\n\n" + line + b"\n") == "FILE, line 4: expected NAME=value."
 
 
@@ -75,7 +75,7 @@ def test_a_slip_in_a_name_is_refused_with_the_name_that_was_meant(name, meant, t
     assert said == f"FILE, line 2: there is no setting {name}. Did you mean {meant}?"
 
 
-def test_all_lines_that_are_refused_are_told_at_once(tmp_path):
+def test_all_lines_that_are_refused_are_reported_at_once(tmp_path):
     assert refusal(tmp_path, b"BACTH=2\nBATCH=2\nwhat\n").count("FILE, line") == 2
 
 
@@ -100,7 +100,7 @@ def test_a_refusal_is_a_sentence_and_not_a_traceback(command, tmp_path):
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
-def test_a_file_that_others_may_not_read_is_told(tmp_path):
+def test_a_file_that_others_may_not_read_is_reported(tmp_path):
     path = written(tmp_path, b"BATCH=3\n")
     path.chmod(0o600)
     for folder in (tmp_path, *tmp_path.parents[:3]):
@@ -113,7 +113,7 @@ def test_a_file_that_others_may_not_read_is_told(tmp_path):
         os.seteuid(0)
 
 
-def test_a_folder_in_its_place_is_told(tmp_path):
+def test_a_folder_in_its_place_is_reported(tmp_path):
     (tmp_path / ".env").mkdir()
     with pytest.raises(SettingsError, match=r"\.env cannot be read: Is a directory\."):
         read_env_file(tmp_path / ".env", KNOWN)

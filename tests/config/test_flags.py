@@ -18,35 +18,37 @@ ROWS = {row.name: row for row in all_rows()}
 
 
 @pytest.fixture
-def told(capsys, monkeypatch) -> str:
+def help_text(capsys, monkeypatch) -> str:
     monkeypatch.setenv("COLUMNS", "10000")
     with pytest.raises(SystemExit):
         cli.main(["serve", "--help"])
     return capsys.readouterr().out
 
 
-def test_each_flag_stands_under_the_section_of_its_setting(told):
+def test_each_flag_stands_under_the_section_of_its_setting(help_text):
     sections = {}
-    for block in told.split("\n\n"):
+    for block in help_text.split("\n\n"):
         heading, _, lines = block.partition("\n")
         sections |= dict.fromkeys(re.findall(r"^  (--[a-z-]+)", lines, re.MULTILINE), heading.rstrip(":"))
     for flag in FLAGS:
         assert sections[flag.names[0]] == ROWS[flag.variable].section, flag
     assert sections["--no-proxy"] == "Proxy"
-    assert len(re.findall(r"^[A-Z].*:$", told, re.MULTILINE)) == len(set(sections.values()) - {"options"})
+    assert len(re.findall(r"^[A-Z].*:$", help_text, re.MULTILINE)) == len(
+        set(sections.values()) - {"options"}
+    )
 
 
-def test_each_flag_says_what_its_setting_says(told):
+def test_each_flag_says_what_its_setting_says(help_text):
     for flag in FLAGS:
         row = ROWS[flag.variable]
         first = re.split(r"(?<=[.:;]) ", row.help)[0]
-        (line,) = re.findall(rf"^  {flag.names[0]} .*(?:\n {{10,}}.*)?", told, re.MULTILINE)
+        (line,) = re.findall(rf"^  {flag.names[0]} .*(?:\n {{10,}}.*)?", help_text, re.MULTILINE)
         assert first in line
         assert f"[{row.name}" in line
-    assert "[BATCH=4]" in told
-    assert "[MEMORY_BUDGET=100%]" in told
-    assert "says the same" not in told
-    assert "wins over" not in told.partition("In brackets")[0]
+    assert "[BATCH=4]" in help_text
+    assert "[MEMORY_BUDGET=100%]" in help_text
+    assert "says the same" not in help_text
+    assert "wins over" not in help_text.partition("In brackets")[0]
 
 
 def test_further_models_are_kept_beside_the_first(tmp_path, monkeypatch):
@@ -83,12 +85,12 @@ def test_flags_as_words_mean_the_same_from_any_folder(tmp_path, monkeypatch):
 def test_a_folder_on_the_command_line_is_seen_from_where_the_command_is_called(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
-    def said(folder: str) -> str:
+    def model_dir_of(folder: str) -> str:
         return variables_of(cli._parser().parse_args(["serve", "--model-dir", folder]))["MODEL_DIR"]
 
-    assert said("models") == str(tmp_path / "models")
-    assert said("/models") == "/models"
-    assert said("~/models") == "~/models"
+    assert model_dir_of("models") == str(tmp_path / "models")
+    assert model_dir_of("/models") == "/models"
+    assert model_dir_of("~/models") == "~/models"
 
 
 @pytest.mark.parametrize("text", ["off", "OFF", " Off "])

@@ -14,7 +14,7 @@ from start_llm.core.errors import StartupError
 from start_llm.telemetry.terminal import Terminal
 
 
-def told(in_file: dict[str, str], **environment: str) -> list[str]:
+def lines_about(in_file: dict[str, str], **environment: str) -> list[str]:
     return foreign_lines([SettingSource("environment", environment), SettingSource(".env", in_file)])
 
 
@@ -29,18 +29,18 @@ def told(in_file: dict[str, str], **environment: str) -> list[str]:
         ("model", "MODEL_PATH"),
     ],
 )
-def test_a_foreign_name_in_the_file_is_told_with_the_setting_that_is_meant(name: str, meant: str) -> None:
-    (line,) = told({"BATCH": "3", name: "secret"})
+def test_a_foreign_name_in_the_file_is_reported_with_the_setting_that_is_meant(name: str, meant: str) -> None:
+    (line,) = lines_about({"BATCH": "3", name: "secret"})
     assert line == (f".env has {name}, which is no setting of start_llm and has no effect. Is {meant} meant?")
 
 
-def test_who_has_set_what_is_meant_is_told_nothing() -> None:
-    assert told({"PORT": "9", "MLX_PORT": "8081"}) == []
-    assert told({"PORT": "9"}, MLX_PORT="8081") == []
+def test_who_has_set_what_is_meant_is_shown_nothing() -> None:
+    assert lines_about({"PORT": "9", "MLX_PORT": "8081"}) == []
+    assert lines_about({"PORT": "9"}, MLX_PORT="8081") == []
 
 
 def test_names_in_the_environment_belong_to_other_programs() -> None:
-    assert told({}, PORT="9", HOST="x", MODEL="y") == []
+    assert lines_about({}, PORT="9", HOST="x", MODEL="y") == []
 
 
 def test_each_is_foreign_and_means_a_setting() -> None:

@@ -206,9 +206,9 @@ def test_how_long_it_takes_tells_nothing_of_a_key(monkeypatch):
     """Every key is compared, as a digest, and whole."""
     compared: list[tuple[str, str]] = []
 
-    def compare(one: str, other: str) -> bool:
-        compared.append((one, other))
-        return hmac.compare_digest(one, other)
+    def compare(sent: str, other: str) -> bool:
+        compared.append((sent, other))
+        return hmac.compare_digest(sent, other)
 
     monkeypatch.setattr(module, "hmac", type("Hmac", (), {"compare_digest": staticmethod(compare)}))
     for given in ("one", "two", "three", ""):

@@ -30,10 +30,12 @@ def test_a_supply_that_tells_nothing_is_no_battery(tmp_path: Path):
     assert not is_on_battery(tmp_path)
 
 
-@pytest.mark.parametrize(("said", "is_battery"), [("'Battery Power'", True), ("'AC Power'", False)])
-def test_macos_says_where_its_power_comes_from(monkeypatch: pytest.MonkeyPatch, said: str, is_battery: bool):
+@pytest.mark.parametrize(("output", "is_battery"), [("'Battery Power'", True), ("'AC Power'", False)])
+def test_macos_says_where_its_power_comes_from(
+    monkeypatch: pytest.MonkeyPatch, output: str, is_battery: bool
+):
     def run(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
-        return subprocess.CompletedProcess(command, 0, f"Now drawing from {said}\n")
+        return subprocess.CompletedProcess(command, 0, f"Now drawing from {output}\n")
 
     monkeypatch.setattr(battery.sys, "platform", "darwin")
     monkeypatch.setattr(battery.subprocess, "run", run)

@@ -38,7 +38,7 @@ def test_any_other_page_may_not(origin):
         AccessPolicy(origins=LISTED).admit([("host", "localhost:8080"), ("origin", origin)], "127.0.0.1")
 
 
-def test_a_program_that_is_no_page_is_told_nothing():
+def test_a_program_that_is_no_page_gets_no_headers():
     assert LISTED.headers({}) == {}
     assert not LISTED.is_preflight("OPTIONS", ASKED)
 
@@ -51,19 +51,19 @@ def test_only_a_question_before_the_request_is_one():
 
 
 @pytest.mark.parametrize(
-    ("wanted", "told"),
+    ("wanted", "allowed"),
     [
         ("content-type, x-stainless-lang,authorization", "content-type, x-stainless-lang,authorization"),
         ("", None),
         ("x-a: 1\r\nset-cookie", None),
     ],
 )
-def test_a_page_may_send_the_headers_that_it_asks_for(wanted, told):
+def test_a_page_may_send_the_headers_that_it_asks_for(wanted, allowed):
     given = LISTED.preflight({"access-control-request-headers": wanted})
-    assert given.get("Access-Control-Allow-Headers") == told
+    assert given.get("Access-Control-Allow-Headers") == allowed
 
 
-def test_a_page_of_the_internet_is_told_that_this_network_lets_it_in():
+def test_a_page_of_the_internet_learns_that_this_network_lets_it_in():
     given = LISTED.preflight({"access-control-request-private-network": "true"})
     assert given["Access-Control-Allow-Private-Network"] == "true"
     assert "Access-Control-Allow-Private-Network" not in LISTED.preflight({})

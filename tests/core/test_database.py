@@ -114,7 +114,7 @@ def test_order_holds_although_the_clock_is_set_back(path):
     assert {(row.age_s, row.idle_s) for row in rows} == {(0, 0)}
 
 
-def test_ages_are_told_in_wall_time(path):
+def test_ages_are_reported_in_wall_time(path):
     clock = WallClock()
     with opened(path, wall_clock=clock) as database:
         table = database.table("things")
@@ -375,7 +375,7 @@ def test_a_flipped_bit_in_a_value_is_always_found(path):
         assert assert_whole_or_fresh(path, rows, f"value of {key}")
 
 
-def test_damage_that_is_no_text_is_told_in_one_line(path):
+def test_damage_that_is_no_text_is_reported_in_one_line(path):
     """SQLite quotes it in its messages, and Python cannot decode them (lesson 165)."""
     fill(path, 12)
     whole, chance, told = path.read_bytes(), random.Random(7), list[str]()
@@ -475,7 +475,7 @@ def test_a_file_of_something_else_is_begun_anew(path, content):
 @pytest.mark.parametrize(
     "change", [f"PRAGMA user_version={FORMAT + 1}", "DROP TABLE rows", "UPDATE rows SET value = 'text'"]
 )
-def test_a_file_of_another_format_is_begun_anew_and_that_is_told(path, change):
+def test_a_file_of_another_format_is_begun_anew_and_that_is_reported(path, change):
     fill(path)
     connection = sqlite3.connect(path, isolation_level=None)
     connection.execute(change)
@@ -524,12 +524,12 @@ def assert_off(path: Path, reason: str) -> None:
     assert reason in told[0]
 
 
-def test_a_folder_that_cannot_be_made_is_told(tmp_path):
+def test_a_folder_that_cannot_be_made_is_reported(tmp_path):
     (tmp_path / "file").touch()
     assert_off(tmp_path / "file" / "a.db", "Not a directory")
 
 
-def test_a_folder_in_its_place_is_told(tmp_path):
+def test_a_folder_in_its_place_is_reported(tmp_path):
     assert_off(tmp_path, "Is a directory")
 
 

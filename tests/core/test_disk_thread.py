@@ -71,7 +71,7 @@ def fail() -> None:
     raise ZeroDivisionError
 
 
-def test_a_job_that_raises_is_told_and_the_next_one_runs(thread: DiskThread, errors: list[Exception]):
+def test_a_job_that_raises_is_reported_and_the_next_one_runs(thread: DiskThread, errors: list[Exception]):
     done = threading.Event()
     thread.submit(fail)
     thread.submit(done.set)

@@ -39,7 +39,7 @@ def wait(limits: KeyLimits) -> str:
     return refused.value.headers["Retry-After"]
 
 
-def test_without_limits_nothing_is_refused_or_told():
+def test_without_limits_nothing_is_refused_or_reported():
     limits = KeyLimits()
     limits.note_tokens(ANN, 10**9)
     with ExitStack() as stack:

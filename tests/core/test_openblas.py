@@ -116,7 +116,7 @@ def test_the_blas_in_use_is_the_one_that_answers_first(
 
 
 @pytest.mark.parametrize(
-    ("blas", "verdict", "told"),
+    ("blas", "verdict", "reported"),
     [
         ("/usr/lib/libopenblasp-r0.3.21.so", "fine", "BLAS libopenblasp-r0.3.21.so"),
         (MLX_BLAS, "look", "OpenBLAS is not preloaded"),
@@ -125,11 +125,11 @@ def test_the_blas_in_use_is_the_one_that_answers_first(
 )
 @pytest.mark.skipif(sys.platform != "linux", reason="MLX has its own BLAS elsewhere")
 def test_the_doctor_says_which_blas_it_measured(
-    blas: str | None, verdict: str, told: str, monkeypatch: pytest.MonkeyPatch
+    blas: str | None, verdict: str, reported: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(machine, "blas_in_use", lambda: blas)
     finding = machine.device_finding()
     if finding.figures["kind"] != "CPU":
         pytest.skip("computes on a GPU")
     assert (finding.verdict, finding.figures["blas"]) == (verdict, blas and Path(blas).name)
-    assert told in finding.text
+    assert reported in finding.text

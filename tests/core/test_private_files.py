@@ -56,7 +56,7 @@ def test_what_is_there_stays_as_it_is(tmp_path):
     assert mode(tmp_path) == 0o755
 
 
-def test_a_file_in_the_place_of_a_folder_is_told(tmp_path):
+def test_a_file_in_the_place_of_a_folder_is_reported(tmp_path):
     (tmp_path / "file").touch()
     for path in (tmp_path / "file", tmp_path / "file" / "inner"):
         with pytest.raises(NotADirectoryError):

@@ -135,5 +135,5 @@ def test_several_calls_at_once_are_one_turn():
     assert repeated_calls(talk(both, both, both)) == ("read, list", 3)
 
 
-def test_it_is_told_at_four_and_whenever_it_has_doubled():
+def test_it_is_reported_at_four_and_whenever_it_has_doubled():
     assert [count for count in range(40) if is_worth_reporting(count)] == [4, 8, 16, 32]

@@ -25,9 +25,9 @@ from tests.serving import serving
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def findings_of(*found: Finding) -> Any:
+def findings_of(*given: Finding) -> Any:
     def examine(_settings: Settings, _model: Path, findings: Findings, _extent: Extent) -> None:
-        for one in found:
+        for one in given:
             findings.add(one)
 
     return examine

@@ -23,7 +23,7 @@ from start_llm.doctor.findings import Finding, Findings
 from start_llm.doctor.measures import draft_finding
 from start_llm.doctor.server import ExaminedServer
 from start_llm.telemetry.metrics import DraftMetrics
-from tests.cache.test_guards_of_disk import files, said_before
+from tests.cache.test_guards_of_disk import cache_conversation, files
 from tests.conftest import TinyModel
 from tests.flat_settings import settings_of
 from tests.serving import tried_once
@@ -54,8 +54,8 @@ def examined(model: Path, extent: Extent = FEW, **settings: Any) -> list[Finding
     return findings.entries
 
 
-def verdicts(found: list[Finding]) -> Counter[tuple[str, str]]:
-    return Counter((one.topic, one.verdict) for one in found)
+def verdicts(findings: list[Finding]) -> Counter[tuple[str, str]]:
+    return Counter((one.topic, one.verdict) for one in findings)
 
 
 def count(finding: Finding, name: str) -> int:
@@ -64,8 +64,8 @@ def count(finding: Finding, name: str) -> int:
     return number
 
 
-def faults(found: list[Finding]) -> dict[str, str]:
-    return {one.topic: one.text for one in found if one.verdict == "fault"}
+def faults(findings: list[Finding]) -> dict[str, str]:
+    return {one.topic: one.text for one in findings if one.verdict == "fault"}
 
 
 @pytest.mark.thorough
@@ -104,12 +104,12 @@ def test_it_says_whether_drafts_pay_and_what_they_saved():
 def test_pages_that_come_back_changed_are_found(model: Path, monkeypatch):
     whole = Layers.assemble
 
-    def hurt(self: Layers, *given: Any, **options: Any) -> Any:
+    def assemble_damaged(self: Layers, *given: Any, **options: Any) -> Any:
         caches = whole(self, *given, **options)
         caches[1].values[..., :64, :] = 0
         return caches
 
-    monkeypatch.setattr(Layers, "assemble", hurt)
+    monkeypatch.setattr(Layers, "assemble", assemble_damaged)
     assert "of the reply is off by" in faults(examined(model, MANY))["truth"]
 
 
@@ -145,21 +145,21 @@ def test_positions_that_are_wrong_after_a_restore_alone_are_found(model: Path, m
 def test_a_file_that_the_disk_changed_between_two_starts_is_found(model: Path, monkeypatch):
     stop = ExaminedServer.stop
 
-    def stop_and_hurt(self: ExaminedServer) -> None:
+    def stop_and_damage(self: ExaminedServer) -> None:
         stop(self)
         for path in Path(os.environ["STATE_ROOT"]).glob("doctor-*/pages/pages/**/*.safetensors"):
             content = bytearray(path.read_bytes())
             content[-9] ^= 1
             path.write_bytes(content)
 
-    monkeypatch.setattr(ExaminedServer, "stop", stop_and_hurt)
+    monkeypatch.setattr(ExaminedServer, "stop", stop_and_damage)
     found = faults(examined(model))
     assert "not read as they were written" in found["disk tier"]
     assert "nothing came back from the disk" in found["restart"]
 
 
 @pytest.mark.thorough
-def test_a_disk_that_is_slower_than_computing_is_told_and_no_fault(model: Path, monkeypatch):
+def test_a_disk_that_is_slower_than_computing_is_reported_and_no_fault(model: Path, monkeypatch):
     monkeypatch.setattr(RestorePace, "is_slower", lambda *_: True)
     found = {one.topic: one for one in examined(model)}
     assert found["restart"].verdict == "fine"
@@ -167,12 +167,12 @@ def test_a_disk_that_is_slower_than_computing_is_told_and_no_fault(model: Path, 
 
 
 @pytest.mark.thorough
-def test_a_hurt_file_of_the_user_is_found_and_left_alone(model: Path, tmp_path: Path):
-    said_before(tmp_path, has_state=True)
-    hurt = files(tmp_path)[1]
-    content = bytearray(hurt.read_bytes())
+def test_a_damaged_file_of_the_user_is_found_and_left_alone(model: Path, tmp_path: Path):
+    cache_conversation(tmp_path, has_state=True)
+    assemble_damaged = files(tmp_path)[1]
+    content = bytearray(assemble_damaged.read_bytes())
     content[-9] ^= 1
-    hurt.write_bytes(content)
+    assemble_damaged.write_bytes(content)
     before = {path: path.read_bytes() for path in files(tmp_path)}
     found = {one.topic: one for one in examined(model, ssd_folder=str(tmp_path))}
     assert found["cached files"].verdict == "fault"

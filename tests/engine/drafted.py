@@ -184,11 +184,11 @@ class Play:
         if found:
             outcome.wrong.append(f"a prompt of {len(turn.prompt)} tokens, {turn.sampling}: {found}")
 
-    def _undrafted(self, turn: Asked, said: Sequence[int]) -> Iterator[int]:
+    def _undrafted(self, turn: Asked, reply: Sequence[int]) -> Iterator[int]:
         """What engines without drafts say next that compute prompt and reply in other pieces."""
         for longest in _OTHER_CHUNKS:
             plain = Stepper(self._resources, longest_chunk=longest)
-            begun = replace(turn, prompt=(*turn.prompt, *said), length=1)
+            begun = replace(turn, prompt=(*turn.prompt, *reply), length=1)
             watched = plain.submit(begun.request())
             plain.finish(watched)
             yield from watched.tokens

@@ -142,8 +142,8 @@ class Stepper:
         self.clock = clock
         plan_clock = clock if isinstance(clock, PlanClock) else PlanClock(clock)
         self.metrics = EngineMetrics()
-        self._bell = threading.Event()
-        self.inbox = Inbox(self._bell)
+        self._work_event = threading.Event()
+        self.inbox = Inbox(self._work_event)
         self._resources = replace(
             resources, longest_chunk=lambda _: longest_chunk, clock=plan_clock, **changes
         )
@@ -171,8 +171,8 @@ class Stepper:
         """Run steps. If there is no work yet, wait first until something comes in, or is due."""
         with mx.stream(generation_stream):
             for _ in range(times):
-                self._bell.clear()
-                self._bell.wait(self.loop.rest_s or 0)
+                self._work_event.clear()
+                self._work_event.wait(self.loop.rest_s or 0)
                 self.loop.step()
 
     def finish(self, *all_watched: Watched, max_steps: int = 2000) -> None:

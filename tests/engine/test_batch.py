@@ -514,7 +514,7 @@ def test_holding_the_keys_of_a_cache_sees_what_is_written_later(resources):
     assert (np.array(snapshot[..., place, :]) == before).all()
 
 
-def test_a_sequence_of_a_batch_that_is_dictated_to_feeds_what_it_was_told(resources):
+def test_a_sequence_of_a_batch_with_forced_tokens_feeds_those(resources):
     decoder = Decoder(resources.network, batches=True)
     sequences = started(resources, decoder, PROMPTS)
     decode(decoder, 6)

@@ -42,7 +42,7 @@ def test_a_character_comes_with_its_last_byte():
     assert pieces([b"a" + fish[:1], fish[1:3], fish[3:] + b"b"]) == ["a", "", "🐟b", ""]
 
 
-def test_an_unfinished_character_is_told_at_the_end():
+def test_an_unfinished_character_is_sent_at_the_end():
     assert pieces([b"a", "é".encode()[:1]]) == ["a", "", "\ufffd"]
 
 

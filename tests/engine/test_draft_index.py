@@ -14,7 +14,7 @@ from start_llm.engine.draft_index import MATCHES, Draft, DraftIndex
 FEW = st.lists(st.integers(0, 3), max_size=60)
 
 
-def found_by_search(tokens: list[int], most: int) -> Draft | None:
+def search(tokens: list[int], most: int) -> Draft | None:
     """The longest class of match, and the latest place of it."""
     best: tuple[int, int] | None = None
     for place in range(1, len(tokens) - 1):
@@ -36,31 +36,31 @@ def found_by_search(tokens: list[int], most: int) -> Draft | None:
 
 @given(FEW, st.integers(1, 9))
 def test_it_finds_what_a_search_finds_among_the_latest_places(tokens: list[int], most: int):
-    found, expected = DraftIndex(tokens).find(most), found_by_search(tokens, most)
+    found, expected = DraftIndex(tokens).find(most), search(tokens, most)
     assert (found is None) == (expected is None)
     if found and expected and tokens.count(tokens[-1]) < 16:
         assert found == expected
 
 
 @given(FEW, FEW, st.integers(1, 9))
-def test_another_sequence_finds_in_it_what_it_would_find_itself(said: list[int], now: list[int], most: int):
+def test_another_sequence_finds_in_it_what_it_would_find_itself(before: list[int], now: list[int], most: int):
     """But for what it repeats of itself, and for the end, which nothing follows."""
     index = DraftIndex()
-    index.add(said)
+    index.add(before)
     found = index.find_behind(DraftIndex(now).tail, most)
     places = [
         (match, place)
-        for place in range(1, len(said) - 1)
+        for place in range(1, len(before) - 1)
         for match, length in enumerate(MATCHES)
-        if length <= min(place + 1, len(now)) and said[place + 1 - length : place + 1] == now[-length:]
+        if length <= min(place + 1, len(now)) and before[place + 1 - length : place + 1] == now[-length:]
     ]
     if found:
         match, place = max(places)
         assert found.match == match
-        if said.count(now[-1]) < 16:
-            assert found.tokens == tuple(said[place + 1 : place + 1 + most])
-    elif len(said) < 16:
-        ends = [length for length in MATCHES if len(now) >= length and said[-length:] == now[-length:]]
+        if before.count(now[-1]) < 16:
+            assert found.tokens == tuple(before[place + 1 : place + 1 + most])
+    elif len(before) < 16:
+        ends = [length for length in MATCHES if len(now) >= length and before[-length:] == now[-length:]]
         assert not places or ends
 
 

@@ -117,7 +117,7 @@ def test_a_drafted_reply_is_the_same_in_fewer_steps(resources, known_reply, samp
     assert 0 < gain.metrics.accepted_tokens < gain.metrics.drafted_tokens
 
 
-def test_what_is_told_of_a_token_is_the_same(resources, known_reply, monkeypatch):
+def test_what_is_reported_of_a_token_is_the_same(resources, known_reply, monkeypatch):
     """Its log-probability, those of the likeliest ones, and how surprising it was."""
     monkeypatch.setattr("secrets.randbits", lambda bits: 2**bits - 7)
     asked: dict[str, Any] = {"sampling": replace(SEEDED, seed=None), "top_logprobs": 3}
@@ -200,8 +200,8 @@ def test_reasoning_that_is_closed_is_followed_by_the_same(resources, known_reply
 
 
 @cache
-def few_behind(told: tuple[int, ...], vocabulary: int) -> list[int]:
-    chance = random.Random(repr(told))
+def few_behind(tokens: tuple[int, ...], vocabulary: int) -> list[int]:
+    chance = random.Random(repr(tokens))
     return chance.sample(range(3, vocabulary), chance.choice([1, 1, 3, 40]))
 
 
@@ -210,32 +210,32 @@ class Choosing:
 
     def __init__(self, vocabulary: int = 2048) -> None:
         self._vocabulary = vocabulary
-        self.told: list[int] = []
+        self.tokens: list[int] = []
         self.certain = 0
 
-    def _few(self, told: Sequence[int]) -> list[int]:
-        return few_behind(tuple(told[-3:]), self._vocabulary)
+    def _few(self, tokens: Sequence[int]) -> list[int]:
+        return few_behind(tuple(tokens[-3:]), self._vocabulary)
 
     def advance(self, tokens: Sequence[int]) -> None:
         for token in tokens:
-            assert token in self._few(self.told)
-            self.told.append(token)
+            assert token in self._few(self.tokens)
+            self.tokens.append(token)
 
     def allowed(self) -> bytes:
         mask = bytearray(self._vocabulary)
-        for token in self._few(self.told):
+        for token in self._few(self.tokens):
             mask[token] = 1
         return bytes(mask)
 
     def forced(self) -> list[int]:
         found: list[int] = []
-        while len(found) < 4 and len(few := self._few([*self.told, *found])) == 1:
+        while len(found) < 4 and len(few := self._few([*self.tokens, *found])) == 1:
             found += few
         return found
 
     def count_allowed(self, tokens: Sequence[int]) -> int:
-        self.certain = len(self.told)
-        seen = list(self.told)
+        self.certain = len(self.tokens)
+        seen = list(self.tokens)
         for count, token in enumerate(tokens):
             if token not in self._few(seen):
                 return count
@@ -243,7 +243,7 @@ class Choosing:
         return len(tokens)
 
     def go_back(self, kept: int) -> None:
-        del self.told[self.certain + kept :]
+        del self.tokens[self.certain + kept :]
 
 
 @pytest.mark.parametrize("steps", [None, 6])

@@ -102,7 +102,7 @@ def test_a_long_result_is_added_in_passing():
 # ----------------------------------------------------------------------------------------------- in an engine
 
 
-def said(engine: Cached, salt: bytes = b"me", **more: Any) -> list[int]:
+def reply_of(engine: Cached, salt: bytes = b"me", **more: Any) -> list[int]:
     watched = engine.say(BEFORE, 40, salt=salt, **more)
     check(engine)
     return watched.tokens
@@ -110,12 +110,12 @@ def said(engine: Cached, salt: bytes = b"me", **more: Any) -> list[int]:
 
 def test_a_reply_repeats_what_an_earlier_conversation_read_in_fewer_passes():
     engine, gain = bold()
-    said(engine)
+    reply_of(engine)
     assert gain.metrics.accepted_tokens == 0
     engine.say(READ, 3, salt=b"me")
-    assert said(engine, salt=b"you") == counted(BEFORE, 40)
+    assert reply_of(engine, salt=b"you") == counted(BEFORE, 40)
     assert gain.metrics.accepted_tokens == 0
-    assert said(engine) == counted(BEFORE, 40)
+    assert reply_of(engine) == counted(BEFORE, 40)
     assert gain.metrics.accepted_tokens > 20
 
 
@@ -123,7 +123,7 @@ def test_a_reply_is_never_drafted_from_what_another_tenant_said():
     """Whether its passes are fewer would say what the other has."""
     engine, gain = bold()
     engine.say(READ, 30, salt=b"you")
-    said(engine)
+    reply_of(engine)
     assert gain.metrics.drafts == 0
 
 
@@ -150,7 +150,7 @@ def test_a_reply_that_was_given_up_is_a_source(ending: str):
     engine.step(2)
     assert not engine.is_busy
     drafts = gain.metrics.drafts
-    said(engine)
+    reply_of(engine)
     assert gain.metrics.drafts > drafts
 
 
@@ -165,7 +165,7 @@ def test_a_prompt_that_was_given_up_and_a_reply_that_failed_are_none():
     given_up.generation.cancel()
     engine.step(2)
     assert not engine.is_busy
-    said(engine)
+    reply_of(engine)
     assert gain.metrics.drafts == 0
 
 

@@ -148,7 +148,7 @@ class Opaque(PromptCache):
         raise Breakdown
 
 
-def test_what_is_known_is_told_while_others_are_computed(resources):
+def test_what_is_known_is_reported_while_others_are_computed(resources):
     engine = engine_of(lambda: resources)
     engine.start()
     running = Watched(engine.submit(engine_request(PROMPT, 3000)))
@@ -177,7 +177,7 @@ def test_a_question_that_fails_hurts_nobody_else(resources):
 # ---------------------------------------------------------------------------------------------- start and end
 
 
-def test_a_model_that_cannot_be_loaded_is_told_to_who_starts(resources):
+def test_a_model_that_cannot_be_loaded_is_reported_to_who_starts(resources):
     def assemble() -> Any:
         raise ModelError("no such model")
 
@@ -188,7 +188,7 @@ def test_a_model_that_cannot_be_loaded_is_told_to_who_starts(resources):
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_a_load_that_dies_of_something_unforeseen_is_told_too():
+def test_a_load_that_dies_of_something_unforeseen_is_reported_too():
     def assemble() -> Any:
         raise ZeroDivisionError
 

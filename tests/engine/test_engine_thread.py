@@ -89,7 +89,7 @@ def test_a_loop_that_breaks_ends_alone(
     thread: EngineThread, resources: EngineResources, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ):
     first, second = (engine_on(thread, lambda: resources) for _ in range(2))
-    broken: Any = thread._seats[0].loop
+    broken: Any = thread._entries[0].loop
 
     def step() -> None:
         raise Breakdown("out of order")
@@ -193,9 +193,9 @@ def test_a_loop_that_rests_is_asked_again_when_it_said():
     loop: Any = Working("a", steps)
     loop.rest_s = 5.0
     thread.add(loop, on_end=lambda: None)
-    thread.bell.set()
+    thread.work_event.set()
     for now[0] in (1.0, 4.0, 7.0, 8.0, 14.0):
-        thread.bell.set()
-        threading.Timer(0.01, thread.bell.set).start()
+        thread.work_event.set()
+        threading.Timer(0.01, thread.work_event.set).start()
         thread._go_on()
     assert steps == ["a", "a"], "after 6 s, and after 6 more"

@@ -210,7 +210,7 @@ def test_of_a_chunk_that_failed_nothing_is_kept():
     assert known(engine, range(300)) == 0
 
 
-def test_a_reply_that_cannot_be_told_leaves_no_sequence_in_the_cache():
+def test_a_reply_that_cannot_be_reported_leaves_no_sequence_in_the_cache():
     def breaks(token: int) -> bytes:
         raise Breakdown("broken on purpose")
 
@@ -314,11 +314,11 @@ def test_nobody_waits_for_a_step_while_no_prompt_can_be_computed(monkeypatch: py
     engine.finish(running, waiting)
 
 
-def test_a_prompt_is_told_of_while_its_first_chunk_is_computed():
+def test_a_prompt_is_reported_while_its_first_chunk_is_computed():
     told = list[tuple[int, tuple[int, int] | None]]()
-    engine = counting(network=Wrapped(Counting(has_state=False), lambda _: told.append(now_told())))
+    engine = counting(network=Wrapped(Counting(has_state=False), lambda _: told.append(reported_now())))
 
-    def now_told() -> tuple[int, tuple[int, int] | None]:
+    def reported_now() -> tuple[int, tuple[int, int] | None]:
         return engine.metrics.waiting, engine.metrics.prefill
 
     asked = engine.submit(engine_request(PROMPTS[0], 1))

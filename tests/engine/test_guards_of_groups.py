@@ -190,7 +190,7 @@ def test_a_sequence_that_has_just_joined_holds_all_its_tokens_but_the_last():
 # --------------------------------------------------------------------------------------- each for itself
 
 
-def said(sequences: list[EngineSequence], steps: int = 30) -> list[list[int]]:
+def decoded(sequences: list[EngineSequence], steps: int = 30) -> list[list[int]]:
     decoder = Decoder(Deep(), batches=True)
     for sequence in sequences:
         decoder.add(sequence)
@@ -212,9 +212,9 @@ CHOICES = [
 def test_what_a_sequence_samples_does_not_depend_on_its_company():
     """A larger top-k beside it, another order, another way of sampling."""
     network = Deep()
-    alone = [said([resting(network, 5, sampling=one)])[0] for one in CHOICES]
-    assert said([resting(network, 5, sampling=one) for one in CHOICES]) == alone
-    assert said([resting(network, 5, sampling=one) for one in reversed(CHOICES)]) == alone[::-1]
+    alone = [decoded([resting(network, 5, sampling=one)])[0] for one in CHOICES]
+    assert decoded([resting(network, 5, sampling=one) for one in CHOICES]) == alone
+    assert decoded([resting(network, 5, sampling=one) for one in reversed(CHOICES)]) == alone[::-1]
 
 
 # ---------------------------------------------------------------------------------------- the device's time

@@ -227,7 +227,7 @@ class DiscardFails:
 
 
 @pytest.mark.parametrize("times", [1, 3, 4])
-def test_who_cannot_even_be_given_up_is_told_once(times: int, monkeypatch: pytest.MonkeyPatch):
+def test_who_cannot_even_be_given_up_is_reported_once(times: int, monkeypatch: pytest.MonkeyPatch):
     """Nobody waits for a request that the engine no longer has, running or in the queue."""
     engine = counting(time_limits=TimeLimits(preempt_after_s=10**6))
     sequences = in_one_batch(engine)

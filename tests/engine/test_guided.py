@@ -29,17 +29,17 @@ class Reciter(Undrafted):
     def __init__(self, script: Sequence[int], vocabulary: int = 2048) -> None:
         self._script = script
         self._vocabulary = vocabulary
-        self.told: list[int] = []
+        self.tokens: list[int] = []
 
     def advance(self, tokens: Sequence[int]) -> None:
-        self.told += tokens
+        self.tokens += tokens
 
     def allowed(self) -> bytes:
-        assert self.told == list(self._script[: len(self.told)]), "it is told every token, and once"
-        if len(self.told) == len(self._script):
+        assert self.tokens == list(self._script[: len(self.tokens)]), "it is told every token, and once"
+        if len(self.tokens) == len(self._script):
             raise ConstraintViolated("the script is over")
         mask = bytearray(self._vocabulary)
-        mask[self._script[len(self.told)]] = 1
+        mask[self._script[len(self.tokens)]] = 1
         return bytes(mask)
 
 

@@ -32,10 +32,10 @@ def test_a_request_that_was_taken_waits_no_longer():
     assert inbox.take_all() == []
 
 
-def test_whatever_comes_rings_the_bell_that_several_share():
-    bell = threading.Event()
-    inboxes = [Inbox(bell), Inbox(bell)]
+def test_whatever_comes_sets_the_event_that_several_share():
+    work_event = threading.Event()
+    inboxes = [Inbox(work_event), Inbox(work_event)]
     for inbox in inboxes:
         inbox.put(DiskNews())
-        assert bell.is_set()
-        bell.clear()
+        assert work_event.is_set()
+        work_event.clear()

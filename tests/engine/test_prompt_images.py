@@ -76,13 +76,13 @@ def test_a_prompt_without_images_has_none():
 
 
 @pytest.mark.parametrize(
-    ("ids", "told"),
+    ("ids", "problem"),
     [
         ((1, *FIRST.tokens, 2, *SECOND.tokens[:3], 3), "does not bring"),
         ((1, *FIRST.tokens[:5], 2), "only a part"),
         ((1, *FIRST.tokens[3:], 2), "does not bring"),
     ],
 )
-def test_a_prompt_with_a_part_of_an_image_is_refused(ids, told):
-    with pytest.raises(ValueError, match=told):
+def test_a_prompt_with_a_part_of_an_image_is_refused(ids, problem):
+    with pytest.raises(ValueError, match=problem):
         PromptImages(ids, [FIRST])

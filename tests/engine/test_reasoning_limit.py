@@ -68,7 +68,7 @@ def script(chain_model: Callable[..., Any]) -> Script:
     return Script(load(chain_model(SCRIPT, words=[" Enough"])))
 
 
-def said(script: Script, asked: EngineRequest, **changes: Any) -> Watched:
+def answered(script: Script, asked: EngineRequest, **changes: Any) -> Watched:
     stepper = Stepper(script.resources, **changes)
     watched = stepper.submit(asked)
     stepper.finish(watched)
@@ -95,7 +95,7 @@ def expected(max_reasoning_tokens: int | None) -> str:
 
 @pytest.mark.parametrize("max_reasoning_tokens", [1, 2, 3, 5])
 def test_reasoning_is_closed_at_the_limit_and_the_answer_follows(script, max_reasoning_tokens):
-    watched = said(script, script.request(max_reasoning_tokens))
+    watched = answered(script, script.request(max_reasoning_tokens))
     assert watched.text == expected(max_reasoning_tokens)
     completion = max_reasoning_tokens + len(script.closing_tokens) + 3
     assert watched.ending == Finished("stop", Usage(prompt=1, cached=0, completion=completion))
@@ -105,16 +105,16 @@ def test_reasoning_is_closed_at_the_limit_and_the_answer_follows(script, max_rea
 
 @pytest.mark.parametrize("max_reasoning_tokens", [None, 6, 7, 100])
 def test_reasoning_that_closes_itself_is_left_alone(script, max_reasoning_tokens):
-    watched = said(script, script.request(max_reasoning_tokens))
+    watched = answered(script, script.request(max_reasoning_tokens))
     assert (watched.text, len(watched.tokens)) == (UNTOUCHED + ANSWER, 9)
 
 
 def test_a_reply_that_never_thinks_is_left_alone(script):
-    assert said(script, script.request(1, "</think>")).text == ANSWER
+    assert answered(script, script.request(1, "</think>")).text == ANSWER
 
 
 def test_reasoning_that_the_prompt_opened_is_closed(script):
-    watched = said(script, script.request(2, "<think>"))
+    watched = answered(script, script.request(2, "<think>"))
     assert watched.text == " one two" + CLOSED + ANSWER
 
 
@@ -124,12 +124,14 @@ def test_reasoning_after_newlines_whose_marks_are_cut_is_closed_at_the_limit(scr
         (4, "\n\n<think> un"),
         (6, "\n\n<think> un deux</th"),
     ]:
-        assert said(script, script.request(max_reasoning_tokens, "\t")).text == reasoning + CLOSED + ANSWER
-    assert said(script, script.request(7, "\t")).text == "\n\n<think> un deux</think> Voila!"
+        assert (
+            answered(script, script.request(max_reasoning_tokens, "\t")).text == reasoning + CLOSED + ANSWER
+        )
+    assert answered(script, script.request(7, "\t")).text == "\n\n<think> un deux</think> Voila!"
 
 
 def test_a_limit_before_the_opening_is_whole_closes_the_reasoning_when_it_is(script):
-    assert said(script, script.request(1, "\t")).text == "\n\n<think>" + CLOSED + ANSWER
+    assert answered(script, script.request(1, "\t")).text == "\n\n<think>" + CLOSED + ANSWER
 
 
 @pytest.mark.sample(2)
@@ -150,7 +152,7 @@ def test_every_sequence_has_its_own_limit(script, batches, apart):
 
 @pytest.mark.parametrize("length", [3, 4, 5])
 def test_the_limit_of_the_reply_may_fall_into_the_closing(script, length):
-    watched = said(script, script.request(3, max_tokens=length))
+    watched = answered(script, script.request(3, max_tokens=length))
     assert watched.tokens == [*script.encode(REASONING[3]), *script.closing_tokens][:length]
     assert watched.ending == Finished("length", Usage(prompt=1, cached=0, completion=length))
 

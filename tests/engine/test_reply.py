@@ -15,7 +15,7 @@ PROMPT = (1, 2, 3)
 
 
 @dataclass
-class Said:
+class ReplyEvents:
     """The events of one reply, added up."""
 
     events: list[Event]
@@ -48,7 +48,7 @@ def score(token: int) -> TokenLogprobs:
     return TokenLogprobs(ScoredToken(token, -1.0), ())
 
 
-def write(tokens: list[bytes | int], max_tokens: int = 100, **options) -> Said:
+def write(tokens: list[bytes | int], max_tokens: int = 100, **options) -> ReplyEvents:
     """A reply of these tokens; a number is a token id without bytes. Nothing is fed after the end."""
     names = {index: token for index, token in enumerate(tokens) if isinstance(token, bytes)}
     writer = ReplyWriter(
@@ -60,7 +60,7 @@ def write(tokens: list[bytes | int], max_tokens: int = 100, **options) -> Said:
         events += writer.feed(number, score(number))
         if isinstance(events[-1] if events else None, Finished):
             break
-    return Said(events)
+    return ReplyEvents(events)
 
 
 def usage(completion: int) -> Usage:
@@ -149,7 +149,7 @@ def test_nothing_is_lost_and_nothing_doubled(tokens, limit):
 
 
 @given(letters, st.integers(1, 25))
-def test_the_end_is_told_once_and_within_the_limit(tokens, limit):
+def test_the_end_is_reported_once_and_within_the_limit(tokens, limit):
     said = write([*tokens, END], max_tokens=limit)
     assert [event for event in said.events if isinstance(event, Finished)] == [said.end]
     assert said.end.usage == usage(len(said.tokens))

@@ -442,29 +442,29 @@ def test_penalties_do_not_depend_on_how_the_prompt_was_computed(
 # --------------------------------------------------------------------------------------------------- logprobs
 
 
-def told_of(logprobs: np.ndarray, token: int, alternatives: int) -> TokenLogprobs:
+def logprobs_of(logprobs: np.ndarray, token: int, alternatives: int) -> TokenLogprobs:
     return Scores(mx.array(logprobs), mx.array(token), alternatives).told(token)
 
 
 def test_log_probabilities_name_the_choice_and_the_best(logprobs):
     order = np.argsort(-logprobs)
-    told = told_of(logprobs, int(order[9]), 5)
+    told = logprobs_of(logprobs, int(order[9]), 5)
     assert (told.chosen.token, told.chosen.logprob) == (order[9], pytest.approx(logprobs[order[9]]))
     assert [one.token for one in told.top] == order[:5].tolist()
     assert [one.logprob for one in told.top] == pytest.approx(logprobs[order[:5]].tolist())
 
 
 def test_no_alternatives_and_more_than_there_are_both_work(logprobs):
-    assert told_of(logprobs, 3, 0).top == ()
-    assert len(told_of(logprobs[:4], 3, 20).top) == 4
+    assert logprobs_of(logprobs, 3, 0).top == ()
+    assert len(logprobs_of(logprobs[:4], 3, 20).top) == 4
 
 
-def test_a_token_that_took_the_place_of_the_sampled_one_is_told_with_its_own_score(logprobs):
+def test_a_token_that_took_the_place_of_the_sampled_one_is_reported_with_its_own_score(logprobs):
     told = Scores(mx.array(logprobs), mx.array(3), 1).told(7)
     assert (told.chosen.token, told.chosen.logprob) == (7, pytest.approx(logprobs[7]))
 
 
-def test_everything_that_is_told_was_computed_with_the_step(logprobs):
+def test_everything_that_is_reported_was_computed_with_the_step(logprobs):
     """Else it would be read through kernels that wait after the next step."""
     scores = Scores(mx.array(logprobs), mx.array(3), 5)
     arrays = scores.arrays

@@ -164,7 +164,7 @@ def test_an_unknown_cache_that_grows_by_each_token_is_seen_to(network: Any):
 # ------------------------------------------------------------------------------------------------------ batch
 
 
-def test_what_would_take_long_to_try_is_not_done_and_the_reason_is_told(network: Any):
+def test_what_would_take_long_to_try_is_not_done_and_the_reason_is_reported(network: Any):
     passes = list[tuple[int, ...]]()
     wrapped, fresh = Wrapped(network, passes.append), Layers(network).fresh
     verdict = check_batching(wrapped, fresh, 4, pace=Pace(0.0, 2.0))

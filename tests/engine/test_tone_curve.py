@@ -57,7 +57,7 @@ def chances(chosen: Sampling, logits: np.ndarray, draws: int = 2000) -> dict[int
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("values", CURVES)
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
-def test_tokens_are_drawn_from_the_curve_with_the_chances_that_are_told(logits, values, temperature):
+def test_tokens_are_drawn_from_the_curve_with_the_chances_that_are_reported(logits, values, temperature):
     chosen = curved(temperature=temperature, seed=1, **values)
     wanted = reference(chosen, logits)
     counts = np.bincount(draw(chosen, logits), minlength=VOCABULARY)
@@ -80,19 +80,19 @@ def test_an_infinite_width_is_temperature_alone_to_the_bit(logits, temperature, 
     rows = mx.array(np.tile(logits, (500, 1))).astype(kind)
     rows[:, 3] = -math.inf
 
-    def told_by(chosen: Sampling) -> list[Any]:
+    def drawn_by(chosen: Sampling) -> list[Any]:
         sampler = BatchSampler([Chooser(chosen)] * 500, VOCABULARY)
         return [np.array(one).tolist() for one in sampler(rows, range(500))]
 
     def drawn(**values: Any) -> list[Any]:
         chosen: dict[str, Any] = {**OFF, "temperature": temperature, "seed": 5, **values}
-        return told_by(Sampling(**chosen))
+        return drawn_by(Sampling(**chosen))
 
     plain = drawn()
     assert drawn(hlg=True, hlg_width=10**6) == plain
     infinite = sampling(hlg=True, temperature=temperature, seed=5)
     object.__setattr__(infinite, "hlg_width", math.inf)
-    assert told_by(infinite) == plain
+    assert drawn_by(infinite) == plain
 
 
 @pytest.mark.sample(2)

@@ -506,7 +506,7 @@ def test_sequences_that_outgrow_memory_go_on_one_after_the_other(resources, refe
 # ----------------------------------------------------------------------------------------------------- stalls
 
 
-def test_the_time_for_which_replies_stand_still_is_told(resources):
+def test_the_time_for_which_replies_stand_still_is_reported(resources):
     clock = Clock()
     stepper = cached(resources, clock=clock)
     sequence = stepper.submit(engine_request(PROMPTS[0], 30))
@@ -521,7 +521,7 @@ def test_the_time_for_which_replies_stand_still_is_told(resources):
     assert stepper.metrics.worst_stall == 2, "nobody stood still while nobody was there"
 
 
-def test_progress_is_told_of_a_prompt_and_never_of_a_reply(resources):
+def test_progress_is_reported_of_a_prompt_and_never_of_a_reply(resources):
     stepper = cached(resources, clock=Clock(0.05), max_sequences=1, time_limits=TimeLimits(preempt_after_s=1))
     sequences = [stepper.submit(engine_request(prompt, 40)) for prompt in PROMPTS[:3]]
     stepper.finish(*sequences)

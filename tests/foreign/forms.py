@@ -119,7 +119,7 @@ def _in_chat(message: Message) -> Json:
     )
 
 
-def _said_in_chat(answer: Json) -> Message:
+def _chat_reply(answer: Json) -> Message:
     said = answer["choices"][0]["message"]
     calls = said.get("tool_calls") or []
     told = tuple(Call(one["id"], one["function"]["arguments"]) for one in calls)
@@ -162,7 +162,7 @@ def _in_messages(message: Message) -> Json:
     return {"role": message.role, "content": [*thoughts, *text, *uses]}
 
 
-def _said_in_message(answer: Json) -> Message:
+def _message_reply(answer: Json) -> Message:
     blocks = answer["content"]
     calls = [Call(one["id"], json.dumps(one["input"])) for one in blocks if one["type"] == "tool_use"]
     thought = next((one for one in blocks if one["type"] == "thinking"), {})
@@ -203,7 +203,7 @@ def _items(message: Message) -> list[Json]:
     return [*([message.thought] if message.thought else []), *text, *calls]
 
 
-def _said_in_response(answer: Json) -> Message:
+def _response_reply(answer: Json) -> Message:
     items = answer["output"]
     calls = [Call(one["call_id"], one["arguments"]) for one in items if one["type"] == "function_call"]
     said = [item for item in items if item["type"] == "message"]
@@ -224,7 +224,7 @@ FORMS = {
     "chat": Form(
         "/v1/chat/completions",
         _chat,
-        _said_in_chat,
+        _chat_reply,
         lambda answer: _computed(answer["usage"], "prompt_tokens", "prompt_tokens_details"),
         lambda thought: thought["reasoning_content"],
         lambda _, text: {"reasoning_content": text},
@@ -232,7 +232,7 @@ FORMS = {
     "messages": Form(
         "/v1/messages",
         _messages,
-        _said_in_message,
+        _message_reply,
         lambda answer: answer["usage"]["input_tokens"],
         lambda thought: thought["thinking"],
         lambda thought, text: {**thought, "thinking": text},
@@ -240,7 +240,7 @@ FORMS = {
     "responses": Form(
         "/v1/responses",
         _responses,
-        _said_in_response,
+        _response_reply,
         lambda answer: _computed(answer["usage"], "input_tokens", "input_tokens_details"),
         lambda thought: "".join(part["text"] for part in _parts_of(thought)),
         lambda thought, text: {

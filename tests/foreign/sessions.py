@@ -82,7 +82,7 @@ class Session:
     messages: list[Message] = field(default_factory=list[Message])
     known: set[str] = field(default_factory=set[str])
     day: int = 0
-    said: dict[str, str] = field(default_factory=dict[str, str])
+    stated: dict[str, str] = field(default_factory=dict[str, str])
     ids: dict[int, str] = field(default_factory=dict[int, str])
     people: dict[int, tuple[str, str]] = field(default_factory=dict[int, tuple[str, str]])
     count: int = 0
@@ -116,21 +116,21 @@ class Session:
                 f"Current date: {self.clock}\n",
                 RULES,
                 "\n## Inbound Context (trusted metadata)\nOf this chat.\n```json\n"
-                f'{{"chat": "{self.said["chat"]}"}}\n```\n'
-                if "chat" in self.said
+                f'{{"chat": "{self.stated["chat"]}"}}\n```\n'
+                if "chat" in self.stated
                 else "\n",
-                f"gitStatus: {self.said['status']}\n\nRecent commits:\n1a2b3c {self.said['status']}\n\n"
-                if "status" in self.said
+                f"gitStatus: {self.stated['status']}\n\nRecent commits:\n1a2b3c {self.stated['status']}\n\n"
+                if "status" in self.stated
                 else "",
             )
         )
 
     @property
     def reminder(self) -> str:
-        if "rules" not in self.said:
+        if "rules" not in self.stated:
             return ""
         return (
-            f"<system-reminder>\nUse this.\n# claudeMd\nThe key is {self.said['rules']}.\n\n"
+            f"<system-reminder>\nUse this.\n# claudeMd\nThe key is {self.stated['rules']}.\n\n"
             "      IMPORTANT: this context may or may not be relevant.\n</system-reminder>\n\n"
         )
 
@@ -244,7 +244,7 @@ class Sessions:
         """Take over everything that the other one has said, reasoned and been told up to a question."""
         self.counts["forks"] += 1
         ends = [end for end, one in enumerate(other.messages, 1) if one.role == "user"]
-        session.form, session.temperature, session.said = other.form, other.temperature, dict(other.said)
+        session.form, session.temperature, session.stated = other.form, other.temperature, dict(other.stated)
         session.messages = other.messages[: self._random.choice(ends)]
         session.known, session.ids, session.people = set(other.known), dict(other.ids), dict(other.people)
         session.clocks, session.read = set(other.clocks), set(other.read)
@@ -278,9 +278,9 @@ class Sessions:
             session.second = self._random.randrange(60)
         for name in ("chat", "status", "rules"):
             if self._maybe(chance):
-                session.said[name] = session.secret()
+                session.stated[name] = session.secret()
                 if self._maybe(0.1):
-                    del session.said[name]
+                    del session.stated[name]
 
     def _sent(self, session: Session) -> list[Message]:
         """With what a client puts around the words, and with other white space at their ends."""
@@ -309,16 +309,18 @@ class Sessions:
         told = _envelope(session.ids[index], people)
         return told if session.ids[index] else told.replace('  "message_id": "",\n', "")
 
-    def _treated(self, session: Session, said: Message) -> Message:
+    def _treated(self, session: Session, reply: Message) -> Message:
         """The reply as this client sends it again."""
         match session.treats_thoughts:
             case "drops":
-                return replace(said, thought={})
+                return replace(reply, thought={})
             case "keeps":
-                return said
+                return reply
             case "edits":
                 self.counts["edited thoughts"] += 1
-                return replace(said, thought=session.form.edited(said.thought, f"I say {session.secret()}."))
+                return replace(
+                    reply, thought=session.form.edited(reply.thought, f"I say {session.secret()}.")
+                )
 
     # -------------------------------------------------------------------------------------------- one request
 
@@ -423,26 +425,26 @@ class Sessions:
             who = (session.number, session.form.path, session.named, session.headers, session.is_proxied)
             assert not has_own, f"{others} of another session beside own tokens of {who} in {prompt}"
 
-    def _go_on(self, session: Session, said: Message) -> None:
+    def _go_on(self, session: Session, reply: Message) -> None:
         """A call is carried out. A reply that says nothing, or was cut in a call, is asked for again."""
-        whole = all(_is_object(call.arguments) for call in said.calls)
-        if not whole or not (said.text.strip() or said.calls):
+        whole = all(_is_object(call.arguments) for call in reply.calls)
+        if not whole or not (reply.text.strip() or reply.calls):
             return
-        if not said.calls and self._maybe(0.3) and not session.is_name_shared:
+        if not reply.calls and self._maybe(0.3) and not session.is_name_shared:
             self.counts["written by clients"] += 1
-            said = Message("assistant", self._random.choice(_COMMON))
+            reply = Message("assistant", self._random.choice(_COMMON))
         else:
-            session.has_received |= _is_surely_recorded(said) and session.treats_thoughts != "edits"
-        if said.thought:
+            session.has_received |= _is_surely_recorded(reply) and session.treats_thoughts != "edits"
+        if reply.thought:
             self.counts["thoughts"] += 1
-            said = self._treated(session, said)
-        session.messages.append(said)
+            reply = self._treated(session, reply)
+        session.messages.append(reply)
         word = f"w{self._random.randrange(3)}w"
-        for call in said.calls:
+        for call in reply.calls:
             text = self._random.choice(_RESULTS).format("", word)
             session.messages.append(Message("tool", text, of=call.id))
-        if not said.calls or self._maybe(0.5):
-            if said.calls:
+        if not reply.calls or self._maybe(0.5):
+            if reply.calls:
                 session.messages.append(Message("assistant", self._random.choice(_COMMON)))
             session.messages.append(self._question())
             if self._maybe(0.5):
@@ -474,9 +476,9 @@ def _renamed(message: Message, names: Mapping[str, str]) -> Message:
     return replace(message, calls=calls, of=names.get(message.of, ""), thought=thought)
 
 
-def _is_surely_recorded(said: Message) -> bool:
+def _is_surely_recorded(reply: Message) -> bool:
     """Return whether nothing in a reply looks like markup: it might have been cut in it."""
-    return not set(said.text) & set("<>{}[]")
+    return not set(reply.text) & set("<>{}[]")
 
 
 def _is_object(text: str) -> bool:

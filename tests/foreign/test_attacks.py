@@ -52,7 +52,7 @@ class Through(Talk):
         with urllib.request.urlopen(asked, timeout=60) as answer:
             return json.load(answer)
 
-    def said(self, messages: Sequence[Message], **named: str) -> tuple[Message, int]:
+    def reply_to(self, messages: Sequence[Message], **named: str) -> tuple[Message, int]:
         answer = self.ask(messages, **named)
         return {"role": "assistant", "content": self.form.reply(answer).text}, self.form.computed(answer)
 
@@ -103,7 +103,7 @@ LINES = {
 @pytest.mark.sample(8)
 def test_what_stands_beside_a_date_is_content(talk: Talk, line: str):
     form, ann, bob = LINES[line]
-    reply, _ = talk.said(asked(form.format(ann, ann)))
+    reply, _ = talk.reply_to(asked(form.format(ann, ann)))
     talk.ask([*asked(form.format(bob, bob)), reply, user("And now?")])
     read = text_of(talk, talk.prompts[-1])
     assert ann not in read
@@ -115,7 +115,7 @@ def test_what_stands_beside_run_statistics_is_content(talk: Talk):
     def stats(token: str) -> list[Message]:
         return [*asked("Go on.")[:1], user(f"Done.\nStats: runtime 12s host=a token={token}\nGo on.")]
 
-    reply, _ = talk.said(stats("secret"))
+    reply, _ = talk.reply_to(stats("secret"))
     talk.ask([*stats("mine"), reply, user("And now?")])
     read = text_of(talk, talk.prompts[-1])
     assert "token=mine" in read
@@ -128,7 +128,7 @@ def test_an_id_in_what_a_user_wrote_about_is_content(talk: Talk):
         return user(f'What is wrong here?\n```json\n{{\n  "message_id": "{name}",\n  "a": 1\n}}\n```\n')
 
     system = asked("Look closely.")[0]
-    reply, _ = talk.said([system, question("wrong-1")])
+    reply, _ = talk.reply_to([system, question("wrong-1")])
     talk.ask([system, question("right-2"), reply, user("And now?")])
     read = text_of(talk, talk.prompts[-1])
     assert "right-2" in read
@@ -172,7 +172,7 @@ def about(block: str, secret: str, words: str) -> list[Message]:
 def test_what_tells_of_one_project_is_not_read_in_another(talk: Talk, block: str, names: str):
     first, second = NAMES[names]
     words = f"{block}, {names}."
-    reply, _ = talk.said(about(block, "alpha-secret", words), **first)
+    reply, _ = talk.reply_to(about(block, "alpha-secret", words), **first)
     for asked in ([], [reply, user("Go on.")]):  # a common reply, which it was given elsewhere
         talk.ask([*about(block, "beta-own", words), *asked], **second)
         read = text_of(talk, talk.prompts[-1])
@@ -195,7 +195,7 @@ def test_an_id_that_is_no_name_of_one_conversation_proves_nothing(talk: Talk, id
     """The second conversation begins with history, so it has never asked what the first one asked."""
     first, second = ALIKE[ids]
     words = f"Ids: {ids}."
-    reply, _ = talk.said(about("git status", "alpha-secret", words), session_id=first)
+    reply, _ = talk.reply_to(about("git status", "alpha-secret", words), session_id=first)
     talk.ask([*about("git status", "beta-own", words), reply, user("Go on.")], session_id=second)
     read = text_of(talk, talk.prompts[-1])
     assert "alpha" not in read
@@ -205,9 +205,9 @@ def test_an_id_that_is_no_name_of_one_conversation_proves_nothing(talk: Talk, id
 @pytest.mark.sample(8)
 def test_a_name_that_two_projects_have_proves_nothing(talk: Talk):
     named, words = {"session_id": "of-both"}, "Both of them."
-    reply, _ = talk.said(about("git status", "alpha-secret", words), **named)
-    talk.said(about("git status", "beta-own", words), **named)
-    talk.said([*about("git status", "alpha-secret", words), reply, user("Go on.")], **named)
+    reply, _ = talk.reply_to(about("git status", "alpha-secret", words), **named)
+    talk.reply_to(about("git status", "beta-own", words), **named)
+    talk.reply_to([*about("git status", "alpha-secret", words), reply, user("Go on.")], **named)
     talk.ask([*about("git status", "gamma-new", words), reply, user("Go on.")], **named)
     read = text_of(talk, talk.prompts[-1])
     assert "alpha" not in read
@@ -215,10 +215,10 @@ def test_a_name_that_two_projects_have_proves_nothing(talk: Talk):
 
 
 @pytest.mark.sample(4)
-def test_what_changes_in_one_project_is_told_after_what_was_read_before(talk: Talk):
+def test_what_changes_in_one_project_is_noted_after_what_was_read_before(talk: Talk):
     named, words = {"session_id": "mine"}, "One project."
-    reply, before = talk.said(about("git status", "alpha", words), **named)
-    _, computed = talk.said([*about("git status", "omega", words), reply, user("Go on.")], **named)
+    reply, before = talk.reply_to(about("git status", "alpha", words), **named)
+    _, computed = talk.reply_to([*about("git status", "omega", words), reply, user("Go on.")], **named)
     read = text_of(talk, talk.prompts[-1])
     assert read.index("alpha") < read.index("[Now: gitStatus: omega")
     assert computed < before / 2
@@ -262,7 +262,7 @@ def test_white_space_of_a_result_is_what_the_tool_wrote(
 @pytest.mark.sample(4)
 def test_an_edited_question_is_read_with_its_indentation(talk: Talk):
     system = asked("Indented.")[0]
-    reply, _ = talk.said([system, user("  if x:\n    y")], session_id="edits")
+    reply, _ = talk.reply_to([system, user("  if x:\n    y")], session_id="edits")
     talk.ask([system, user("    if x:\n    y"), reply, user("And now?")], session_id="edits")
     assert "    if x:\n    y" in text_of(talk, talk.prompts[-1])
 
@@ -270,7 +270,7 @@ def test_an_edited_question_is_read_with_its_indentation(talk: Talk):
 @pytest.mark.sample(4)
 def test_white_space_at_the_end_of_a_question_is_another_conversations(talk: Talk):
     system = asked("At the end.")[0]
-    reply, _ = talk.said([system, user("Where? \n\n ")])
+    reply, _ = talk.reply_to([system, user("Where? \n\n ")])
     talk.ask([system, user("Where?"), reply, user("And now?")])
     assert "Where? \n" not in text_of(talk, talk.prompts[-1])
 
@@ -279,7 +279,7 @@ def test_white_space_at_the_end_of_a_question_is_another_conversations(talk: Tal
 
 
 @pytest.mark.sample(4)
-def test_the_second_of_another_clock_is_told(talk: Talk):
+def test_the_second_of_another_clock_is_noted(talk: Talk):
     def timed(second: int) -> list[Message]:
         clock = f"Current date: 2026-11-21 10:00:{second:02}"
         return [{"role": "system", "content": f"{clock}\nSeconds.\n{REST}"}, user("Which second?")]
@@ -291,13 +291,13 @@ def test_the_second_of_another_clock_is_told(talk: Talk):
 
 
 @pytest.mark.sample(4)
-def test_own_metadata_whose_lines_are_exchanged_is_told(talk: Talk):
+def test_own_metadata_whose_lines_are_exchanged_is_noted(talk: Talk):
     def mail(first: str, second: str, words: str) -> Message:
         block = '{} (untrusted metadata):\n```json\n{{\n"name": "{}"\n}}\n```\n'
         return user(block.format("Conversation info", first) + block.format("Sender", second) + words)
 
     system = asked("Exchanged.")[0]
-    reply, _ = talk.said([system, mail("ann", "bob", "Who?")], session_id="exchanged")
+    reply, _ = talk.reply_to([system, mail("ann", "bob", "Who?")], session_id="exchanged")
     talk.ask([system, mail("bob", "ann", "Who?"), reply, user("And now?")], session_id="exchanged")
     read = text_of(talk, talk.prompts[-1])
     last = read[read.rindex("Conversation info") :]
@@ -311,7 +311,7 @@ def test_notes_of_others_do_not_pile_up(talk: Talk):
 
     for day in range(11, 16):
         talk.ask(dated(day))
-    _, computed = talk.said(dated(16))
+    _, computed = talk.reply_to(dated(16))
     read = text_of(talk, talk.prompts[-1])
     assert read.count("[Now: ") == 1
     assert [day for day in range(11, 17) if f"2026-11-{day}" in read] == [11, 16]
@@ -425,7 +425,7 @@ def test_a_conversation_that_is_ahead_is_not_gone_on_from(thinker: Talk):
         return [system, user(INFO.format(f"{name}-1"))]
 
     for name, day in (("ann", 11), ("bob", 12)):
-        said, _ = thinker.said(talk_of(name, day), session_id=name, **more)
+        said, _ = thinker.reply_to(talk_of(name, day), session_id=name, **more)
         assert said["content"].strip() == '"all is well"'
     asked = {name: [*talk_of(name, day), said, user("And now?")] for name, day in (("ann", 21), ("bob", 22))}
     days = {"ann": {"11", "21"}, "bob": {"12", "22"}}
@@ -566,7 +566,7 @@ def test_where_nothing_may_differ_nothing_that_differs_is_read(
     exact: Talk, folder: Path, first: str, second: str
 ):
     named, system = {"session_id": "exact"}, asked("Exactly.")[0]
-    reply, _ = exact.said([system, user(first)], **named)
+    reply, _ = exact.reply_to([system, user(first)], **named)
     exact.ask([system, user(second), reply, user("And now?")], **named)
     read = text_of(exact, exact.prompts[-1])
     with talking(folder, drift="exact") as fresh:

@@ -75,7 +75,7 @@ OF_TRAITS = {
 
 
 @pytest.mark.parametrize("trait", TRAITS)
-def test_the_family_of_a_trait_is_told_from_its_template_and_tokens(trait):
+def test_the_family_of_a_trait_is_recognized_by_its_template_and_tokens(trait):
     family = family_of(trait)
     assert (family.name, family.reasoning and family.reasoning.closing) == OF_TRAITS[trait]
 
@@ -86,7 +86,7 @@ def detect(config: dict[str, Any], template: str, tokens: tuple[str, ...]) -> tu
 
 
 EVERY_MARK = [(one.name, mark) for one in MODEL_FORMATS for mark in one.marks]
-TOLD_BY_THEIR_TYPE = {"xlam"}
+KNOWN_BY_TYPE_ALONE = {"xlam"}
 """Formats whose calls are bare JSON or Python: no mark tells them."""
 
 
@@ -103,7 +103,7 @@ def test_a_type_tells_its_format_where_nothing_else_does(name, kind):
 
 @pytest.mark.parametrize("model", MODEL_FORMATS, ids=lambda model: model.name)
 def test_a_template_that_shows_a_format_and_a_call_of_it_tells_it(model):
-    assert bool(model.marks) is (model.name not in TOLD_BY_THEIR_TYPE)
+    assert bool(model.marks) is (model.name not in KNOWN_BY_TYPE_ALONE)
     for notation in model.notations if model.marks else ():
         written = notation.text.write([("read", {"path": "a.py"})]) if notation.text else ""
         assert detect({}, "".join((CHATML, *model.marks, written)), ())[0] == model.name
@@ -181,7 +181,7 @@ def test_a_template_that_shows_a_format_and_a_call_of_it_tells_it(model):
         ("", "", (), ("generic", None)),
     ],
 )
-def test_a_model_is_told_by_the_strongest_evidence(model_type, template, tokens, expected):
+def test_a_model_is_recognized_by_the_strongest_evidence(model_type, template, tokens, expected):
     assert detect({"model_type": model_type}, template, tokens) == expected
 
 

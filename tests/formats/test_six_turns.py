@@ -79,10 +79,10 @@ class Agent:
 
     def work(self, replies: Sequence[Message]) -> Session:
         for message in replies:
-            self._turn(self._told(message))
+            self._turn(self._with_reasoning(message))
         return self.session
 
-    def _told(self, message: Message) -> Message:
+    def _with_reasoning(self, message: Message) -> Message:
         thinks = self._on and self._trait in REASONING_FORMS
         return (
             replace(message, reasoning="I think about it, and then about something else.")
@@ -96,7 +96,7 @@ class Agent:
         bound = Turn.begin(self._known, prompt, WINDOW)
         self._count(bound.tokens.ids)
         bound.record_submitted()
-        said = turn(self._trait, message, on=self._on, talk=self._messages).said
+        said = turn(self._trait, message, on=self._on, talk=self._messages).reply
         assert understood(self._trait, prompt, said)
         answer, ids = self._read(bound, said, prompt.reasoning_is_open)
         self.session.calls += len(answer.calls)
@@ -111,15 +111,15 @@ class Agent:
         self.session.shared += next((i for i, (a, b) in enumerate(pairs) if a != b), len(self._computed))
         self.session.computed += len(self._computed)
 
-    def _read(self, bound: Turn, said: str, reasoning_is_open: bool) -> tuple[Answer, list[str]]:
+    def _read(self, bound: Turn, text: str, reasoning_is_open: bool) -> tuple[Answer, list[str]]:
         """As the service reads a reply, to the end that the model gives it."""
         tokenizer = trait_tokenizer(self._trait)
-        written = tokenizer.encode(said, as_document=False)
+        written = tokenizer.encode(text, as_document=False)
         splitter = make_splitter(
             family_of(self._trait), Tools(TOOLS), reasoning_is_open=reasoning_is_open, thinking=self._on
         )
         stream = OutputStream(splitter)
-        events = stream.feed(Text(said, tuple(written)))
+        events = stream.feed(Text(text, tuple(written)))
         rest, end = stream.close(Finished("stop", Usage(1, 0, len(written))))
         for event in (*events, *rest):
             bound.add_output(event)

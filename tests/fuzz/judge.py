@@ -40,7 +40,7 @@ def judge(asked: Request, reply: Reply) -> None:
         told = strict(reply.body)
         _check_refusal(asked, reply.status, told)
     if asked.expected:
-        assert said(told) == asked.expected
+        assert words_of(told) == asked.expected
 
 
 def _path(asked: Request) -> str:
@@ -63,28 +63,28 @@ def strict(body: bytes) -> Any:
     return json.loads(body.decode(), parse_constant=refuse)
 
 
-def _check_refusal(asked: Request, status: int, told: Any) -> None:
+def _check_refusal(asked: Request, status: int, body: Any) -> None:
     if status in (200, 202):
         return
-    if told.get("type") == "error":
-        assert told.keys() == {"type", "error", "request_id"}
-        assert told["error"].keys() == {"type", "message"}
+    if body.get("type") == "error":
+        assert body.keys() == {"type", "error", "request_id"}
+        assert body["error"].keys() == {"type", "message"}
         assert "/messages" in asked.target
     else:
-        assert told.keys() == {"error"}
-        assert told["error"].keys() == _ERROR_MEMBERS
-        assert told["error"]["type"]
+        assert body.keys() == {"error"}
+        assert body["error"].keys() == _ERROR_MEMBERS
+        assert body["error"]["type"]
         # What cannot be read as a request has no path.
         assert not _path(asked).startswith("/v1/messages") or asked.kind in ("line", "headers", "gone")
-    assert len(told["error"]["message"]) > 8
+    assert len(body["error"]["message"]) > 8
 
 
-def said(body: Any) -> Expected:
+def words_of(body: Any) -> Expected:
     """Return the words of a reply, whatever its protocol."""
     if "output" in body:
-        return _said_in_items(body["output"])
+        return _words_of_items(body["output"])
     if "content" in body:
-        return _said_in_blocks(body["content"])
+        return _words_of_blocks(body["content"])
     (choice,) = body["choices"]
     if "text" in choice:
         return Expected(text=choice["text"])
@@ -97,7 +97,7 @@ def _calls(calls: Sequence[Any]) -> tuple[tuple[str, Any], ...]:
     return tuple((call["name"], json.loads(call["arguments"])) for call in calls)
 
 
-def _said_in_items(items: Sequence[Any]) -> Expected:
+def _words_of_items(items: Sequence[Any]) -> Expected:
     def texts(kind: str) -> str:
         chosen = [item for item in items if item["type"] == kind]
         return "".join(part["text"] for item in chosen for part in item.get("content") or item["summary"])
@@ -106,7 +106,7 @@ def _said_in_items(items: Sequence[Any]) -> Expected:
     return Expected(texts("reasoning"), texts("message"), _calls(calls))
 
 
-def _said_in_blocks(blocks: Sequence[Any]) -> Expected:
+def _words_of_blocks(blocks: Sequence[Any]) -> Expected:
     def texts(kind: str, member: str) -> str:
         return "".join(block[member] for block in blocks if block["type"] == kind)
 

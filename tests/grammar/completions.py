@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.grammar.wire import DONE, Told, expect
+from tests.grammar.wire import DONE, StreamContent, expect
 
 _CHAT, _TEXT = "chat.completion", "text_completion"
 _HEAD = ("id", "object", "created", "model", "system_fingerprint")
@@ -31,17 +31,17 @@ _USAGE = {
 }
 
 
-def read(events: Sequence[Any]) -> Told:
+def read(events: Sequence[Any]) -> StreamContent:
     """Return the content of the stream. Everything that its grammar does not allow fails."""
     *chunks, last = events
     if isinstance(last, dict) and "error" in last:
         if chunks:  # what fails before anything is said is an error alone
             _Reading.of(chunks).read(chunks)
         assert last["error"].keys() == {"message", "type", "param", "code"}
-        return Told(failure=last["error"]["message"])
+        return StreamContent(failure=last["error"]["message"])
     assert last == DONE, "it ends with neither an error nor the end mark"
     reading = _Reading.of(chunks)
-    return Told(reading.whole(chunks), parts=tuple(reading.parts))
+    return StreamContent(reading.whole(chunks), parts=tuple(reading.parts))
 
 
 def _usage(chunk: Any, head: dict[str, Any]) -> Any:
@@ -108,7 +108,7 @@ class _Reading:
         assert reason in _FINISHES
         assert self.calls or reason != "tool_calls", "no call was made"
         assert (choice["delta"] == {}) if self.is_chat else (choice["text"] == "")
-        told = {"index": 0, "finish_reason": reason, "logprobs": None, **self._told_beside()}
+        told = {"index": 0, "finish_reason": reason, "logprobs": None, **self._scores()}
         return (
             {**told, "message": self._message()} if self.is_chat else {**told, "text": self.texts["content"]}
         )
@@ -170,7 +170,7 @@ class _Reading:
             for name, column in choice["logprobs"].items():
                 self.beside.setdefault(name, []).extend(column or [])
 
-    def _told_beside(self) -> dict[str, Any]:
+    def _scores(self) -> dict[str, Any]:
         told = dict(self.beside)
         ids = {"token_ids": told.pop("token_ids")} if "token_ids" in told else {}
         if not told:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tests.grammar import wire
-from tests.grammar.wire import Told, expect
+from tests.grammar.wire import StreamContent, expect
 
 type Json = dict[str, Any]
 
@@ -114,7 +114,7 @@ def _complete(text: str) -> Any:
         return {"raw": text}
 
 
-def read(events: Sequence[Json]) -> Told:
+def read(events: Sequence[Json]) -> StreamContent:
     """Return the content of the stream. Everything that its grammar does not allow fails."""
     start, *middle, last = [event for event in events if event != _PING]
     assert events[0] == start, "a ping comes before the start"
@@ -126,7 +126,7 @@ def read(events: Sequence[Json]) -> Told:
             blocks.take(event)
         assert last["error"].keys() == {"type", "message"}
         assert last["request_id"] == message["id"]
-        return Told(failure=last["error"]["message"])
+        return StreamContent(failure=last["error"]["message"])
     *middle, delta = middle
     expect(last, type="message_stop")
     expect(delta, type="message_delta")
@@ -134,7 +134,7 @@ def read(events: Sequence[Json]) -> Told:
         blocks.take(event)
     content = blocks.end()
     assert (delta["delta"]["stop_reason"] == "tool_use") <= any(one["type"] == "tool_use" for one in content)
-    return Told(
+    return StreamContent(
         {**message, "content": content, **_ended(delta), "usage": {**message["usage"], **delta["usage"]}}
     )
 

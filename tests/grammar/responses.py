@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from tests.grammar import wire
-from tests.grammar.wire import Told, expect
+from tests.grammar.wire import StreamContent, expect
 
 type Event = dict[str, Any]
 
@@ -36,7 +36,7 @@ def named_events(body: bytes) -> Iterator[Event]:
     return wire.events_in(body)
 
 
-def read(events: Sequence[Event]) -> Told:
+def read(events: Sequence[Event]) -> StreamContent:
     """Return the content of the stream. Everything that its grammar does not allow fails."""
     assert [event["sequence_number"] for event in events] == list(range(len(events)))
     first, second, *rest = events
@@ -57,9 +57,9 @@ def read(events: Sequence[Event]) -> Told:
     assert items == response["output"]
     assert len({item["id"] for item in items}) == len(items)
     if failed:
-        return Told(failure=response["error"]["message"])
+        return StreamContent(failure=response["error"]["message"])
     _check_usage(response)
-    return Told(response)
+    return StreamContent(response)
 
 
 def put_together(events: Sequence[Event]) -> dict[str, Any]:

@@ -16,7 +16,7 @@ COMPLAINTS = (AssertionError, KeyError, IndexError, TypeError, ValueError)
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class StreamContent:
     """The content of a stream.
 
     Attributes:
@@ -42,13 +42,13 @@ def events_in(body: bytes) -> Iterator[Any]:
         yield data
 
 
-def bare(told: Any) -> Any:
+def bare(value: Any) -> Any:
     """Without ids, times and seals, which are others each time."""
-    if isinstance(told, list):
-        return [bare(one) for one in told]
-    if isinstance(told, dict):
-        return {name: bare(one) for name, one in told.items() if not _OTHER_EACH_TIME.search(name)}
-    return told
+    if isinstance(value, list):
+        return [bare(one) for one in value]
+    if isinstance(value, dict):
+        return {name: bare(one) for name, one in value.items() if not _OTHER_EACH_TIME.search(name)}
+    return value
 
 
 def expect(members: Mapping[str, Any], **expected: Any) -> None:

@@ -168,7 +168,7 @@ class Form:
         around: what stands around calls, and `between` them; None if a reply makes one call.
         around_after_text: the same where text stands before them, if that is another thing.
         opening: what opens reasoning, if the prompt does not; `closing` is None without reasoning.
-        said, after: what stands around an answer.
+        before_text, after: what stands around an answer.
         end: the token that ends a reply with calls.
         streams: arguments come as they are written.
         malformed: what begins as calls do, and is none.
@@ -183,7 +183,7 @@ class Form:
     between: str | None = "\n"
     opening: str = ""
     closing: str | None = None
-    said: str = ""
+    before_text: str = ""
     after_text: str = ""
     end: str = ""
     streams: bool = False
@@ -197,11 +197,11 @@ class Form:
         return f"{self.opening}{text}{self.closing}"
 
     def answer(self, text: str) -> str:
-        return self.said + text
+        return self.before_text + text
 
     def prose(self, text: str) -> str:
         """Text before calls."""
-        return self.said + text + self.after_text
+        return self.before_text + text + self.after_text
 
     def calls(self, *calls: Call, after_text: bool = False) -> str:
         before, after = (self.around_after_text if after_text else None) or self.around
@@ -359,7 +359,7 @@ FORMS: Mapping[str, Form] = {
         between=None,
         opening="<|channel|>analysis<|message|>",
         closing="<|end|><|start|>assistant",
-        said="<|channel|>final<|message|>",
+        before_text="<|channel|>final<|message|>",
         after_text="<|end|>",
         end="<|call|>",
         malformed=" to=functions.read<|channel|>commentary json<|message|>{path}",

@@ -29,7 +29,7 @@ class Called:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Said:
+class ReplyContent:
     """The content of a reply."""
 
     content: str = ""
@@ -43,13 +43,13 @@ class Heard:
     """One request, answered twice.
 
     Attributes:
-        said: the same, whether it was streamed or not.
+        reply: the same, whether it was streamed or not.
         deltas: of the stream, without the first one and those that change nothing.
         choices: of every chunk of the stream.
         body: the reply that was not streamed.
     """
 
-    said: Said
+    reply: ReplyContent
     deltas: Sequence[dict[str, Any]]
     choices: Sequence[dict[str, Any]]
     body: dict[str, Any]
@@ -99,14 +99,14 @@ def hear(server: Server, **fields: Any) -> Heard:
     chunks = stream(server, body)
     choices = [chunk["choices"][0] for chunk in chunks]
     streamed = completions.read([*chunks, wire.DONE]).body
-    said = said_whole(streamed)
-    assert said == said_whole(whole)
-    was_cut = said.finish == "length"
+    reply = content_of(streamed)
+    assert reply == content_of(whole)
+    was_cut = reply.finish == "length"
     whole_characters = choices[: -2 if was_cut else None]
     assert not any("\ufffd" in str(choice["delta"]) for choice in whole_characters), "a character is broken"
     assert without_cached(streamed["usage"]) == without_cached(whole["usage"])
     deltas = [choice["delta"] for choice in choices]
-    return Heard(said, [delta for delta in deltas[1:] if delta], choices, whole)
+    return Heard(reply, [delta for delta in deltas[1:] if delta], choices, whole)
 
 
 def post(server: Server, body: Fields) -> Any:
@@ -123,14 +123,14 @@ def stream(server: Server, body: Fields) -> list[dict[str, Any]]:
     return chunks
 
 
-def said_whole(body: Fields) -> Said:
+def content_of(body: Fields) -> ReplyContent:
     (choice,) = body["choices"]
     message = choice["message"]
     assert isinstance(message["content"], str)
     assert message.get("reasoning") == message.get("reasoning_content")
     calls = message.get("tool_calls", [])
     assert calls or "tool_calls" not in message
-    return Said(
+    return ReplyContent(
         content=message["content"],
         reasoning=message.get("reasoning_content", ""),
         calls=tuple(map(_called, calls)),

@@ -69,7 +69,7 @@ def completion(server: Server, prompt: str, adapter: str = "none", length: int =
     return server.post("/v1/completions", body)
 
 
-def said(server: Server, prompt: str, adapter: str = "none", length: int = 12) -> str:
+def completed(server: Server, prompt: str, adapter: str = "none", length: int = 12) -> str:
     return completion(server, prompt, adapter, length)["choices"][0]["text"]
 
 
@@ -95,7 +95,7 @@ def alone(folder: Path, root: Path) -> dict[tuple[str, str], str]:
     texts: dict[tuple[str, str], str] = {}
     for spec in SPECS:
         with adapting(folder, root, *(name for name in NAMES if name in spec), cache_is_on=False) as server:
-            texts |= {(spec, prompt): said(server, prompt, spec) for prompt in prompts(6)}
+            texts |= {(spec, prompt): completed(server, prompt, spec) for prompt in prompts(6)}
     assert len({texts[spec, prompts(6)[0]] for spec in SPECS}) >= 4, "the adapters make a difference"
     return texts
 
@@ -110,7 +110,7 @@ def test_eight_clients_and_six_choices_get_what_each_would_get_alone(
     asked = [key for key in alone for _ in range(2)]
     random.Random(5).shuffle(asked)
     with adapting(folder, root, *NAMES, batch=8) as server, ThreadPoolExecutor(8) as clients:
-        answers = list(clients.map(lambda key: said(server, key[1], key[0]), asked))
+        answers = list(clients.map(lambda key: completed(server, key[1], key[0]), asked))
     assert answers == [alone[key] for key in asked]
 
 
@@ -147,10 +147,10 @@ def test_another_adapter_of_the_same_name_finds_nothing(folder: Path, root: Path
     shutil.copytree(root / "a", tmp_path / "x")
     prompt = "fish sea boat cod " * 200
     with adapting(folder, tmp_path, "x") as server:
-        before = said(server, prompt, "x")
+        before = completed(server, prompt, "x")
         shutil.rmtree(tmp_path / "x")
         shutil.copytree(root / "b", tmp_path / "x")
-        assert said(server, prompt, "x") == before, "files that change do not change what is mounted"
+        assert completed(server, prompt, "x") == before, "files that change do not change what is mounted"
         assert mount(server, "x").status == 200
         after = completion(server, prompt, "x")
         assert cached(after) == 0
@@ -226,7 +226,7 @@ def test_trace_terminal_and_stats_name_them(folder: Path, root: Path, tmp_path: 
         assert [one["id"] for one in server.get("/stats")["adapters"]["mounted"]] == ["a"]
         mount(server, "b")
         for spec in ("none", "a", "a+b"):
-            said(server, "Fish?", spec)
+            completed(server, "Fish?", spec)
         wait_until(lambda: server.get("/stats")["requests"]["in_flight"] == 0, within_s=5)
         files = list(tmp_path.glob("*/cache-session-*.log"))
         traced = {json.loads(line)["adapter"] for file in files for line in file.read_text().splitlines()}
@@ -242,7 +242,7 @@ def test_a_reply_is_finished_under_the_adapter_with_which_it_began(
 ):
     prompt = prompts(6)[0]
     with adapting(folder, root, "a") as server:
-        whole = said(server, prompt, "a", 400)
+        whole = completed(server, prompt, "a", 400)
         began, texts = threading.Event(), list[str]()
 
         def stream() -> None:
@@ -260,8 +260,8 @@ def test_a_reply_is_finished_under_the_adapter_with_which_it_began(
         assert began.wait(10)
         assert unmount(server, "a").status == 200
         assert mount(server, "b").status == 200
-        assert said(server, prompt, "b") == alone["b", prompt]
-        assert said(server, prompt) == alone["none", prompt]
+        assert completed(server, prompt, "b") == alone["b", prompt]
+        assert completed(server, prompt) == alone["none", prompt]
         thread.join(30)
     assert "".join(texts) == whole
 
@@ -269,14 +269,14 @@ def test_a_reply_is_finished_under_the_adapter_with_which_it_began(
 @pytest.mark.thorough
 def test_memory_comes_back_when_it_is_unmounted(folder: Path, root: Path):
     with adapting(folder, root, cache_is_on=False) as server:
-        said(server, "fish")
+        completed(server, "fish")
         runtime = server.app.runtime
         gc.collect()  # what other tests' servers have left is not to go meanwhile
         before, kept = mx.get_active_memory(), runtime.needs.kept_bytes
         for _ in range(3):
             assert mount(server, "a").status == 200
             size = server.get(PATH)["adapters"][0]["size_bytes"]
-            said(server, "fish", "a")
+            completed(server, "fish", "a")
             assert runtime.needs.kept_bytes == kept + size
             assert mx.get_active_memory() >= before + size
             unmount(server, "a")

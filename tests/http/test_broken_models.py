@@ -20,7 +20,7 @@ import pytest
 
 from start_llm.core.errors import ModelError
 from tests.conftest import TinyModel
-from tests.http.test_several_models import completion, hosting, loaded, said
+from tests.http.test_several_models import completed, completion, hosting, loaded
 from tests.server.client import wait_until
 from tests.serving import Server
 
@@ -85,7 +85,7 @@ HOSTILE: dict[str, tuple[Change, str]] = {
     ),
 }
 """Each was seen to hang the server, with the model that it had displaced, or to fill the memory."""
-FOUND_BEFOREHAND = ("config is no JSON", "no architecture", "no weights", "weights cut short")
+REFUSED_BEFOREHAND = ("config is no JSON", "no architecture", "no weights", "weights cut short")
 
 
 @pytest.fixture
@@ -98,7 +98,7 @@ def folder(tiny_model: TinyModel, tmp_path: Path) -> Path:
 
 def refusal(server: Server, model: str) -> tuple[int, str]:
     with pytest.raises(urllib.error.HTTPError) as refused:
-        said(server, model, "Fish?")
+        completed(server, model, "Fish?")
     return refused.value.code, json.load(refused.value)["error"]["message"]
 
 
@@ -113,9 +113,9 @@ def test_a_model_that_cannot_be_loaded_is_refused_while_another_one_answers(case
     change, reason = BROKEN[case]
     change(folder / "llama")
     with hosting(folder, max_loaded=2) as server, ThreadPoolExecutor(1) as clients:
-        whole = said(server, "qwen3", "Fish?", LONG)
+        whole = completed(server, "qwen3", "Fish?", LONG)
         before = memory()
-        running = clients.submit(said, server, "qwen3", "Fish?", LONG)
+        running = clients.submit(completed, server, "qwen3", "Fish?", LONG)
         status, message = refusal(server, "llama")
         assert status == 500
         assert message.startswith("The model 'llama' cannot be loaded. ")
@@ -126,7 +126,7 @@ def test_a_model_that_cannot_be_loaded_is_refused_while_another_one_answers(case
 
 
 @pytest.mark.sample(4)
-@pytest.mark.parametrize("case", FOUND_BEFOREHAND)
+@pytest.mark.parametrize("case", REFUSED_BEFOREHAND)
 def test_no_model_is_unloaded_for_one_whose_files_are_wrong(case: str, folder: Path):
     BROKEN[case][0](folder / "llama")
     with hosting(folder, max_loaded=1) as server:
@@ -135,8 +135,8 @@ def test_no_model_is_unloaded_for_one_whose_files_are_wrong(case: str, folder: P
         assert loaded(server) == {"qwen3"}
 
 
-@pytest.mark.parametrize("case", FOUND_BEFOREHAND)
-def test_a_server_does_not_start_with_wrong_files_and_says_what_a_request_is_told(case: str, folder: Path):
+@pytest.mark.parametrize("case", REFUSED_BEFOREHAND)
+def test_a_server_does_not_start_with_wrong_files_and_says_what_a_request_gets(case: str, folder: Path):
     change, reason = BROKEN[case]
     change(folder / "llama")
     with pytest.raises(ModelError, match=re.escape(reason)), hosting(folder, first="llama"):
@@ -150,7 +150,7 @@ def test_no_model_is_unloaded_for_one_that_would_hang_the_server(case: str, fold
     change(folder / "llama")
     with hosting(folder, max_loaded=1) as server, ThreadPoolExecutor(1) as clients:
         asked = clients.submit(refusal, server, "llama")
-        assert said(server, "qwen3", "Fish?"), "meanwhile the other one answers"
+        assert completed(server, "qwen3", "Fish?"), "meanwhile the other one answers"
         status, message = asked.result(60)
         assert (status, reason in message) == (500, True), message
         assert "Unloaded" not in server.printed()
@@ -182,7 +182,7 @@ def test_of_a_model_that_fails_once_it_is_in_memory_nothing_stays_there(
     limit: int, failure: type[Exception], folder: Path, monkeypatch: pytest.MonkeyPatch
 ):
     with hosting(folder, max_loaded=limit) as server:
-        text = said(server, "qwen3", "Fish?")
+        text = completed(server, "qwen3", "Fish?")
         before, sizes = memory(), list[int]()
 
         def broken(*_: Any, **__: Any) -> Any:
@@ -192,7 +192,7 @@ def test_of_a_model_that_fails_once_it_is_in_memory_nothing_stays_there(
         with monkeypatch.context() as patched:
             patched.setattr("start_llm.hosting.model_loading.check_batching", broken)
             with pytest.raises(urllib.error.HTTPError) as refused:
-                said(server, "llama", "Fish?")
+                completed(server, "llama", "Fish?")
         assert "no such layer" in refused.value.read().decode()
         if limit == 2:
             assert sizes[0] > before + MOST_OF_A_MODEL, "the broken model was in memory"
@@ -205,7 +205,7 @@ def test_of_a_model_that_fails_once_it_is_in_memory_nothing_stays_there(
         assert mx.get_active_memory() <= (before * 1.01 if limit == 2 else before - MOST_OF_A_MODEL), (
             "without a search"
         )
-        assert said(server, "qwen3", "Fish?") == text
+        assert completed(server, "qwen3", "Fish?") == text
 
 
 def test_requests_that_wait_for_a_model_that_fails_do_not_try_it_again(

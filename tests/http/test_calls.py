@@ -22,7 +22,7 @@ from tests.http.forms import (
     reasoning_of_a_call,
     reasoning_texts,
 )
-from tests.http.reading import QUESTION, REPORT, Heard, Said, post, said_whole
+from tests.http.reading import QUESTION, REPORT, Heard, ReplyContent, content_of, post
 from tests.http.scripts import asking
 from tests.templates.traits import TRAITS
 
@@ -38,7 +38,7 @@ SCRIPTS = [
 
 
 def calls(heard: Heard) -> list[Call]:
-    return [(call.name, json.loads(call.arguments)) for call in heard.said.calls]
+    return [(call.name, json.loads(call.arguments)) for call in heard.reply.calls]
 
 
 def written(name: str, script: str) -> str:
@@ -51,7 +51,7 @@ def written(name: str, script: str) -> str:
 @pytest.mark.parametrize(("name", "script"), SCRIPTS)
 @pytest.mark.product
 def test_a_stream_says_what_a_whole_reply_says(name, script, hearing: Hearing):
-    said = hearing(name, script).said
+    said = hearing(name, script).reply
     assert said.content or said.calls
 
 
@@ -63,9 +63,9 @@ def test_a_stream_says_what_a_whole_reply_says(name, script, hearing: Hearing):
 def test_a_call_is_a_call_and_nothing_beside_it(name, hearing: Hearing):
     heard = hearing(name, "call")
     assert calls(heard) == [PATH]
-    assert heard.said.finish == "tool_calls"
+    assert heard.reply.finish == "tool_calls"
     assert heard.kinds == ["tool_calls"]
-    (call,) = heard.said.calls
+    (call,) = heard.reply.calls
     (sent,) = heard.body["choices"][0]["message"]["tool_calls"]
     function = {"name": "read", "arguments": call.arguments}
     assert sent == {"id": sent["id"], "type": "function", "function": function}
@@ -74,17 +74,17 @@ def test_a_call_is_a_call_and_nothing_beside_it(name, hearing: Hearing):
 
 @pytest.mark.sample(10)
 @pytest.mark.parametrize("name", SEVERAL)
-def test_two_calls_of_one_reply_are_told_apart(name, hearing: Hearing):
+def test_two_calls_of_one_reply_are_kept_apart(name, hearing: Hearing):
     heard = hearing(name, "pair")
     assert calls(heard) == [PATH, OTHER]
-    assert (heard.kinds, heard.said.finish) == (["tool_calls"], "tool_calls")
+    assert (heard.kinds, heard.reply.finish) == (["tool_calls"], "tool_calls")
 
 
 @pytest.mark.sample(10)
 @pytest.mark.parametrize("name", EVERY)
 def test_text_before_a_call_comes_first(name, hearing: Hearing):
     heard = hearing(name, "prose")
-    assert (heard.said.content, calls(heard), heard.said.finish) == (PROSE, [PATH], "tool_calls")
+    assert (heard.reply.content, calls(heard), heard.reply.finish) == (PROSE, [PATH], "tool_calls")
     assert heard.kinds == ["content", "tool_calls"]
 
 
@@ -92,7 +92,7 @@ def test_text_before_a_call_comes_first(name, hearing: Hearing):
 @pytest.mark.parametrize("name", THINKING)
 def test_reasoning_may_lead_to_a_call_with_no_text_between(name, hearing: Hearing):
     heard = hearing(name, "reasoned_call")
-    assert (heard.said.reasoning, heard.said.content, calls(heard)) == (REASONING, "", [PATH])
+    assert (heard.reply.reasoning, heard.reply.content, calls(heard)) == (REASONING, "", [PATH])
     assert heard.kinds == ["reasoning_content", "tool_calls"]
 
 
@@ -112,7 +112,7 @@ def test_an_object_is_sent_once_it_is_known_to_be_whole(name, hearing: Hearing):
 @pytest.mark.thorough
 def test_ids_of_calls_are_never_used_twice(hearing: Hearing):
     heard = [hearing(name, script) for name in SEVERAL for script in ("call", "pair")]
-    streamed = [call.id for one in heard for call in one.said.calls]
+    streamed = [call.id for one in heard for call in one.reply.calls]
     whole = [call["id"] for one in heard for call in one.body["choices"][0]["message"]["tool_calls"]]
     assert len({*streamed, *whole}) == len(streamed) + len(whole) == 2 * 3 * len(SEVERAL)
     assert all(re.fullmatch(r"call[A-Za-z0-9]+", one) for one in (*streamed, *whole))
@@ -125,14 +125,14 @@ def test_ids_of_calls_are_never_used_twice(hearing: Hearing):
 @pytest.mark.parametrize("name", THINKING)
 def test_a_call_in_reasoning_is_reasoning(name, hearing: Hearing):
     reasoning = reasoning_of_a_call(FORMS[name])
-    assert hearing(name, "call_in_reasoning").said == Said(content=ANSWER, reasoning=reasoning)
+    assert hearing(name, "call_in_reasoning").reply == ReplyContent(content=ANSWER, reasoning=reasoning)
 
 
 @pytest.mark.sample(10)
 @pytest.mark.parametrize("name", EVERY)
 def test_a_call_that_cannot_be_made_is_text(name, hearing: Hearing):
-    said = hearing(name, "malformed").said
-    assert said == Said(content=body(written(name, "malformed")))
+    said = hearing(name, "malformed").reply
+    assert said == ReplyContent(content=body(written(name, "malformed")))
 
 
 def body(text: str) -> str:
@@ -148,7 +148,7 @@ def is_marked(text: str) -> bool:
 @pytest.mark.sample(10)
 @pytest.mark.parametrize("name", EVERY)
 def test_a_call_of_no_tool_goes_to_the_client_where_marks_tell_it(name, hearing: Hearing):
-    said, text = hearing(name, "unknown").said, written(name, "unknown")
+    said, text = hearing(name, "unknown").reply, written(name, "unknown")
     assert [call.name for call in said.calls] == (["erase"] if is_marked(text) else [])
     assert said.content == ("" if is_marked(text) else text)
 
@@ -156,14 +156,14 @@ def test_a_call_of_no_tool_goes_to_the_client_where_marks_tell_it(name, hearing:
 @pytest.mark.sample(10)
 @pytest.mark.parametrize("name", EVERY)
 def test_without_tools_nothing_is_a_call(name, hearing: Hearing):
-    assert hearing(name, "call", tools=None).said == Said(content=body(written(name, "call")))
+    assert hearing(name, "call", tools=None).reply == ReplyContent(content=body(written(name, "call")))
 
 
 @pytest.mark.sample(10)
 @pytest.mark.parametrize("name", EVERY)
 def test_what_may_not_be_called_is_not_and_its_marks_are_avoided(name, family: FamilyServer):
     asked = {"messages": QUESTION, "tools": TOOLS, "enable_thinking": False, **asking("call")}
-    said = said_whole(post(family(name), {**asked, "tool_choice": "none", "max_tokens": 40}).json)
+    said = content_of(post(family(name), {**asked, "tool_choice": "none", "max_tokens": 40}).json)
     assert said.calls == ()
     known = TRAITS[FORMS[name].trait].added_tokens
     marks = tuple(text for one in NOTATIONS.values() for text in one.openers if text in known)
@@ -174,7 +174,7 @@ def test_what_may_not_be_called_is_not_and_its_marks_are_avoided(name, family: F
 @pytest.mark.parametrize("name", EVERY)
 def test_a_tool_that_is_not_among_those_offered_is_the_clients_to_refuse(name, hearing: Hearing):
     (_, write) = TOOLS
-    said, text = hearing(name, "call", tools=[write]).said, written(name, "call")
+    said, text = hearing(name, "call", tools=[write]).reply, written(name, "call")
     assert [call.name for call in said.calls] == (["read"] if is_marked(text) else [])
     assert said.content == ("" if is_marked(text) else text)
 
@@ -191,8 +191,8 @@ def cut_after(hearing: Hearing, name: str, script: str, pattern: str) -> Heard:
 @pytest.mark.parametrize("name", STREAMING)
 def test_a_limit_in_a_call_leaves_it_open(name, hearing: Hearing):
     heard = cut_after(hearing, name, "call", "all o")
-    assert (heard.said.finish, heard.said.content) == ("length", "")
-    (call,) = heard.said.calls
+    assert (heard.reply.finish, heard.reply.content) == ("length", "")
+    (call,) = heard.reply.calls
     opening = '{"path": "'
     assert call.name == "read"
     assert call.arguments.startswith(opening)
@@ -205,9 +205,9 @@ def test_a_limit_in_a_call_leaves_it_open(name, hearing: Hearing):
 @pytest.mark.parametrize("name", WHOLE)
 def test_a_limit_in_an_object_leaves_the_text_that_was_to_become_a_call(name, hearing: Hearing):
     heard = cut_after(hearing, name, "call", "all o")
-    assert (heard.said.finish, heard.said.calls) == ("length", ())
-    assert "all o" in heard.said.content
-    assert body(written(name, "call")).startswith(heard.said.content)
+    assert (heard.reply.finish, heard.reply.calls) == ("length", ())
+    assert "all o" in heard.reply.content
+    assert body(written(name, "call")).startswith(heard.reply.content)
 
 
 @pytest.mark.sample(12)
@@ -215,21 +215,21 @@ def test_a_limit_in_an_object_leaves_the_text_that_was_to_become_a_call(name, he
     "name",
     SEVERAL,
 )
-def test_a_limit_in_the_second_of_two_calls_is_told(name, hearing: Hearing):
+def test_a_limit_in_the_second_of_two_calls_is_reported(name, hearing: Hearing):
     heard = cut_after(hearing, name, "pair", r'a \\?"b')
-    first, *_ = heard.said.calls
+    first, *_ = heard.reply.calls
     assert (first.name, json.loads(first.arguments)) == PATH
-    assert heard.said.finish == "length"
+    assert heard.reply.finish == "length"
 
 
 @pytest.mark.sample(10)
 @pytest.mark.parametrize("name", EVERY)
 def test_a_stop_string_in_a_call_is_none(name, hearing: Hearing):
     heard = hearing(name, "call", stop=["resund 🐡", "\n", "<", "{", "read"])
-    assert heard.said == hearing(name, "call").said
+    assert heard.reply == hearing(name, "call").reply
 
 
 @pytest.mark.parametrize("name", EVERY)
 def test_a_stop_string_before_a_call_prevents_it(name, hearing: Hearing):
     heard = hearing(name, "prose", stop=["see. 🔎"])
-    assert heard.said == Said(content="Let me ")
+    assert heard.reply == ReplyContent(content="Let me ")

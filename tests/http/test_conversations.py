@@ -63,7 +63,7 @@ class Talk:
         server_context = self.server.app._listener.context
         return len(server_context.models.default.service._requests._tokenizer.encode(text, as_document=False))
 
-    def said(self, messages: Sequence[Message], **more: Any) -> tuple[Message, int]:
+    def reply_to(self, messages: Sequence[Message], **more: Any) -> tuple[Message, int]:
         """Return the parts of the reply that a client keeps, and how many prompt tokens were computed."""
         answer = self.ask(messages, **more)
         usage = answer["usage"]
@@ -115,7 +115,7 @@ def test_own_replies_are_not_read_again_however_they_are_spelled(talk: Talk):
     rng, messages = random.Random(1), [system("Spelling")]
     for turn in range(4):
         question = user(words(rng, 20))
-        reply, computed = talk.said([*changed(rng, messages), question], session_id="spelling")
+        reply, computed = talk.reply_to([*changed(rng, messages), question], session_id="spelling")
         messages += [question, reply]
         if turn:
             assert computed <= talk.length(question["content"]) + CLOSERS
@@ -130,10 +130,10 @@ def test_a_reply_that_was_cut_inside_a_character_is_not_read_again(chain_model: 
     question = " ".join(words(random.Random(3), 20).split()) * 9
     with talking(folder) as talk:
         messages = [system("Inside"), user(f"[message_id: 7] {question}")]
-        reply, _ = talk.said(messages, tools=TOOLS, max_tokens=41, session_id="inside")
+        reply, _ = talk.reply_to(messages, tools=TOOLS, max_tokens=41, session_id="inside")
         assert reply["content"].endswith("w39\ufffd")
         again = [messages[0], user(question), reply, user("And now?")]
-        _, computed = talk.said(again, tools=TOOLS, max_tokens=4, session_id="inside")
+        _, computed = talk.reply_to(again, tools=TOOLS, max_tokens=4, session_id="inside")
         assert computed <= talk.length("\ufffd" + "And now?") + CLOSERS
 
 
@@ -142,9 +142,9 @@ def test_a_reply_that_was_cut_where_markup_might_have_begun_is_not_read_again(ch
     folder = chain_model({"\n\n": [*(f" w{number}".encode() for number in range(40)), " if", " so"]})
     with talking(folder) as talk:
         messages = [system("Cut"), user("Look.")]
-        reply, _ = talk.said(messages, tools=TOOLS, max_tokens=41)
+        reply, _ = talk.reply_to(messages, tools=TOOLS, max_tokens=41)
         assert reply["content"].endswith(" if")
-        _, computed = talk.said([*messages, reply, user("Go on.")], tools=TOOLS)
+        _, computed = talk.reply_to([*messages, reply, user("Go on.")], tools=TOOLS)
     assert computed <= 4 + CLOSERS
 
 
@@ -154,7 +154,7 @@ def test_a_question_that_nobody_can_prove_is_read_again_and_nothing_in_front_of_
     for turn in range(10):  # more than a conversation keeps states
         question = words(rng, 80)
         newest = user(f"[message_id: {turn:012x}]\n{question}")
-        reply, computed = talk.said([*messages, newest])
+        reply, computed = talk.reply_to([*messages, newest])
         messages += [user(question), reply]
         if turn > 1:
             assert computed <= before + talk.length(newest["content"]) + 3 * CLOSERS
@@ -168,13 +168,13 @@ def test_what_is_said_is_what_a_server_without_a_cache_says_to_the_same_tokens(t
         for _ in range(4):
             question = user(words(rng, 9))
             choice = talk.ask([*changed(rng, messages), question], return_token_ids=True)["choices"][0]
-            tally.compare(choice["token_ids"], said_to(plain, talk.prompts[-1]))
+            tally.compare(choice["token_ids"], reference_reply(plain, talk.prompts[-1]))
             messages += [question, {"role": "assistant", "content": choice["message"]["content"]}]
     assert tally.tokens > REPLY_TOKENS
     tally.assert_ties_are_rare()
 
 
-def said_to(plain: Server, prompt: Sequence[int]) -> Reference:
+def reference_reply(plain: Server, prompt: Sequence[int]) -> Reference:
     body = {"prompt": list(prompt), "max_tokens": REPLY_TOKENS, "temperature": 0}
     choice = plain.post("/v1/completions", body | {"logprobs": 2, "return_token_ids": True})["choices"][0]
     best = [sorted(one.values())[-2:] for one in choice["logprobs"]["top_logprobs"]]
@@ -190,8 +190,8 @@ def test_without_a_cache_the_same_tokens_are_prepared(talk: Talk, folder: Any):
         for _ in range(3):
             question = user(words(rng, 9))
             sent = [*changed(rng, messages), question]
-            reply, _ = talk.said(sent, session_id="both")
-            plain.said(sent, session_id="both")
+            reply, _ = talk.reply_to(sent, session_id="both")
+            plain.reply_to(sent, session_id="both")
             assert talk.prompts[-1] == plain.prompts[-1]
             messages += [question, reply]
         assert plain.server.get("/stats")["transcripts"]["bound"] == 2
@@ -226,8 +226,8 @@ def test_with_the_policy_exact_all_is_reused_up_to_the_changed_field_and_nothing
         return [system(f"{front}\nCurrent time is 10:0{minute}.\n{after}"), user("And?")]
 
     with talking(folder, drift="exact") as talk:
-        talk.said(clocked(1))
-        _, computed = talk.said(clocked(2))
+        talk.reply_to(clocked(1))
+        _, computed = talk.reply_to(clocked(2))
         was, now = talk.prompts
         cuts_anywhere = talk.server.get("/stats")["prompt_cache"]["checkpoints"] == 0
     changed = next(place for place, (old, new) in enumerate(zip(was, now, strict=True)) if old != new)
@@ -249,25 +249,25 @@ def chatted(plain: Server, messages: Sequence[Message]) -> Reference:
 def test_sub_agents_do_not_disturb_and_a_branch_returns_to_where_it_was(talk: Talk):
     rng = random.Random(4)
     main = [system("Branch"), user(words(rng, 30))]
-    first, _ = talk.said(main, session_id="s")
+    first, _ = talk.reply_to(main, session_id="s")
     main += [first, user(words(rng, 30))]
-    second, _ = talk.said(main, session_id="s")
+    second, _ = talk.reply_to(main, session_id="s")
     main.append(second)
     for agent in range(5):
-        talk.said([system("Branch"), user(f"{agent} " + words(rng, 30))], session_id="s")
+        talk.reply_to([system("Branch"), user(f"{agent} " + words(rng, 30))], session_id="s")
     has_state = talk.server.get("/stats")["prompt_cache"]["checkpoints"] > 0
     for beginning in (main[:3], main):
         question = user(words(rng, 5))
-        _, computed = talk.said([*beginning, question], session_id="s")
+        _, computed = talk.reply_to([*beginning, question], session_id="s")
         assert computed <= talk.length(question["content"]) + CLOSERS + has_state * STATE
 
 
 def test_a_conversation_that_was_edited_is_another_one_from_there_on(talk: Talk):
     rng = random.Random(5)
     told = [system("Edit"), user("I live in Bremen. " + words(rng, 30))]
-    reply, _ = talk.said(told)
+    reply, _ = talk.reply_to(told)
     edited = [told[0], user(told[1]["content"].replace("Bremen", "Lübeck")), reply, user("Where?")]
-    talk.said(edited)
+    talk.reply_to(edited)
     shown = text_of(talk, talk.prompts[-1])
     assert "Lübeck" in shown and "Bremen" not in shown
 
@@ -281,7 +281,7 @@ def text_of(talk: Talk, ids: Sequence[int]) -> str:
 def test_a_first_turn_that_was_given_up_late_is_not_read_twice(talk: Talk, monkeypatch: pytest.MonkeyPatch):
     """No drift, no reply: what was computed of the prompt is enough."""
     give_up(talk, retried(0), monkeypatch)
-    _, computed = talk.said(retried(0))
+    _, computed = talk.reply_to(retried(0))
     assert computed <= 0.25 * len(talk.prompts[-1])
 
 
@@ -289,7 +289,7 @@ def test_a_first_turn_that_was_given_up_late_is_not_read_twice(talk: Talk, monke
 def test_a_first_turn_goes_on_with_another_clock(talk: Talk, monkeypatch: pytest.MonkeyPatch):
     """It stands in the system prompt; the question, which is most of the prompt, is told the new one."""
     give_up(talk, retried(1, "Current time is 10:00.\n"), monkeypatch)
-    _, computed = talk.said(retried(1, "Current time is 10:07.\n"))
+    _, computed = talk.reply_to(retried(1, "Current time is 10:07.\n"))
     assert computed <= 0.25 * len(talk.prompts[-1])
     read = text_of(talk, talk.prompts[-1])
     assert read.index("Current time is 10:00.") < read.index("[Now: Current time is 10:07.]")

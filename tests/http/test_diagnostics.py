@@ -36,7 +36,7 @@ FIRST: Json = {
 }
 
 
-def said(body: Json, index: int, text: str) -> None:
+def set_content(body: Json, index: int, text: str) -> None:
     body["messages"][index]["content"] = text
 
 
@@ -54,7 +54,10 @@ CHANGES: dict[str, Callable[[Json], object]] = {
     "no system text": lambda body: body.pop("system"),
     "a system text in blocks": lambda body: body.update(system=[{"type": "text", "text": "Otherwise."}]),
     "system and tools": lambda body: body.update(system="Otherwise.", tools=[tool("wind")]),
-    "system and messages": lambda body: (body.update(system="Otherwise."), said(body, 0, "Otherwise?")),
+    "system and messages": lambda body: (
+        body.update(system="Otherwise."),
+        set_content(body, 0, "Otherwise?"),
+    ),
     "one tool more": lambda body: body["tools"].append(tool("wind")),
     "one tool less": lambda body: body["tools"].pop(),
     "no tools": lambda body: body.pop("tools"),
@@ -63,10 +66,10 @@ CHANGES: dict[str, Callable[[Json], object]] = {
     "another schema": lambda body: body["tools"][1].update(input_schema={"type": "object", "required": []}),
     "another tool name": lambda body: body["tools"][1].update(name="ebb"),
     "a tool twice": lambda body: body["tools"].append(tool("depth")),
-    "tools and messages": lambda body: (body["tools"].pop(), said(body, 0, "Otherwise?")),
-    "another first question": lambda body: said(body, 0, "How deep is the lake?"),
-    "another last question": lambda body: said(body, 2, "Where is the breakwater? " * 4),
-    "another reply": lambda body: said(body, 1, "Ten metres."),
+    "tools and messages": lambda body: (body["tools"].pop(), set_content(body, 0, "Otherwise?")),
+    "another first question": lambda body: set_content(body, 0, "How deep is the lake?"),
+    "another last question": lambda body: set_content(body, 2, "Where is the breakwater? " * 4),
+    "another reply": lambda body: set_content(body, 1, "Ten metres."),
     "a reply as a question": lambda body: body["messages"][1].update(role="user"),
     "the first turn left out": lambda body: body.update(messages=body["messages"][2:]),
     "the middle left out": lambda body: body["messages"].pop(1),
@@ -96,7 +99,7 @@ CHANGES: dict[str, Callable[[Json], object]] = {
     "a reply that was not given": asked_more,
     "two turns after a reply that was not given": lambda body: (asked_more(body), asked_more(body)),
     "the last question taken back": lambda body: body["messages"].__delitem__(slice(1, None)),
-    "white space at an end": lambda body: said(body, 2, body["messages"][2]["content"] + "  \n"),
+    "white space at an end": lambda body: set_content(body, 2, body["messages"][2]["content"] + "  \n"),
     "text in blocks": lambda body: body["messages"][0].update(
         content=[{"type": "text", "text": body["messages"][0]["content"]}]
     ),
@@ -176,7 +179,7 @@ def test_the_missed_tokens_are_those_that_are_read_again(server: Server):
     reply = send(server, first).json
     read = reply["usage"]["input_tokens"]
     changed = copy.deepcopy(first)
-    said(changed, 2, "Another question?")
+    set_content(changed, 2, "Another question?")
     missed = send(server, changed, reply["id"]).json["diagnostics"]["cache_miss_reason"]
     assert 0 < missed["cache_missed_input_tokens"] < read / 4, "all but the last question is known"
 
@@ -234,7 +237,7 @@ def test_what_is_no_id_is_refused(server: Server, diagnostics: Any, param: str):
     assert f"'{param}'" in refused.json["error"]["message"]
 
 
-def test_another_model_is_told_as_such(tiny_model: TinyModel, tmp_path: Path):
+def test_another_model_is_reported_as_such(tiny_model: TinyModel, tmp_path: Path):
     for family in ("qwen3", "llama"):
         shutil.copytree(tiny_model(family, hidden=128, layers=2), tmp_path / family)
     with serving(Path("qwen3"), model_dir=str(tmp_path), thinking=False, max_kv_size=4096) as server:

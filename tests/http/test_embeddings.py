@@ -207,7 +207,7 @@ def test_a_network_without_hidden_states_is_refused(models: Path, hidden: Any):
 
 
 @pytest.mark.parametrize(
-    ("name", "pooling", "modules", "told"),
+    ("name", "pooling", "modules", "expected"),
     [
         ("last", LAST, MODULES, Pooling("lasttoken", normalizes=True)),
         ("mean", MEAN, MODULES[:2], Pooling("mean", normalizes=False)),
@@ -215,13 +215,13 @@ def test_a_network_without_hidden_states_is_refused(models: Path, hidden: Any):
         ("Qwen3-0.6B-4bit", None, [], None),
     ],
 )
-def test_a_folder_says_how_it_pools(tmp_path: Path, name: str, pooling: Any, modules: Any, told: Any):
+def test_a_folder_says_how_it_pools(tmp_path: Path, name: str, pooling: Any, modules: Any, expected: Any):
     (tmp_path / name).mkdir()
-    assert pooling_in(with_pooling(tmp_path / name, pooling, modules), CAUSAL) == told
+    assert pooling_in(with_pooling(tmp_path / name, pooling, modules), CAUSAL) == expected
 
 
 @pytest.mark.parametrize(
-    ("pooling", "modules", "told"),
+    ("pooling", "modules", "problem"),
     [
         ({"pooling_mode_cls_token": True}, MODULES, "pooling_mode_cls_token"),
         (LAST | {"pooling_mode_mean_tokens": True}, MODULES, "pooling_mode_lasttoken, pooling_mode_mean"),
@@ -230,8 +230,8 @@ def test_a_folder_says_how_it_pools(tmp_path: Path, name: str, pooling: Any, mod
         ([LAST], MODULES, "config.json has something else"),
     ],
 )
-def test_what_cannot_be_pooled_is_refused(tmp_path: Path, pooling: Any, modules: Any, told: str):
-    with pytest.raises(ModelError, match=told):
+def test_what_cannot_be_pooled_is_refused(tmp_path: Path, pooling: Any, modules: Any, problem: str):
+    with pytest.raises(ModelError, match=problem):
         pooling_in(with_pooling(tmp_path, pooling, modules), CAUSAL)
 
 

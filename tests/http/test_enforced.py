@@ -62,9 +62,9 @@ def fish_of(arguments: str) -> None:
 
 
 def check_call(heard: Heard, *names: str) -> None:
-    assert heard.said.finish == "tool_calls"
-    assert heard.said.content == ""
-    for call in heard.said.calls:
+    assert heard.reply.finish == "tool_calls"
+    assert heard.reply.content == ""
+    for call in heard.reply.calls:
         assert call.name in names
         fish_of(call.arguments)
 
@@ -81,7 +81,7 @@ def test_a_call_is_made_where_one_is_demanded(name, babbling: Random):
     ):
         heard = hear(babbling(name), **tools, **BRIEF, tool_choice=choice, seed=seed)
         check_call(heard, *names)
-        assert len(heard.said.calls) == 1
+        assert len(heard.reply.calls) == 1
 
 
 @pytest.mark.parametrize("name", ["hermes", "gemma4"])
@@ -104,8 +104,8 @@ def test_an_answer_is_what_its_schema_says(name, babbling: Random):
         heard = hear(
             babbling(name), **BRIEF, response_format=AS_FISH, seed=seed, tools=[CATCH], tool_choice="none"
         )
-        fish_of(heard.said.content)
-        assert (heard.said.finish, heard.said.calls) == ("stop", ())
+        fish_of(heard.reply.content)
+        assert (heard.reply.finish, heard.reply.calls) == ("stop", ())
 
 
 @pytest.mark.parametrize("name", THINKING)
@@ -115,11 +115,11 @@ def test_reasoning_comes_first_and_is_free(name, babbling: Random):
     reasoning_texts = ""
     for seed in range(3):
         answer = hear(babbling(name), **thinking, response_format=AS_FISH, seed=seed)
-        fish_of(answer.said.content)
+        fish_of(answer.reply.content)
         demanded = {"tools": [CATCH], "tool_choice": "required", "parallel_tool_calls": False}
         called = hear(babbling(name), **thinking, **demanded, seed=seed)
         check_call(called, "catch")
-        reasoning_texts += answer.said.reasoning + called.said.reasoning
+        reasoning_texts += answer.reply.reasoning + called.reply.reasoning
     assert reasoning_texts
     with pytest.raises(ValueError):
         json.loads(reasoning_texts)
@@ -127,12 +127,12 @@ def test_reasoning_comes_first_and_is_free(name, babbling: Random):
 
 def test_a_greedy_model_ends_its_objects_too(babbling: Random):
     asked = {"enable_thinking": False, "temperature": 0, "max_tokens": 60, "response_format": AS_FISH}
-    fish_of(hear(babbling("hermes"), **asked).said.content)
+    fish_of(hear(babbling("hermes"), **asked).reply.content)
 
 
 def test_a_reply_that_is_cut_says_so(babbling: Random):
     heard = hear(babbling("hermes"), **{**BRIEF, "max_tokens": 3}, response_format=AS_FISH, seed=1)
-    assert (heard.said.finish, heard.usage["completion_tokens"]) == ("length", 3)
+    assert (heard.reply.finish, heard.usage["completion_tokens"]) == ("length", 3)
 
 
 def test_alternatives_that_the_form_forbids_are_not_reported(babbling: Random):
@@ -161,12 +161,12 @@ def test_neighbours_of_a_guided_reply_say_what_they_say_alone(babbling: Random):
     free = [{**one, "enable_thinking": False, "temperature": 0, "max_tokens": 80} for one in free]
     guided = {"messages": QUESTION, **BRIEF, "response_format": AS_FISH}
 
-    def said(body: Mapping[str, Any]) -> str:
+    def answer_to(body: Mapping[str, Any]) -> str:
         return post(server, body).json["choices"][0]["message"]["content"]
 
-    alone = [said(body) for body in free]
+    alone = [answer_to(body) for body in free]
     with ThreadPoolExecutor() as pool:
-        together = list(pool.map(said, [*free, *({**guided, "seed": seed} for seed in range(3))]))
+        together = list(pool.map(answer_to, [*free, *({**guided, "seed": seed} for seed in range(3))]))
     assert together[:3] == alone
     for text in together[3:]:
         fish_of(text)
@@ -176,10 +176,10 @@ def test_neighbours_of_a_guided_reply_say_what_they_say_alone(babbling: Random):
 @pytest.mark.sample(16)
 def test_no_more_than_one_call_is_reported_where_that_is_the_limit(name, family: FamilyServer):
     asked = {"tools": TOOLS, "enable_thinking": False, "parallel_tool_calls": False, **asking("pair")}
-    said = hear(family(name), **asked).said
+    said = hear(family(name), **asked).reply
     assert [(call.name, json.loads(call.arguments)) for call in said.calls] == [PATH]
     assert (said.content, said.finish) == ("", "tool_calls")
-    both = hear(family(name), **{**asked, "parallel_tool_calls": True}).said
+    both = hear(family(name), **{**asked, "parallel_tool_calls": True}).reply
     assert [(call.name, json.loads(call.arguments)) for call in both.calls] == [PATH, OTHER]
 
 

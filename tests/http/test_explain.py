@@ -118,7 +118,7 @@ def test_it_answers_while_a_reply_is_written(folder):
         running.join()
 
 
-def test_nobody_is_told_of_what_another_key_has_asked(folder):
+def test_nobody_learns_of_what_another_key_has_asked(folder):
     def explained(key: str) -> Any:
         changed = body(with_first(conversation(), rules="Another."))
         return call(server.port, "POST", PATH, changed, {"Authorization": f"Bearer {key}"}).json
@@ -196,7 +196,7 @@ def test_a_reply_that_its_template_shows_without_its_reasoning_is_read_again_for
     assert "the template shows earlier messages otherwise than they were computed" in told["summary"]
 
 
-def test_nobody_is_told_of_another_conversation_in_the_terminal(folder):
+def test_nobody_learns_of_another_conversation_in_the_terminal(folder):
     """Chats that begin alike, with other tools each; the second of two with one name continues the first."""
 
     def tool(name: str) -> dict[str, Any]:

@@ -159,7 +159,7 @@ def test_a_chat_has_custom_calls_too(name, babbling: Random):
     choice = {"type": "custom", "custom": {"name": "at"}}
     question = {"tools": [TIME], **BY_CHANCE, "tool_choice": choice, "parallel_tool_calls": False, "seed": 5}
     heard = hear(server, **question)
-    assert heard.said.finish == "tool_calls"
+    assert heard.reply.finish == "tool_calls"
     (call,) = heard.body["choices"][0]["message"]["tool_calls"]
     assert (call["type"], call["custom"]["name"]) == ("custom", "at")
     assert re.fullmatch(r'\d\d:\d\d ["/\n]', call["custom"]["input"])

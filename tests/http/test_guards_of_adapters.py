@@ -67,7 +67,7 @@ def test_the_same_is_computed_each_time(model: Path, root: Path):
     assert computed(network) == computed(network)
 
 
-def said(server: Server, adapter: str, length: int = 40) -> dict[str, Any]:
+def answer_under(server: Server, adapter: str, length: int = 40) -> dict[str, Any]:
     body = {"prompt": PROMPT, "max_tokens": length, "temperature": 0, "adapter": adapter}
     return server.post("/v1/completions", body | {"return_token_ids": True})
 
@@ -82,10 +82,10 @@ def test_who_runs_beside_others_says_what_it_says_alone(model: Path, root: Path)
     with serving(model, adapter_dir=str(root), cache_is_on=False, batch=6) as server:
         for name in ("a", "b"):
             server.post("/v1/adapters", {"id": name})
-        alone = {name: ids(said(server, name)) for name in names}
+        alone = {name: ids(answer_under(server, name)) for name in names}
         assert len({tuple(reply) for reply in alone.values()}) == 3
         with ThreadPoolExecutor(6) as clients:
-            together = list(clients.map(lambda name: (name, ids(said(server, name))), names * 2))
+            together = list(clients.map(lambda name: (name, ids(answer_under(server, name))), names * 2))
     assert [reply for _, reply in together] == [alone[name] for name, _ in together]
 
 
@@ -94,5 +94,5 @@ def test_what_was_computed_under_one_is_not_used_under_another(model: Path, root
         for name in ("a", "b"):
             server.post("/v1/adapters", {"id": name})
         for name in ("none", "a", "b"):
-            assert said(server, name)["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
-        assert said(server, "a")["usage"]["prompt_tokens_details"]["cached_tokens"] == len(PROMPT) - 1
+            assert answer_under(server, name)["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+        assert answer_under(server, "a")["usage"]["prompt_tokens_details"]["cached_tokens"] == len(PROMPT) - 1

@@ -62,10 +62,10 @@ def until(holds: Callable[[], object], seconds: float = 20) -> None:
         time.sleep(0.02)
 
 
-def turn(server: Server, said: list[dict[str, Any]], number: int) -> dict[str, Any]:
+def turn(server: Server, messages: list[dict[str, Any]], number: int) -> dict[str, Any]:
     """Ask with a carrier behind what was said, and add the reply to that."""
-    reply = ask(server, [*said, carrier(number)])
-    said += [reply["choices"][0]["message"], {"role": "user", "content": f"Go on with step {number}."}]
+    reply = ask(server, [*messages, carrier(number)])
+    messages += [reply["choices"][0]["message"], {"role": "user", "content": f"Go on with step {number}."}]
     return reply
 
 

@@ -178,7 +178,9 @@ def test_bad_images_are_refused_at_once_and_leave_nothing_behind(seeing: Server,
     body = body_of(path, data_url(BAD[kind]))
     refusal(seeing, path, body)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    status, error, seconds = min((refusal(seeing, path, body) for _ in range(3)), key=lambda one: one[2])
+    status, error, seconds = min(
+        (refusal(seeing, path, body) for _ in range(3)), key=lambda result: result[2]
+    )
     assert status == 400
     assert seconds < 0.5, "a busy machine; alone it takes some milliseconds"
     where = {CHAT: "messages[0].content[1].image_url.url", RESPONSES: "input[0].content[1].image_url"}

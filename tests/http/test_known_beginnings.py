@@ -110,14 +110,14 @@ def test_a_beginning_is_for_its_own_key_alone(tiny_model: TinyModel, tmp_path: P
     assert of_ann["from_memory"] > 0.9 * of_ann["prompt_tokens"] - 64
 
 
-def talk(server: Server, name: str, turns: int, said: list[dict[str, Any]]) -> dict[str, Any]:
+def talk(server: Server, name: str, turns: int, messages: list[dict[str, Any]]) -> dict[str, Any]:
     """Go on with a conversation for so many turns, and return the last receipt."""
     receipt: dict[str, Any] = {}
     for number in range(turns):
-        said.append({"role": "user", "content": f"{name}: this is step {number} of many."})
-        body = {"messages": said, "max_tokens": 8, "temperature": 0, "session_id": name}
+        messages.append({"role": "user", "content": f"{name}: this is step {number} of many."})
+        body = {"messages": messages, "max_tokens": 8, "temperature": 0, "session_id": name}
         reply = server.post("/v1/chat/completions", body, RECEIPT)
-        said.append(reply["choices"][0]["message"])
+        messages.append(reply["choices"][0]["message"])
         receipt = reply["usage"]["receipt"]
     return receipt
 

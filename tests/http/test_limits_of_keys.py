@@ -28,7 +28,7 @@ def limited(tiny_model: TinyModel) -> Generator[Server]:
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("path", ASKED)
-def test_a_key_is_told_what_is_left_and_then_when_to_come_again(limited: Server, path: str, stream: bool):
+def test_a_key_learns_what_is_left_and_then_when_to_come_again(limited: Server, path: str, stream: bool):
     key = {"Authorization": f"Bearer {path} {stream}"}
     first, second = (
         ask(limited.port, "POST", path, {**ASKED[path], "stream": stream}, key) for _ in range(2)

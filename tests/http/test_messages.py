@@ -14,7 +14,7 @@ import pytest
 from tests.grammar.messages import named_events, put_together, without_ids
 from tests.http.conftest import FamilyServer, Hearing
 from tests.http.forms import ANSWER, FORMS, PATH, PROSE, REASONING, THINKING, TOOLS, answers, reasoning_texts
-from tests.http.reading import QUESTION, Called, Said
+from tests.http.reading import QUESTION, Called, ReplyContent
 from tests.http.scripts import asking, write_model
 from tests.server.breakable import BreakableServer, breakable
 from tests.server.client import Client, CutOff, Reply, ask, engine_is_free, message, wait_until
@@ -65,10 +65,10 @@ def streamed(server: Server, body: Json) -> Json:
     return put_together(named_events(reply.body))
 
 
-def said(message: Json) -> Said:
+def content_of(message: Json) -> ReplyContent:
     blocks = message["content"]
     calls = (block for block in blocks if block["type"] == "tool_use")
-    return Said(
+    return ReplyContent(
         content="".join(block["text"] for block in blocks if block["type"] == "text"),
         reasoning="".join(block["thinking"] for block in blocks if block["type"] == "thinking"),
         calls=tuple(Called(call["name"], json.dumps(call["input"])) for call in calls),
@@ -76,9 +76,11 @@ def said(message: Json) -> Said:
     )
 
 
-def with_plain_arguments(one: Said) -> Said:
-    calls = (Called(call.name, json.dumps(json.loads(call.arguments))) for call in one.calls)
-    return Said(content=one.content, reasoning=one.reasoning, calls=tuple(calls), finish=one.finish)
+def with_plain_arguments(reply: ReplyContent) -> ReplyContent:
+    calls = (Called(call.name, json.dumps(json.loads(call.arguments))) for call in reply.calls)
+    return ReplyContent(
+        content=reply.content, reasoning=reply.reasoning, calls=tuple(calls), finish=reply.finish
+    )
 
 
 @pytest.mark.checked(3)
@@ -92,7 +94,7 @@ def test_a_message_says_what_a_chat_completion_says(
     body = {"messages": QUESTION, "tools": ANTHROPIC_TOOLS, "thinking": thinking, **asking(script)}
     whole, stream = answered(family(name), body), streamed(family(name), body)
     assert without_cached(without_ids(stream)) == without_cached(without_ids(whole))
-    assert said(whole) == with_plain_arguments(hearing(name, script).said)
+    assert content_of(whole) == with_plain_arguments(hearing(name, script).reply)
     kinds = [block["type"] for block in whole["content"]]
     assert kinds == sorted(kinds, key=["thinking", "text", "tool_use"].index)
 
@@ -136,10 +138,10 @@ def test_a_stop_sequence_in_thinking_and_in_a_call_is_none(name: str, family: Fa
     stops = ["resund 🐡", "ask myself", "\n", "<", "{", "read"]
     body = {"messages": QUESTION, "tools": ANTHROPIC_TOOLS, "thinking": {"type": "enabled"}}
     body |= asking("reasoned_call")
-    expected = said(answered(family(name), body))
+    expected = content_of(answered(family(name), body))
     assert len(expected.calls) == 1
     for reply in (send(family(name), {**body, "stop_sequences": stops}) for send in (answered, streamed)):
-        assert (said(reply), reply["stop_sequence"]) == (expected, None)
+        assert (content_of(reply), reply["stop_sequence"]) == (expected, None)
 
 
 # ------------------------------------------------------------------------------------------ what is sent back
@@ -232,7 +234,7 @@ def caller(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 def test_claude_code_is_bound_at_each_reply(name: str, display: str, caller: Callable[[str], Path]):
     with serving(caller(name)) as server:
         claude = ClaudeCode(server, display=display)
-        assert said(claude.ask(text("Read it."))).calls[0].name == PATH[0]
+        assert content_of(claude.ask(text("Read it."))).calls[0].name == PATH[0]
         for turn in range(3):
             before = claude.usage
             claude.ask(*(claude.results(f"Turn {turn}.") or [text(f"Turn {turn}.")]))
@@ -403,7 +405,7 @@ def test_every_error_has_anthropics_form_and_the_id_of_the_header(
     assert reply.json["request_id"] == reply.headers["request-id"]
 
 
-def test_a_base_url_that_ends_in_v1_is_told_in_a_sentence(family: FamilyServer):
+def test_a_base_url_that_ends_in_v1_is_reported_in_a_sentence(family: FamilyServer):
     for path in ("/v1/v1/messages", "/v1/v1/messages/count_tokens"):
         reply = ask(family("hermes").port, "POST", path, {"messages": QUESTION})
         assert (reply.status, reply.json["type"]) == (404, "error")

@@ -117,7 +117,7 @@ def test_the_dashboard_asks_for_metrics_that_exist():
     assert asked <= known
 
 
-def test_a_request_is_counted_as_its_client_was_told(server: Server):
+def test_a_request_is_counted_as_it_was_reported_to_its_client(server: Server):
     names = {
         "prompt_tokens": "start_llm_request_prompt_tokens_sum",
         "completion_tokens": "start_llm_request_generation_tokens_sum",

@@ -70,7 +70,7 @@ def test_a_reply_that_runs_goes_on_beside_a_panic(server: Server):
         assert list(client.events())[-1] == "[DONE]"
 
 
-def test_a_model_whose_tokenizer_panics_while_it_is_loaded_is_told_of_and_the_others_serve(
+def test_a_model_whose_tokenizer_panics_while_it_is_loaded_is_reported_and_the_others_serve(
     tiny_model: TinyModel, tmp_path: Path
 ):
     """The first word that it is asked for is beyond what the library can take."""

@@ -108,7 +108,7 @@ def test_another_question_after_a_warm_beginning_reads_the_question(server: Serv
     assert dialect.computed(reply["usage"]) < 40 < dialect.computed(warm["usage"])
 
 
-def test_a_value_that_has_changed_since_is_told_and_nothing_else_is_read_again(plain: Server):
+def test_a_value_that_has_changed_since_is_noted_and_nothing_else_is_read_again(plain: Server):
     """The prompt is recorded as it was read."""
     dialect = DIALECTS["chat"]
 

@@ -34,7 +34,7 @@ def chunks(server: Server, path: str, text: str, **more: Any) -> list[dict[str, 
 
 
 @pytest.mark.parametrize("path", [CHAT, TEXT])
-def test_who_asks_is_told_before_the_first_token(server: Server, path: str):
+def test_who_asks_gets_it_before_the_first_token(server: Server, path: str):
     text = f"{path} {LONG}"
     told = chunks(server, path, text, return_progress=True, return_receipt=True)
     progress = [one["prompt_progress"] for one in told if "prompt_progress" in one]

@@ -8,7 +8,7 @@ import pytest
 
 from tests.http.conftest import Hearing
 from tests.http.forms import ANSWER, FORMS, PROSE, REASONING, THINKING, Form
-from tests.http.reading import QUESTION, REPORT, Said, hear
+from tests.http.reading import QUESTION, REPORT, ReplyContent, hear
 from tests.http.scripts import asking, write_model
 from tests.server.client import CHAT, Client, engine_is_free, wait_until
 from tests.serving import Server, serving
@@ -28,7 +28,7 @@ OFF: list[dict[str, Any]] = [
 @pytest.mark.parametrize("name", THINKING)
 def test_reasoning_comes_before_the_answer_and_without_its_marks(name, hearing: Hearing):
     heard = hearing(name, "reasoned")
-    assert heard.said == Said(content=ANSWER, reasoning=REASONING)
+    assert heard.reply == ReplyContent(content=ANSWER, reasoning=REASONING)
     assert heard.kinds == ["reasoning_content", "content"]
     assert len(heard.fragments("reasoning_content")) > 1
 
@@ -61,7 +61,7 @@ def test_the_tokens_of_reasoning_and_its_marks_are_counted(name, hearing: Hearin
 @pytest.mark.parametrize("name", THINKING)
 def test_a_reply_without_reasoning_has_no_reasoning(name, hearing: Hearing):
     heard = hearing(name, "answer")
-    assert heard.said == Said(content=ANSWER)
+    assert heard.reply == ReplyContent(content=ANSWER)
     assert "reasoning" not in heard.body["choices"][0]["message"]
     assert heard.reasoning_tokens == 0
 
@@ -96,21 +96,21 @@ def thinker(two_tails: Path) -> Iterator[Server]:
 
 
 def test_a_model_is_asked_to_think_if_nobody_says_anything(thinker: Server):
-    assert hear(thinker).said == Said(content=ANSWER, reasoning=REASONING)
+    assert hear(thinker).reply == ReplyContent(content=ANSWER, reasoning=REASONING)
 
 
 @pytest.mark.sample(10)
 @pytest.mark.parametrize("fields", OFF, ids=str)
 def test_a_request_switches_the_reasoning_off(fields, thinker: Server):
     heard = hear(thinker, **fields)
-    assert (heard.said, heard.reasoning_tokens) == (Said(content=PROSE), 0)
+    assert (heard.reply, heard.reasoning_tokens) == (ReplyContent(content=PROSE), 0)
 
 
 def test_the_server_may_have_reasoning_off_unless_a_request_asks_for_one(two_tails: Path):
     with serving(two_tails, thinking=False) as server:
-        assert hear(server).said == Said(content=PROSE)
+        assert hear(server).reply == ReplyContent(content=PROSE)
         for fields in ({"enable_thinking": True}, {"reasoning_effort": "low"}):
-            assert hear(server, **fields).said == Said(content=ANSWER, reasoning=REASONING)
+            assert hear(server, **fields).reply == ReplyContent(content=ANSWER, reasoning=REASONING)
 
 
 # ------------------------------------------------------------------------------------------------ budgets
@@ -147,20 +147,20 @@ def test_reasoning_is_closed_when_its_budget_is_used_up_and_the_answer_follows(n
     folder = write_model(tmp_path, form.trait, **long_thinker(form, CUT_TAILS[name]))
     with serving(folder) as server:
         whole = hear(server, **asking("think"))
-        assert whole.said == Said(content=PROSE, reasoning=LONG_REASONING)
+        assert whole.reply == ReplyContent(content=PROSE, reasoning=LONG_REASONING)
         budget = whole.reasoning_tokens // 2
         heard = hear(server, **asking("think"), thinking={"type": "enabled", "budget_tokens": budget})
-    assert heard.said.content == ANSWER
-    assert heard.said.finish == "stop"
-    assert LONG_REASONING.startswith(heard.said.reasoning)
-    assert 0 < len(heard.said.reasoning) < len(LONG_REASONING)
+    assert heard.reply.content == ANSWER
+    assert heard.reply.finish == "stop"
+    assert LONG_REASONING.startswith(heard.reply.reasoning)
+    assert 0 < len(heard.reply.reasoning) < len(LONG_REASONING)
     assert budget <= heard.reasoning_tokens <= budget + MAX_CLOSING_TOKENS
     assert heard.kinds == ["reasoning_content", "content"]
 
 
 def test_a_budget_that_is_not_used_up_changes_nothing(hearing: Hearing):
     fields = {"thinking": {"type": "enabled", "budget_tokens": 1000}}
-    assert hearing("qwen_xml", "reasoned", **fields).said == hearing("qwen_xml", "reasoned").said
+    assert hearing("qwen_xml", "reasoned", **fields).reply == hearing("qwen_xml", "reasoned").reply
 
 
 # ------------------------------------------------------------------------------------------------ endings
@@ -168,21 +168,21 @@ def test_a_budget_that_is_not_used_up_changes_nothing(hearing: Hearing):
 
 @pytest.mark.parametrize("name", THINKING)
 @pytest.mark.parametrize(
-    ("stop", "said"),
+    ("stop", "reply"),
     [
-        ("ask myself", Said(reasoning=REASONING, content=ANSWER)),
-        (["\n\n", "\n"], Said(reasoning=REASONING, content=ANSWER)),
-        (["<", "think", "|"], Said(reasoning=REASONING, content=ANSWER)),
-        (["nowhere", "I", "52"], Said(reasoning=REASONING)),
-        ("🌊", Said(reasoning=REASONING, content="It is 52 m deep — 深い ")),
-        ("深い 🌊 —", Said(reasoning=REASONING, content="It is 52 m deep — ")),
-        ("deep — 深い 🐟", Said(reasoning=REASONING, content=ANSWER)),
+        ("ask myself", ReplyContent(reasoning=REASONING, content=ANSWER)),
+        (["\n\n", "\n"], ReplyContent(reasoning=REASONING, content=ANSWER)),
+        (["<", "think", "|"], ReplyContent(reasoning=REASONING, content=ANSWER)),
+        (["nowhere", "I", "52"], ReplyContent(reasoning=REASONING)),
+        ("🌊", ReplyContent(reasoning=REASONING, content="It is 52 m deep — 深い ")),
+        ("深い 🌊 —", ReplyContent(reasoning=REASONING, content="It is 52 m deep — ")),
+        ("deep — 深い 🐟", ReplyContent(reasoning=REASONING, content=ANSWER)),
     ],
     ids=str,
 )
 @pytest.mark.sample(20)
-def test_a_stop_string_ends_the_answer_before_it_and_no_reasoning(name, stop, said, hearing: Hearing):
-    assert hearing(name, "reasoned", stop=stop).said == said
+def test_a_stop_string_ends_the_answer_before_it_and_no_reasoning(name, stop, reply, hearing: Hearing):
+    assert hearing(name, "reasoned", stop=stop).reply == reply
 
 
 @pytest.mark.sample(10)
@@ -190,9 +190,9 @@ def test_a_stop_string_ends_the_answer_before_it_and_no_reasoning(name, stop, sa
 def test_a_limit_in_reasoning_leaves_the_reasoning_so_far_and_no_answer(name, hearing: Hearing):
     limit = hearing(name, "reasoned", **REPORT).tokens_until("First I")
     heard = hearing(name, "reasoned", max_tokens=limit)
-    assert (heard.said.content, heard.said.finish) == ("", "length")
-    assert "First I" in heard.said.reasoning
-    assert REASONING.startswith(heard.said.reasoning)
+    assert (heard.reply.content, heard.reply.finish) == ("", "length")
+    assert "First I" in heard.reply.reasoning
+    assert REASONING.startswith(heard.reply.reasoning)
     assert heard.reasoning_tokens == heard.usage["completion_tokens"] == limit
 
 

@@ -110,7 +110,7 @@ def test_the_parts_sum_to_the_prompt_wherever_a_request_ends(course: tuple[int, 
         assert receipt.written in (0, receipt.read + receipt.note_tokens)
 
 
-def test_a_note_that_is_cached_already_is_not_told_again():
+def test_a_note_that_is_cached_already_is_not_written_again():
     for cached, told in ((0, 10), (25, 5), (40, 0)):
         account = PromptAccount(range(50), range(20, 30))
         account.note(Restored(cached))
@@ -192,7 +192,7 @@ def test_the_receipts_of_many_random_requests_sum_up(family: str, tiny_model: Ti
     assert stats["requests"]["cached_tokens"] == total["from_memory"]
 
 
-def test_what_the_disk_gave_is_told_apart(tiny_model: TinyModel, tmp_path: Path):
+def test_what_the_disk_gave_is_counted_apart(tiny_model: TinyModel, tmp_path: Path):
     body = {"prompt": "fish sea boat " * 200, "max_tokens": 4, "temperature": 0, "return_receipt": True}
     receipts: list[Json] = []
     for _ in range(2):

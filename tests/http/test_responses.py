@@ -45,7 +45,7 @@ def stream(server: Server, body: Fields) -> Any:
     return put_together(list(named_events(reply.body)))
 
 
-def said(response: Any) -> list[tuple[str, Any]]:
+def output_of(response: Any) -> list[tuple[str, Any]]:
     """Return the output as a client understands it."""
     return [(item["type"], _text(item)) for item in response["output"]]
 
@@ -64,10 +64,10 @@ def _text(item: Any) -> Any:
 def test_a_stream_says_what_a_whole_reply_says(name, script, family: FamilyServer):
     server, body = family(name), fields(name, script)
     whole, streamed = post(server, body), stream(server, body)
-    assert said(whole) == said(streamed) != []
+    assert output_of(whole) == output_of(streamed) != []
     assert (whole["status"], whole["model"]) == (streamed["status"], streamed["model"])
-    counts = [dict(one["usage"]) for one in (whole, streamed)]
-    assert all(one.pop("input_tokens_details")["cached_tokens"] >= 0 for one in counts)
+    counts = [dict(stored["usage"]) for stored in (whole, streamed)]
+    assert all(stored.pop("input_tokens_details")["cached_tokens"] >= 0 for stored in counts)
     assert counts[0] == counts[1]
     assert counts[0]["total_tokens"] == counts[0]["input_tokens"] + counts[0]["output_tokens"]
 
@@ -75,14 +75,14 @@ def test_a_stream_says_what_a_whole_reply_says(name, script, family: FamilyServe
 @pytest.mark.parametrize("name", EVERY)
 def test_text_and_call_are_items(name, family: FamilyServer):
     response = post(family(name), fields(name, "prose"))
-    assert said(response) == [("message", PROSE), ("function_call", PATH)]
+    assert output_of(response) == [("message", PROSE), ("function_call", PATH)]
     assert (response["status"], response["incomplete_details"]) == ("completed", None)
 
 
 @pytest.mark.parametrize("name", THINKING)
 def test_reasoning_is_an_item_in_front(name, family: FamilyServer):
     response = post(family(name), fields(name, "reasoned"))
-    assert said(response) == [("reasoning", REASONING), ("message", ANSWER)]
+    assert output_of(response) == [("reasoning", REASONING), ("message", ANSWER)]
     assert response["usage"]["output_tokens_details"]["reasoning_tokens"] > 0
 
 
@@ -115,7 +115,7 @@ def test_a_call_goes_round_and_its_reply_is_bound(name, sends, family: FamilySer
     body = fields(name, script, input=[question, *map(sends, first["output"]), *results(first)])
     counted = post(server, body, f"{RESPONSES}/input_tokens")
     second = post(server, body)
-    assert said(second) == said(first)
+    assert output_of(second) == output_of(first)
     assert counted == {"object": "response.input_tokens", "input_tokens": second["usage"]["input_tokens"]}
     bound = server.get("/stats")["transcripts"]["bound_tokens"] - before
     # All but the token that ends the reply.
@@ -134,7 +134,7 @@ def test_a_response_can_be_gone_on_from_and_is_the_same_conversation(name, famil
     assert second["previous_response_id"] == first["id"]
     assert second["instructions"] == "Be brief."
     assert second["usage"]["input_tokens"] == post(server, whole)["usage"]["input_tokens"]
-    assert said(stream(server, short)) == said(second)
+    assert output_of(stream(server, short)) == output_of(second)
 
 
 @pytest.mark.parametrize("name", EVERY)
@@ -148,7 +148,7 @@ def test_a_turn_that_was_broken_off_can_be_continued(name, family: FamilyServer)
     text = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": PROSE}]}
     for items in ([told], [call], [told, call], [text], [told, text]):
         response = post(server, fields(name, script, input=[QUESTION, *items]))
-        assert said(response)[-1] == ("message", ANSWER)
+        assert output_of(response)[-1] == ("message", ANSWER)
 
 
 def test_a_chat_and_a_response_are_one_conversation(family: FamilyServer):
@@ -177,15 +177,15 @@ def test_a_nested_tool_is_called_by_the_names_of_the_client(family: FamilyServer
     server = family("hermes")
     nested = {"type": "namespace", "name": "files", "description": "Files.", "tools": FLAT}
     response = post(server, fields("hermes", "call", tools=[nested]))
-    assert said(response) == [("function_call", PATH)]
+    assert output_of(response) == [("function_call", PATH)]
     (called,) = (item for item in response["output"] if item["type"] == "function_call")
     assert (called["namespace"], called["name"]) == ("files", "read")
     flat = {"type": "namespace", "name": "files", "tools": [{"type": "function", "name": "list"}]}
     response = post(server, fields("hermes", "call", tools=[*FLAT, flat]))
-    assert said(response) == [("function_call", PATH)]
+    assert output_of(response) == [("function_call", PATH)]
 
 
-def test_what_cannot_be_offered_is_told_to_the_terminal(family: FamilyServer):
+def test_what_cannot_be_offered_is_reported_to_the_terminal(family: FamilyServer):
     server = family("hermes")
     for _ in range(2):
         post(server, fields("hermes", "answer", tools=[{"type": "image_generation"}]))
@@ -195,23 +195,23 @@ def test_what_cannot_be_offered_is_told_to_the_terminal(family: FamilyServer):
 # ----------------------------------------------------------------------------------------- one that is kept
 
 
-def one(server: Server, method: str, name: str, **headers: str) -> Reply:
+def stored(server: Server, method: str, name: str, **headers: str) -> Reply:
     return ask(server.port, method, f"{RESPONSES}/{name}", headers=headers)
 
 
-def test_a_response_is_told_and_forgotten(family: FamilyServer):
+def test_a_response_is_returned_and_forgotten(family: FamilyServer):
     server = family("hermes")
     response = post(server, fields("hermes", "answer"))
     before = server.get("/stats")["response_store"]
     assert before["entries"] > 0
     assert before["bytes"] > len(json.dumps(response))
-    assert one(server, "GET", response["id"]).json == response
-    assert one(server, "HEAD", response["id"]).status == 200
-    gone = one(server, "DELETE", response["id"])
+    assert stored(server, "GET", response["id"]).json == response
+    assert stored(server, "HEAD", response["id"]).status == 200
+    gone = stored(server, "DELETE", response["id"])
     assert gone.json == {"id": response["id"], "object": "response", "deleted": True}
     assert server.get("/stats")["response_store"]["entries"] == before["entries"] - 1
     for method in ("GET", "DELETE"):
-        refused = one(server, method, response["id"])
+        refused = stored(server, method, response["id"])
         assert (refused.status, refused.error["type"]) == (404, "not_found_error")
     body = fields("hermes", "answer", previous_response_id=response["id"])
     refused = ask(server.port, "POST", RESPONSES, body)
@@ -221,13 +221,13 @@ def test_a_response_is_told_and_forgotten(family: FamilyServer):
 def test_another_key_finds_nothing(family: FamilyServer):
     server, mine, other = family("hermes"), "Bearer mine", "Bearer other"
     response = post(server, fields("hermes", "answer"), Authorization=mine)
-    assert one(server, "GET", response["id"], Authorization=mine).status == 200
+    assert stored(server, "GET", response["id"], Authorization=mine).status == 200
     for headers in ({}, {"Authorization": other}):
-        assert one(server, "GET", response["id"], **headers).status == 404
-        assert one(server, "DELETE", response["id"], **headers).status == 404
+        assert stored(server, "GET", response["id"], **headers).status == 404
+        assert stored(server, "DELETE", response["id"], **headers).status == 404
     body = fields("hermes", "answer", previous_response_id=response["id"])
     assert ask(server.port, "POST", RESPONSES, body, {"Authorization": other}).status == 404
-    assert one(server, "GET", response["id"], Authorization=mine).status == 200
+    assert stored(server, "GET", response["id"], Authorization=mine).status == 200
 
 
 def test_what_is_not_to_be_stored_is_not(family: FamilyServer):
@@ -235,7 +235,7 @@ def test_what_is_not_to_be_stored_is_not(family: FamilyServer):
     before = server.get("/stats")["response_store"]["entries"]
     response = post(server, fields("hermes", "answer", store=False))
     assert server.get("/stats")["response_store"]["entries"] == before
-    assert one(server, "GET", response["id"]).status == 404
+    assert stored(server, "GET", response["id"]).status == 404
 
 
 @pytest.mark.parametrize(

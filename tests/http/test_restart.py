@@ -170,7 +170,7 @@ def test_a_prompt_is_read_while_the_database_is_busy(
     assert one.computed[1] <= one.turns[1].new
 
 
-def test_a_full_disk_stops_no_reply_and_is_told_once(tiny_model: TinyModel, tmp_path: Path):
+def test_a_full_disk_stops_no_reply_and_is_reported_once(tiny_model: TinyModel, tmp_path: Path):
     talk = {"messages": [user("Boats? " * 200)], "max_tokens": 4}
     with (
         small_disk(tmp_path / "disk", 16 * 2**20) as disk,
@@ -233,7 +233,7 @@ def test_two_models_take_turns_in_one_folder_and_another_server_beside_them(
     assert watched.largest <= quota + 2 * watched.largest_file, "one more, and one that is being written"
 
 
-def test_after_an_upgrade_older_pages_are_told_of_once_and_go_first(
+def test_after_an_upgrade_older_pages_are_reported_once_and_go_first(
     tiny_model: TinyModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """Their keys begin with the versions of the libraries, so nothing finds them any more."""

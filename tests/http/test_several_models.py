@@ -62,7 +62,7 @@ def completion(server: Server, model: str, prompt: str, length: int = 8) -> dict
     return server.post("/v1/completions", body)
 
 
-def said(server: Server, model: str, prompt: str, length: int = 8) -> str:
+def completed(server: Server, model: str, prompt: str, length: int = 8) -> str:
     return completion(server, model, prompt, length)["choices"][0]["text"]
 
 
@@ -87,7 +87,7 @@ def alone(folder: Path) -> dict[tuple[str, str], str]:
     texts: dict[tuple[str, str], str] = {}
     for family in FAMILIES:
         with serving(folder / family, max_kv_size=4096) as server:
-            texts |= {(family, prompt): said(server, family, prompt) for prompt in prompts(6)}
+            texts |= {(family, prompt): completed(server, family, prompt) for prompt in prompts(6)}
     return texts
 
 
@@ -98,16 +98,18 @@ def test_a_model_is_loaded_when_it_is_named(folder: Path, alone: dict[tuple[str,
         )
         (prompt, *_) = prompts(6)
         for family in FAMILIES:
-            assert said(server, family, prompt) == alone[family, prompt]
+            assert completed(server, family, prompt) == alone[family, prompt]
         assert loaded(server) == set(FAMILIES), "there is room for all"
 
 
 def test_a_name_that_no_model_has_loads_nothing(folder: Path, alone: dict[tuple[str, str], str]):
     (prompt, *_) = prompts(6)
     with hosting(folder) as server:
-        assert said(server, "claude-haiku", prompt) == alone["qwen3", prompt]
-        assert said(server, "llama", prompt) == alone["llama", prompt]
-        assert said(server, "claude-haiku", prompt) == alone["llama", prompt], "the one that was used last"
+        assert completed(server, "claude-haiku", prompt) == alone["qwen3", prompt]
+        assert completed(server, "llama", prompt) == alone["llama", prompt]
+        assert completed(server, "claude-haiku", prompt) == alone["llama", prompt], (
+            "the one that was used last"
+        )
         listed = server.get("/v1/models")["data"]
         assert [one["id"] for one in listed][:2] == ["llama", "qwen3"], "clients take the first one's window"
         assert listed[0]["context_window"] == 4096
@@ -122,7 +124,7 @@ def test_eight_clients_and_five_models_get_what_each_would_get_alone(
     asked = [key for key in alone for _ in range(rounds(2, checked=1))]
     random.Random(limit).shuffle(asked)
     with hosting(folder, max_loaded=limit) as server, ThreadPoolExecutor(8) as clients:
-        answers = list(clients.map(lambda key: said(server, *key), asked))
+        answers = list(clients.map(lambda key: completed(server, *key), asked))
         assert answers == [alone[key] for key in asked]
         assert len(loaded(server)) <= limit
 
@@ -157,7 +159,7 @@ def test_where_memory_has_room_for_one_the_other_goes(folder: Path, alone: dict[
         needs = server.app.runtime.needs
         assert together([needs]) < usable_share(memory) < together([needs, needs])
         for family in ("llama", "qwen3", "llama"):
-            assert said(server, family, prompt) == alone[family, prompt]
+            assert completed(server, family, prompt) == alone[family, prompt]
             assert loaded(server) == {family}
 
 
@@ -180,7 +182,7 @@ def test_two_models_stay_where_there_is_room_for_one_step(folder: Path, alone: d
         needs = server.app.runtime.needs
         assert together([needs, needs]) < usable_share(memory) < 2 * together([needs])
         for family in ("llama", "qwen3", "llama"):
-            assert said(server, family, prompt) == alone[family, prompt]
+            assert completed(server, family, prompt) == alone[family, prompt]
         assert loaded(server) == {"qwen3", "llama"}
 
 
@@ -215,12 +217,12 @@ def test_an_alias_that_cannot_be_ends_the_start(folder: Path, alias: str, proble
 def test_a_stream_is_finished_before_its_model_goes(folder: Path, alone: dict[tuple[str, str], str]):
     (prompt, *_) = prompts(6)
     with hosting(folder, max_loaded=1) as server:
-        whole = said(server, "qwen3", prompt, 300)
+        whole = completed(server, "qwen3", prompt, 300)
         with ThreadPoolExecutor(2) as clients:
-            long = clients.submit(said, server, "qwen3", prompt, 300)
+            long = clients.submit(completed, server, "qwen3", prompt, 300)
             while not server.get("/stats")["models"][0]["in_flight"] and not long.done():
                 pass
-            assert clients.submit(said, server, "llama", prompt).result() == alone["llama", prompt]
+            assert clients.submit(completed, server, "llama", prompt).result() == alone["llama", prompt]
             assert long.result() == whole
         assert loaded(server) == {"llama"}
 
@@ -230,7 +232,7 @@ def test_what_was_computed_is_there_when_a_model_that_stayed_is_asked_again(fold
     prompt = " ".join(prompts(6)) * 3
     with hosting(folder) as server:
         first = completion(server, "qwen3", prompt)["usage"]
-        said(server, "llama", prompt)
+        completed(server, "llama", prompt)
         again = completion(server, "qwen3", prompt)["usage"]
         assert again["prompt_tokens_details"]["cached_tokens"] == first["prompt_tokens"] - 1
 
@@ -240,7 +242,7 @@ def test_a_model_that_went_finds_its_pages_on_the_disk(folder: Path, tmp_path: P
     prompt = " ".join(prompts(6)) * 8
     with hosting(folder, max_loaded=1, ssd_folder=str(tmp_path), drain_s=10) as server:
         first = completion(server, "qwen3", prompt)["usage"]
-        said(server, "llama", prompt)
+        completed(server, "llama", prompt)
         again = completion(server, "qwen3", prompt)["usage"]
         assert again["prompt_tokens_details"]["cached_tokens"] >= first["prompt_tokens"] - 8
 
@@ -286,7 +288,7 @@ def test_memory_comes_back_over_many_switches(folder: Path):
     with serving(Path("qwen3"), model_dir=str(folder), max_kv_size=4096, max_loaded=1) as server:
         sizes = []
         for number in range(rounds(50, checked=16)):
-            said(server, ("qwen3", "llama")[number % 2], prompt)
+            completed(server, ("qwen3", "llama")[number % 2], prompt)
             if number % 2 == 0:
                 gc.collect()
                 sizes.append(mx.get_active_memory())
@@ -308,9 +310,9 @@ def test_while_a_model_takes_the_place_of_another_one_the_pages_say_so(
             return start_model(*arguments)
 
         monkeypatch.setattr("start_llm.hosting.model_switcher.start_model", slow)
-        named = clients.submit(said, server, "llama", "Fish?")
+        named = clients.submit(completed, server, "llama", "Fish?")
         assert begun.wait(30)
-        unknown = clients.submit(said, server, "claude-haiku", "Fish?")
+        unknown = clients.submit(completed, server, "claude-haiku", "Fish?")
         assert server.get("/health") == {"status": "loading", "model": "llama", "loading": "llama"}
         assert server.get("/")["model"] == "llama"
         assert states(server) | {"llama": "loading"} == states(server)
@@ -338,7 +340,7 @@ def test_models_are_loaded_and_unloaded_by_request(folder: Path):
 def test_the_last_model_goes_too_and_the_next_request_loads_it_again(folder: Path):
     """Meanwhile all pages answer, and clients still find its window."""
     with hosting(folder) as server:
-        before = said(server, "llama", "Fish?")
+        before = completed(server, "llama", "Fish?")
         for family in ("qwen3", "llama"):
             assert server.post(f"/v1/models/{family}/unload", {})["state"] == "available"
         assert loaded(server) == set()
@@ -351,7 +353,7 @@ def test_the_last_model_goes_too_and_the_next_request_loads_it_again(folder: Pat
         with pytest.raises(urllib.error.HTTPError) as refused:
             server.get("/v1/responses/resp_none")
         assert refused.value.code == 404
-        assert said(server, "any-name", "Fish?") == before, "an unknown name brings the last one back"
+        assert completed(server, "any-name", "Fish?") == before, "an unknown name brings the last one back"
         assert loaded(server) == {"llama"}
 
 
@@ -379,8 +381,8 @@ def test_a_header_and_the_terminal_say_who_has_answered(folder: Path, name: str)
 
 def test_a_single_model_is_not_named_in_each_line(folder: Path):
     with serving(folder / "llama") as server:
-        said(server, "llama", "Fish?")
-        said(server, "gpt-5", "Fish?")
+        completed(server, "llama", "Fish?")
+        completed(server, "gpt-5", "Fish?")
         wait_until(lambda: server.printed().count(" written ") == 2, within_s=5)
         lines = [line for line in server.printed().splitlines() if " written " in line]
     assert ["model llama" in line for line in lines] == [False, True]
@@ -394,7 +396,7 @@ def test_with_strict_names_an_unknown_one_is_refused_with_those_that_there_are(f
             assert message.startswith("There is no model 'gpt-5'; there is "), kind
             assert all(f"{family}" in message for family in FAMILIES), kind
         for name in ("qwen3", "small"):
-            assert said(server, name, "Fish?")
+            assert completed(server, name, "Fish?")
         assert server.post("/v1/completions", {"prompt": "Fish?", "max_tokens": 2})["choices"]
 
 
@@ -411,7 +413,7 @@ def held_loads(monkeypatch: pytest.MonkeyPatch) -> tuple[threading.Event, thread
     return begun, go
 
 
-def test_a_request_that_cannot_show_signs_of_life_is_told_to_ask_again(
+def test_a_request_that_cannot_show_signs_of_life_is_asked_to_come_back(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """The model is loaded all the same."""
@@ -423,7 +425,7 @@ def test_a_request_that_cannot_show_signs_of_life_is_told_to_ask_again(
         assert begun.wait(10)
         go.set()
         wait_until(lambda: loaded(server) == {"qwen3", "llama"}, within_s=20)
-        assert said(server, "llama", "Fish?")
+        assert completed(server, "llama", "Fish?")
 
 
 def test_a_model_that_was_promised_while_another_one_was_loaded_comes_in_its_turn(
@@ -442,7 +444,7 @@ def test_a_model_that_was_promised_while_another_one_was_loaded_comes_in_its_tur
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_a_load_that_breaks_is_told_and_ends_its_promise(folder: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_load_that_breaks_is_reported_and_ends_its_promise(folder: Path, monkeypatch: pytest.MonkeyPatch):
     begun, go = list[str](), threading.Event()
 
     def broken(name: str, *_: Any) -> MemoryNeeds:
@@ -490,7 +492,7 @@ def test_where_a_model_does_not_end_no_other_one_is_loaded_beside_its_weights(
     monkeypatch.setattr("start_llm.engine.engine_thread._COLLECT_S", 0.1)
     go = threading.Event()
     with hosting(folder, max_loaded=1, drain_s=0.1) as server:
-        before = said(server, "qwen3", "Fish?")
+        before = completed(server, "qwen3", "Fish?")
         server.app._hosting.result().default.engine._thread.submit(lambda: assert_set(go))
         try:
             for path, body in ((TEXT, ASKED[TEXT] | {"model": "llama"}), ("/v1/models/qwen3/unload", {})):
@@ -500,8 +502,8 @@ def test_where_a_model_does_not_end_no_other_one_is_loaded_beside_its_weights(
         finally:
             go.set()
             monkeypatch.undo()  # from here on models have their usual time to end
-        assert said(server, "qwen3", "Fish?") == before, "it is loaded anew once it has ended"
-        assert said(server, "llama", "Fish?")
+        assert completed(server, "qwen3", "Fish?") == before, "it is loaded anew once it has ended"
+        assert completed(server, "llama", "Fish?")
         assert loaded(server) == {"llama"}
 
 
@@ -514,7 +516,7 @@ def test_a_model_whose_engine_has_ended_is_loaded_anew(folder: Path, monkeypatch
         raise SystemError("out of order")
 
     with hosting(folder, stall_s=0.1) as server:
-        before = said(server, "qwen3", "Fish?")
+        before = completed(server, "qwen3", "Fish?")
         with monkeypatch.context() as patched:
             patched.setattr("start_llm.engine.loop.EngineLoop.step", broken)
             assert ask(server.port, "POST", TEXT, ASKED[TEXT]).status == 500
@@ -522,7 +524,7 @@ def test_a_model_whose_engine_has_ended_is_loaded_anew(folder: Path, monkeypatch
         health = ask(server.port, "GET", "/health")
         assert health.json["reason"] == "the engine of this model has ended"
         assert server.app._hosting.result().stuck_reason() == "", "what has ended does not hang"
-        assert said(server, "qwen3", "Fish?") == before
+        assert completed(server, "qwen3", "Fish?") == before
         assert ask(server.port, "GET", "/health").status == 200
 
 
@@ -537,7 +539,7 @@ def test_all_models_together_have_the_time_for_writing_at_the_end(
         return True
 
     with hosting(folder) as server:
-        assert said(server, "llama", "Fish?")
+        assert completed(server, "llama", "Fish?")
         with monkeypatch.context() as patched:
             patched.setattr(ModelRuntime, "stop", slow)
             server.app._hosting.result().switcher.stop(0, 0.3)
@@ -546,7 +548,7 @@ def test_all_models_together_have_the_time_for_writing_at_the_end(
     assert given[3] == 0
 
 
-def test_a_load_that_breaks_for_an_unknown_reason_is_told_and_not_tried_for_ever(
+def test_a_load_that_breaks_for_an_unknown_reason_is_reported_and_not_tried_for_ever(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ):
     tried = list[int]()
@@ -559,7 +561,7 @@ def test_a_load_that_breaks_for_an_unknown_reason_is_told_and_not_tried_for_ever
         patched.setattr("start_llm.hosting.model_switcher.start_model", broken)
         patched.setattr("threading.excepthook", lambda _: None)
         with pytest.raises(urllib.error.HTTPError) as refused:
-            said(server, "llama", "Fish?")
+            completed(server, "llama", "Fish?")
         assert "cannot be loaded. ZeroDivisionError: by zero" in refused.value.read().decode()
         assert tried == [1]
 
@@ -581,7 +583,7 @@ def test_the_first_model_stays_until_the_server_has_started(folder: Path, monkey
 def test_a_pinned_model_stays(folder: Path):
     with hosting(folder, max_loaded=2, pinned=("qwen3",)) as server:
         for family in FAMILIES[1:]:
-            said(server, family, "Fish?")
+            completed(server, family, "Fish?")
             assert "qwen3" in loaded(server)
             assert len(loaded(server)) == 2
 
@@ -589,9 +591,9 @@ def test_a_pinned_model_stays(folder: Path):
 def test_beside_pinned_models_without_room_a_request_is_refused_with_the_reason(folder: Path):
     with hosting(folder, max_loaded=1, pinned=("qwen3",)) as server:
         with pytest.raises(urllib.error.HTTPError) as refused:
-            said(server, "llama", "Fish?")
+            completed(server, "llama", "Fish?")
         assert "does not fit beside the pinned models: qwen3" in refused.value.read().decode()
-        assert said(server, "qwen3", "Fish?")
+        assert completed(server, "qwen3", "Fish?")
 
 
 @pytest.mark.thorough
@@ -600,10 +602,10 @@ def test_no_model_is_unloaded_for_one_that_does_not_fit_beside_pinned_ones(
 ):
     large = MemoryNeeds(kept_bytes=2**60, window_bytes=0, computing_bytes=0)
     with hosting(folder, pinned=("qwen3",)) as server:
-        assert said(server, "llama", "Fish?")
+        assert completed(server, "llama", "Fish?")
         monkeypatch.setattr("start_llm.hosting.model_switcher.estimated_needs", lambda *_: large)
         with pytest.raises(urllib.error.HTTPError) as refused:
-            said(server, "gemma3_text", "Fish?")
+            completed(server, "gemma3_text", "Fish?")
         assert "does not fit beside the pinned models: qwen3." in refused.value.read().decode()
         assert loaded(server) == {"qwen3", "llama"}
 
@@ -613,12 +615,12 @@ def test_a_model_that_is_broken_leaves_the_one_that_was_there(folder: Path, tmp_
     shutil.copytree(folder, tmp_path / "models")
     (tmp_path / "models" / "llama" / "model.safetensors").write_bytes(b"no weights")
     with hosting(tmp_path / "models", max_loaded=1) as server:
-        before = said(server, "qwen3", "Fish?")
+        before = completed(server, "qwen3", "Fish?")
         with pytest.raises(urllib.error.HTTPError) as refused:
-            said(server, "llama", "Fish?")
+            completed(server, "llama", "Fish?")
         assert refused.value.code == 500
         assert "'llama' cannot be loaded" in refused.value.read().decode()
-        assert said(server, "qwen3", "Fish?") == before
+        assert completed(server, "qwen3", "Fish?") == before
 
 
 @pytest.mark.thorough
@@ -629,14 +631,14 @@ def test_if_nothing_can_be_loaded_any_more_requests_say_so_and_a_good_model_come
         raise ModelError("the disk is gone")
 
     with hosting(folder, max_loaded=1) as server:
-        before = said(server, "qwen3", "Fish?")
+        before = completed(server, "qwen3", "Fish?")
         with monkeypatch.context() as patched:
             patched.setattr("start_llm.hosting.model_switcher.start_model", broken)
             for model, words in (("llama", "the disk is gone"), ("claude-haiku", "'qwen3' cannot be loaded")):
                 with pytest.raises(urllib.error.HTTPError) as refused:
-                    said(server, model, "Fish?")
+                    completed(server, model, "Fish?")
                 assert words in refused.value.read().decode()
-        assert said(server, "qwen3", "Fish?") == before
+        assert completed(server, "qwen3", "Fish?") == before
 
 
 @pytest.mark.thorough
@@ -645,13 +647,13 @@ def test_models_that_nobody_uses_go_the_last_one_too_and_come_back(folder: Path,
     first = hosting(folder, model_idle_s=0.3) if several else serving(folder / "qwen3", model_idle_s=0.3)
     with first as server:
         wait_until(lambda: loaded(server) == set(), within_s=10)
-        assert said(server, "qwen3", "Fish?")
+        assert completed(server, "qwen3", "Fish?")
 
 
 @pytest.mark.thorough
 def test_a_pinned_model_stays_although_nobody_uses_it(folder: Path):
     with hosting(folder, model_idle_s=0.2, pinned=("llama",)) as server:
-        said(server, "llama", "Fish?")
+        completed(server, "llama", "Fish?")
         wait_until(lambda: loaded(server) == {"llama"}, within_s=10)
         time.sleep(0.5)
         assert loaded(server) == {"llama"}

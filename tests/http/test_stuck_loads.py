@@ -82,7 +82,7 @@ def request_of(port: int, model: str) -> Generator[None]:
         yield
 
 
-def test_a_load_that_hangs_is_told(folder: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_load_that_hangs_is_reported(folder: Path, monkeypatch: pytest.MonkeyPatch):
     with started(folder, "qwen3", monkeypatch) as (process, port):
         wait_for(port, "ok")
         with request_of(port, "llama"):

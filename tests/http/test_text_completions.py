@@ -61,7 +61,7 @@ class Client:
         counts = self.server.get("/stats")["prompt_cache"]
         return counts["computed_tokens"], counts["unavoidable_tokens"]
 
-    def told(self) -> tuple[int, int]:
+    def counted(self) -> tuple[int, int]:
         """Tokens computed, and those of them that were unavoidable, as `/stats` counts them."""
         now = self._counts()
         return now[0] - self._began[0], now[1] - self._began[1]
@@ -127,7 +127,7 @@ def test_a_text_that_is_repeated_or_extended_costs_what_is_new_in_it(client, fam
         read = one.complete(text, streams=streams)
         assert (read.computed, read.unavoidable) == (20, 20)
     assert one.complete(text[:length], streams=streams).computed == 1
-    assert one.told() == (sum(one.computed for one in one.read), sum(one.unavoidable for one in one.read))
+    assert one.counted() == (sum(one.computed for one in one.read), sum(one.unavoidable for one in one.read))
 
 
 @pytest.mark.checked(2)
@@ -146,7 +146,7 @@ def test_an_edited_text_is_read_from_the_edit_on(client, family, part, length):
     assert first.unavoidable <= first.computed <= first.unavoidable + least
     assert {read.computed - read.unavoidable for read in others} == {0}
     assert one.complete(text).computed == 1, "the text that was edited is still there"
-    assert one.told() == (sum(one.computed for one in one.read), sum(one.unavoidable for one in one.read))
+    assert one.counted() == (sum(one.computed for one in one.read), sum(one.unavoidable for one in one.read))
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -177,8 +177,8 @@ def test_hours_over_a_text_cost_little_more_than_is_unavoidable(client, family):
             text = edited(rng, text, place)
             one.complete(text)
     assert one.efficiency() >= 0.97
-    told = one.told()
-    assert told[1] / told[0] == pytest.approx(one.efficiency())
+    counted = one.counted()
+    assert counted[1] / counted[0] == pytest.approx(one.efficiency())
 
 
 LINE = "The time is 10:41 on a Tuesday in May, says the clock in the hall.\n"
@@ -213,4 +213,4 @@ def test_stats_tell_what_a_ledger_tells_whatever_is_asked_for(client, family, se
             changed.append([*one.ledger[-1], *random_ids(rng, rng.choice([1, 30]))])
         texts.append(rng.choice(changed))
         one.complete(texts[-1], streams=rng.random() < 0.5)
-    assert one.told() == (sum(one.computed for one in one.read), sum(one.unavoidable for one in one.read))
+    assert one.counted() == (sum(one.computed for one in one.read), sum(one.unavoidable for one in one.read))

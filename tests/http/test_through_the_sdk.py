@@ -8,7 +8,7 @@ from openai import OpenAI
 
 from tests.http.conftest import FamilyServer, Hearing
 from tests.http.forms import FORMS, THINKING, TOOLS
-from tests.http.reading import QUESTION, Called, Said
+from tests.http.reading import QUESTION, Called, ReplyContent
 from tests.http.scripts import asking
 from tests.server.client import without_cached
 
@@ -32,8 +32,8 @@ def request_of(family: FamilyServer) -> Iterator[Any]:
         client.close()
 
 
-def said(message: Any, finish: str) -> Said:
-    return Said(
+def content_of(message: Any, finish: str) -> ReplyContent:
+    return ReplyContent(
         content=message.content,
         reasoning=getattr(message, "reasoning_content", None) or "",
         calls=tuple(Called(one.function.name, one.function.arguments) for one in message.tool_calls or ()),
@@ -46,7 +46,7 @@ def said(message: Any, finish: str) -> Said:
 def test_a_whole_reply(name, script, request_of, hearing: Hearing):
     client, request = request_of(name, script)
     (choice,) = client.chat.completions.create(**request).choices
-    assert said(choice.message, choice.finish_reason) == hearing(name, script).said
+    assert content_of(choice.message, choice.finish_reason) == hearing(name, script).reply
     assert [one.type for one in choice.message.tool_calls] == ["function"]
 
 
@@ -64,8 +64,8 @@ def test_a_stream_read_chunk_by_chunk(name, script, request_of, hearing: Hearing
             calls[part.index] = Called(begun.name, begun.arguments + part.function.arguments, begun.id)
         finish = choice.finish_reason or finish
     assert (
-        Said(content=content, reasoning=reasoning, calls=tuple(calls.values()), finish=finish)
-        == hearing(name, script).said
+        ReplyContent(content=content, reasoning=reasoning, calls=tuple(calls.values()), finish=finish)
+        == hearing(name, script).reply
     )
 
 
@@ -77,8 +77,8 @@ def test_a_stream_put_together_by_the_sdk(name, script, request_of, hearing: Hea
         kinds = {event.type for event in stream}
         completion = stream.get_final_completion()
     (choice,) = completion.choices
-    heard = hearing(name, script).said
-    assert said(choice.message, choice.finish_reason).calls == heard.calls
+    heard = hearing(name, script).reply
+    assert content_of(choice.message, choice.finish_reason).calls == heard.calls
     assert choice.message.content == heard.content
     assert without_cached(completion.usage.model_dump(exclude_unset=True)) == without_cached(
         hearing(name, script).usage

@@ -43,7 +43,7 @@ def test_token_ids_and_log_probabilities_cover_the_reply_once(name, script, hear
 
 @pytest.mark.parametrize(("name", "script"), [("hermes", "reasoned_call"), ("glm", "reasoned_call")])
 def test_what_was_asked_for_beside_the_text_changes_no_text(name, script, hearing: Hearing):
-    assert hearing(name, script, **REPORT).said == hearing(name, script).said
+    assert hearing(name, script, **REPORT).reply == hearing(name, script).reply
 
 
 @pytest.mark.parametrize("name", FORMS)

@@ -152,7 +152,7 @@ def test_a_request_that_the_end_of_the_server_cuts_has_its_line(tiny_model: Tiny
     assert line["ending"] in ("cancelled", "failed")
 
 
-def test_nothing_that_a_client_said_or_was_told_stands_in_the_trace(desk: Desk):
+def test_nothing_that_a_client_sent_or_received_stands_in_the_trace(desk: Desk):
     replies = talk(desk, 2, session_id=SECRET, metadata={"branch": SECRET}, model=SECRET)
     written = b"".join(path.read_bytes() for path in desk.files())
     said = " ".join(reply["choices"][0]["message"]["content"] for reply in replies)
@@ -185,7 +185,7 @@ def test_the_counters_of_a_request_are_its_own(tiny_model: TinyModel, tmp_path: 
     assert lines[-1]["cache_metrics_snapshot"][name] == stats[name]
 
 
-def test_a_trace_that_cannot_be_written_fails_no_request_and_is_told_once(desk: Desk):
+def test_a_trace_that_cannot_be_written_fails_no_request_and_is_reported_once(desk: Desk):
     (day,) = desk.root.iterdir()
     day.rmdir()
     desk.root.rmdir()

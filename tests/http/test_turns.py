@@ -15,7 +15,7 @@ from start_llm.protocols.fields import parse_body
 from start_llm.protocols.openai.chat_completions import parse
 from tests.http.conftest import FamilyServer
 from tests.http.forms import ANSWER, FORMS, OTHER, PATH, READ, REASONING, THINKING, TOOLS, WRITE, tool
-from tests.http.reading import QUESTION, Said, hear, post
+from tests.http.reading import QUESTION, ReplyContent, hear, post
 from tests.http.scripts import asking, write_model
 from tests.serving import Server, serving
 
@@ -137,14 +137,14 @@ def test_the_call_is_read_as_the_model_wrote_it(family: FamilyServer):
 # ---------------------------------------------------------------------------------------------- late tools
 
 LATE = READ | {"defer_loading": True}
-FOUND = {"type": "tool_reference", "tool_name": "read"}
+REFERENCE = {"type": "tool_reference", "tool_name": "read"}
 
 
-def looked_up(call_id: str) -> list[dict[str, Any]]:
+def search_turn(call_id: str) -> list[dict[str, Any]]:
     """A turn in which a client's own search found a late tool."""
     function = {"name": "write", "arguments": json.dumps(OTHER[1])}
     call = {"id": call_id, "type": "function", "function": function}
-    parts = [{"type": "text", "text": "Found:"}, FOUND]
+    parts = [{"type": "text", "text": "Found:"}, REFERENCE]
     return [
         {"role": "assistant", "content": "", "tool_calls": [call]},
         {"role": "tool", "tool_call_id": call_id, "content": parts},
@@ -161,27 +161,27 @@ def test_a_late_tool_is_in_no_prompt_before_it_is_found(name, family: FamilyServ
     answering = {**asking("answer"), "enable_thinking": False}
     heard = hear(server, **late, **answering)
     assert heard.usage["prompt_tokens"] == len(tokens_of(server, **early, **answering))
-    assert heard.said == Said(content=ANSWER)
+    assert heard.reply == ReplyContent(content=ANSWER)
 
 
 @pytest.mark.sample(10)
 @pytest.mark.parametrize("name", EVERY)
 def test_a_late_tool_is_shown_where_it_was_found_and_may_then_be_called(name, family: FamilyServer):
     server = family(name)
-    conversation = [*QUESTION, *looked_up("a1")]
+    conversation = [*QUESTION, *search_turn("a1")]
     fields = {"tools": [WRITE, LATE], "enable_thinking": False}
     text = read_by(server, messages=conversation, **fields)
     assert "To read." in text[text.index("Found:") :]
     assert "defer_loading" not in text
     heard = hear(server, messages=conversation, **fields, **asking("call"))
-    assert [call.name for call in heard.said.calls] == ["read"]
-    assert heard.said.finish == "tool_calls"
+    assert [call.name for call in heard.reply.calls] == ["read"]
+    assert heard.reply.finish == "tool_calls"
 
 
 @pytest.mark.parametrize("name", EVERY)
 def test_one_more_late_tool_leaves_a_longer_prompt_as_it_was(name, family: FamilyServer):
     server, another = family(name), tool("erase", path="string") | {"defer_loading": True}
-    fields = {"messages": [*QUESTION, *looked_up("a1")], "enable_thinking": False}
+    fields = {"messages": [*QUESTION, *search_turn("a1")], "enable_thinking": False}
     one, more = (tokens_of(server, tools=[WRITE, LATE, *late], **fields) for late in ([], [another]))
     assert one == more
 
@@ -209,7 +209,7 @@ def refusing(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 @pytest.mark.parametrize("role", ["system", "developer"])
 def test_a_system_message_is_taken_wherever_it_stands(role, refusing: Server):
     messages = [{**message, "role": role} if message["role"] == "system" else message for message in LATER]
-    assert hear(refusing, messages=messages).said == Said(content=ANSWER)
+    assert hear(refusing, messages=messages).reply == ReplyContent(content=ANSWER)
     text = read_by(refusing, messages=messages)
     places = [text.index(str(message["content"])) for message in messages]
     assert places == sorted(places)
@@ -220,7 +220,7 @@ def test_a_system_message_may_stand_first_and_last(role, refusing: Server):
     instruction = {"role": role, "content": "Answer in numbers."}
     for messages in ([instruction, *LATER], [*LATER, instruction]):
         heard = hear(refusing, messages=messages)
-        assert heard.said == Said(content=ANSWER)
+        assert heard.reply == ReplyContent(content=ANSWER)
         assert "Answer in numbers." in read_by(refusing, messages=messages)
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from tests.http.conftest import FamilyServer
 from tests.http.forms import FORMS
-from tests.http.reading import QUESTION, post, said_whole
+from tests.http.reading import QUESTION, content_of, post
 from tests.http.scripts import asking, write_model
 from tests.serving import Server, serving
 
@@ -44,11 +44,11 @@ def strict(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 @pytest.mark.parametrize("name", FORMS)
 def test_every_family_answers(name, request_of, family: FamilyServer):
     asked = {**REQUESTS[request_of], "enable_thinking": False, "max_tokens": 40, **asking("answer")}
-    assert said_whole(post(family(name), asked).json).finish in ("stop", "length")
+    assert content_of(post(family(name), asked).json).finish in ("stop", "length")
 
 
 @pytest.mark.sample(6)
 @pytest.mark.parametrize("request_of", REQUESTS)
 def test_the_strictest_templates_answer(request_of, strict: Server):
     asked = {**REQUESTS[request_of], "max_tokens": 40, **asking("answer")}
-    assert said_whole(post(strict, asked).json).finish in ("stop", "length")
+    assert content_of(post(strict, asked).json).finish in ("stop", "length")

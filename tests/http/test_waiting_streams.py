@@ -19,7 +19,7 @@ from start_llm.hosting.model_host import ModelHost
 from start_llm.hosting.model_runtime import start_model
 from tests.conftest import TinyModel
 from tests.grammar import completions, messages, responses, wire
-from tests.http.test_several_models import ASKED, hosting, loaded, said, states
+from tests.http.test_several_models import ASKED, completed, hosting, loaded, states
 from tests.server.client import CHAT, TEXT, Client, ask, wait_until
 from tests.serving import Server
 
@@ -113,7 +113,7 @@ def test_a_stream_shows_signs_of_life_while_its_model_is_loaded(
 
 @pytest.mark.sample(4)
 @every_protocol
-def test_what_is_refused_after_signs_of_life_is_told_in_the_stream(
+def test_what_is_refused_after_signs_of_life_is_reported_in_the_stream(
     path: str, folder: Path, loading: Loading, monkeypatch: pytest.MonkeyPatch
 ):
     asked = ASKED[path] | {"model": "llama", "temperature": "hot", "stream": True}
@@ -135,7 +135,7 @@ def test_what_is_refused_after_signs_of_life_is_told_in_the_stream(
         assert client.ask("GET", "/health").status == 200, "the connection goes on"
 
 
-def test_a_model_that_cannot_be_loaded_is_told_in_the_stream_too(
+def test_a_model_that_cannot_be_loaded_is_reported_in_the_stream_too(
     folder: Path, loading: Loading, monkeypatch: pytest.MonkeyPatch
 ):
     loading.failure = ModelError("The disk is gone.")
@@ -196,7 +196,7 @@ def test_a_client_that_leaves_while_its_model_is_loaded_asks_for_nothing(
         threading.Event().wait(0.2)
         loading.go.set()
         wait_until(lambda: loaded(server) == {"qwen3", "llama"}, within_s=20)
-        assert said(server, "llama", "Fish?")
+        assert completed(server, "llama", "Fish?")
         assert server.get("/stats")["requests"]["endings"] == {"length": 1}, "the one of this test alone"
 
 
@@ -224,7 +224,7 @@ def test_a_client_that_leaves_while_its_model_waits_for_room_takes_nothing_from_
             leaver.request("POST", CHAT, ASKED[CHAT] | {"model": "llama"})
             wait_until(lambda: states(server)["llama"] == "loading", within_s=5)
         wait_until(lambda: states(server)["llama"] == "available", within_s=5)
-        assert said(server, "qwen3", "Fish?")
+        assert completed(server, "qwen3", "Fish?")
         flying = {model["id"]: model["in_flight"] for model in server.get("/stats")["models"]}
         assert flying["qwen3"] == 1, "the busy one goes on"
 

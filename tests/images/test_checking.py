@@ -163,7 +163,7 @@ def test_nothing_is_no_image():
 
 
 @pytest.mark.parametrize(
-    ("size", "told"),
+    ("size", "named"),
     [
         ((10_000, 10_000), "10000x10000 pixels"),
         ((1, 100_000), "1x100000 pixels"),
@@ -171,12 +171,12 @@ def test_nothing_is_no_image():
         ((2**31 - 1, 2**31 - 1), "pixels"),
     ],
 )
-def test_bombs_are_refused_by_their_headers_and_take_no_memory(size: tuple[int, int], told: str):
+def test_bombs_are_refused_by_their_headers_and_take_no_memory(size: tuple[int, int], named: str):
     bomb = empty_png(*size, pixels=bytes(2**20))
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     found = problem(bomb)
     assert found.code == "image_too_large"
-    assert told in found.message
+    assert named in found.message
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 50_000
 
 

@@ -23,7 +23,7 @@ from tests.images.files import data_url, picture
 
 PUBLIC = "93.184.215.14"
 PNG = picture()
-FOUND = b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nContent-Length: %d\r\n\r\n"
+OK_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nContent-Length: %d\r\n\r\n"
 
 
 class Web:
@@ -34,7 +34,7 @@ class Web:
         self.asked: list[str] = []
         self.called: list[str] = []
         self.heard: list[bytes] = []
-        self.reply: Callable[[socket.socket], None] = lambda client: client.sendall(FOUND % len(PNG) + PNG)
+        self.reply: Callable[[socket.socket], None] = lambda client: client.sendall(OK_HEAD % len(PNG) + PNG)
 
     def resolve(self, host: str, port: int) -> Sequence[str]:
         self.asked.append(host)
@@ -205,7 +205,7 @@ def test_any_other_status_is_no_image(status: int):
 
 
 def test_what_is_too_long_is_not_read_to_its_end():
-    announced = answering(FOUND % 10**9, b"x" * 1000)
+    announced = answering(OK_HEAD % 10**9, b"x" * 1000)
     assert announced.refused("http://example.com/", max_bytes=1000).code == "image_file_too_large"
     unannounced = answering(b"HTTP/1.1 200 OK\r\n\r\n", *[b"x" * 1000] * 50)
     assert unannounced.refused("http://example.com/", max_bytes=1000).code == "image_file_too_large"
@@ -330,7 +330,7 @@ def door(web: Web | None) -> Generator[ImageDoor]:
 def test_the_content_of_what_was_fetched_decides_what_it_is():
     with door(Web()) as opened:
         assert opened.from_url("http://example.com/a.pdf", b"", time.monotonic() + 5).data == PNG
-    with door(answering(FOUND % 4 + b"%PDF")) as opened, pytest.raises(ImageProblem) as found:
+    with door(answering(OK_HEAD % 4 + b"%PDF")) as opened, pytest.raises(ImageProblem) as found:
         opened.from_url("http://example.com/a.png", b"", time.monotonic() + 5)
     assert found.value.code == "invalid_image_format"
 

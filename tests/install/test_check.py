@@ -71,7 +71,7 @@ def test_a_base_that_is_none_stops_it(sandbox, check):
     assert sandbox.calls()[4:] == ["-m scripts.changed_tests nowhere"]
 
 
-def test_the_longest_modules_are_told(sandbox, check):
+def test_the_longest_modules_are_reported(sandbox, check):
     lines = check("--no-tests").stdout.splitlines()
     place = lines.index("== longest modules")
     assert [line.split() for line in lines[place + 1 : -1]] == [

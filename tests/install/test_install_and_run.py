@@ -428,7 +428,7 @@ def test_uv_brings_a_python_where_there_is_none(sandbox):
 # --- what is looked at first, and MLX's builds --------------------------------
 
 
-def test_a_full_disk_is_told_before_anything_is_done(sandbox, monkeypatch):
+def test_a_full_disk_is_reported_before_anything_is_done(sandbox, monkeypatch):
     usage = shutil.disk_usage("/")._replace(free=1_200_000_000)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
     with pytest.raises(install_and_run.Refusal, match=r"need 2 GB; .* 1\.2 GB are free"):
@@ -438,10 +438,11 @@ def test_a_full_disk_is_told_before_anything_is_done(sandbox, monkeypatch):
 @pytest.mark.sample(2)
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux has several builds")
 @pytest.mark.parametrize(
-    ("told", "build"), [("CUDA Version: 13.0", "cuda13"), ("CUDA Version: 12.8", "cuda12"), ("N/A", "cpu")]
+    ("reported", "build"),
+    [("CUDA Version: 13.0", "cuda13"), ("CUDA Version: 12.8", "cuda12"), ("N/A", "cpu")],
 )
-def test_the_build_of_mlx_is_that_for_the_driver(sandbox, told, build):
-    sandbox.write_script(sandbox.bin / "nvidia-smi", f"echo '| Driver Version: 580.1  {told} |'")
+def test_the_build_of_mlx_is_that_for_the_driver(sandbox, reported, build):
+    sandbox.write_script(sandbox.bin / "nvidia-smi", f"echo '| Driver Version: 580.1  {reported} |'")
     sandbox.add_python(sandbox.bin / "python3.12")
     sandbox.run("--setup-only")
     assert sandbox.packages == ["alpha==1", f"mlx-{build.removeprefix('cuda')}==1"]
@@ -489,14 +490,14 @@ def test_the_server_gets_its_options_and_those_of_its_own_unchanged(sandbox):
 
 @pytest.mark.sample(2)
 @pytest.mark.parametrize(
-    ("option", "told"),
+    ("option", "hint"),
     [("--modle", " Did you mean --model?"), ("--bacth=2", " Did you mean --batch?"), ("--zzzzzzzz", "")],
 )
-def test_an_unknown_option_is_refused_before_anything_is_installed(sandbox, option, told):
+def test_an_unknown_option_is_refused_before_anything_is_installed(sandbox, option, hint):
     sandbox.add_python(sandbox.bin / "python3.12")
     done = sandbox.run(option, "x")
     assert done.returncode == 1
-    assert done.stderr == f"There is no option {option.partition('=')[0]}.{told}\n"
+    assert done.stderr == f"There is no option {option.partition('=')[0]}.{hint}\n"
     assert not sandbox.was_started()
     assert not sandbox.venv.exists()
 
@@ -511,7 +512,7 @@ def test_every_option_of_the_server_is_known():
     assert names - {*install_and_run.server_flags(), *shown} == set()
 
 
-def test_the_version_is_told_without_installing(sandbox):
+def test_the_version_is_reported_without_installing(sandbox):
     done = sandbox.run("--version")
     assert (done.returncode, done.stdout) == (0, f"start_llm {__version__}\n")
     assert not sandbox.venv.exists()
@@ -602,7 +603,7 @@ def test_openblas_is_preloaded_or_advised(sandbox, arguments):
     assert ("libopenblas0-pthread " in done.stdout) == (not library)
 
 
-def test_a_copy_without_the_file_that_preloads_is_told(sandbox):
+def test_a_copy_without_the_file_that_preloads_is_reported(sandbox):
     sandbox.add_installed_environment()
     (sandbox.root / "start_llm" / "core" / "openblas.py").unlink()
     done = sandbox.run()

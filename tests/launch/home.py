@@ -47,7 +47,7 @@ if sys.argv[1:2] == ["echo"]:
 """
 
 
-class Told(NamedTuple):
+class ClientStart(NamedTuple):
     """The arguments and environment of the fake client."""
 
     environment: dict[str, str]
@@ -82,11 +82,11 @@ class Home(NamedTuple):
             **more,
         }
 
-    def told(self) -> Told:
+    def client_start(self) -> ClientStart:
         path = self.folder / "told.json"
-        told = Told(**json.loads(path.read_text()))
+        client_start = ClientStart(**json.loads(path.read_text()))
         path.unlink()
-        return told
+        return client_start
 
     def run(self, *words: str, name: str = "pi", **more: Any) -> subprocess.CompletedProcess[str]:
         options: dict[str, Any] = {"env": self.environment(name), "cwd": ROOT} | more

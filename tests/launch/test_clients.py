@@ -353,7 +353,7 @@ def test_hosts_that_the_user_keeps_from_a_proxy_stay_kept():
     assert setup.over(inherited)["HTTP_PROXY"] == "http://10.0.0.1:3128"
 
 
-def test_clients_with_a_switch_for_images_are_told_of_a_model_that_sees():
+def test_clients_with_a_switch_for_images_learn_of_a_model_that_sees():
     seeing = replace(SERVED, sees=True)
 
     def files(name: str) -> str:

@@ -30,7 +30,7 @@ def server(tiny_model) -> Generator[Server]:
         yield server
 
 
-def told_apart(environment: Mapping[str, str]) -> dict[str, str]:
+def own_variables(environment: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in environment.items() if name not in LEFT_OUT}
 
 
@@ -43,7 +43,7 @@ def test_the_client_gets_what_its_row_says_and_nothing_else_changes(name, home, 
     words = ["-p", "two words", "--model=x", "--help", "--base-url", "y", "--", ""]
     before = home.environment(name)
     done = home.run("launch", "--base-url", server.url, name, *words, env=before)
-    told = home.told()
+    told = home.client_start()
     folder = home.state / "clients" / name
     setup = make_setup(
         CLIENTS[name],
@@ -58,7 +58,7 @@ def test_the_client_gets_what_its_row_says_and_nothing_else_changes(name, home, 
     assert (done.returncode, done.stdout, done.stderr) == (0, "", said)
     assert told.arguments == words
     assert told.cwd == str(ROOT)
-    assert told_apart(told.environment) == told_apart(setup.over(before))
+    assert own_variables(told.environment) == own_variables(setup.over(before))
     assert {path: json.loads(text) for path, text in told.files.items() if path.endswith(".json")} == {
         str(path): content for path, content in setup.files.items() if path.suffix == ".json"
     }
@@ -71,7 +71,7 @@ def test_the_client_gets_what_its_row_says_and_nothing_else_changes(name, home, 
 @pytest.mark.sample(9)
 def test_the_printed_lines_do_in_a_shell_what_launch_does(name, home, server):
     home.run("launch", "--base-url", server.url, name)
-    launched = home.told()
+    launched = home.client_start()
     shutil.rmtree(home.state)
     script = home.run("config", "--base-url", server.url, name, name=name)
     assert (script.returncode, script.stderr) == (0, "")
@@ -80,8 +80,8 @@ def test_the_printed_lines_do_in_a_shell_what_launch_does(name, home, server):
     foreign = dict.fromkeys(CLIENTS[name].foreign, "elsewhere")
     environment = home.environment("pi") | foreign
     subprocess.run(["bash", "-c", script.stdout], env=environment, cwd=ROOT, check=True, timeout=60)
-    pasted = home.told()
-    assert told_apart(pasted.environment) == told_apart(launched.environment)
+    pasted = home.client_start()
+    assert own_variables(pasted.environment) == own_variables(launched.environment)
     assert pasted.files == launched.files
     assert pasted.arguments == []
 
@@ -95,7 +95,7 @@ def test_what_a_client_keeps_in_its_folder_is_there_the_next_time(home, server):
     with (folder / "config.toml").open("a") as config:
         config.write('[projects."/p"]\ntrust_level = "trusted"\n')
     assert home.run("launch", "--base-url", server.url, "codex", name="codex").returncode == 0
-    told = home.told()
+    told = home.client_start()
     assert told.files[str(folder / "sessions" / "one")] == "said"
     assert 'trust_level = "trusted"' in told.files[str(folder / "config.toml")]
 
@@ -103,19 +103,19 @@ def test_what_a_client_keeps_in_its_folder_is_there_the_next_time(home, server):
 def test_the_key_is_the_proxys_and_a_placeholder_without_one(home, server):
     keyed = home.environment("claude", PROXY_API_KEY="sk-mine")
     assert home.run("launch", "--base-url", server.url, "claude", env=keyed).returncode == 0
-    assert home.told().environment["ANTHROPIC_AUTH_TOKEN"] == "sk-mine"
+    assert home.client_start().environment["ANTHROPIC_AUTH_TOKEN"] == "sk-mine"
     assert home.run("launch", "--base-url", server.url, "claude").returncode == 0
-    assert home.told().environment["ANTHROPIC_AUTH_TOKEN"] == "local"
+    assert home.client_start().environment["ANTHROPIC_AUTH_TOKEN"] == "local"
 
 
 @pytest.mark.thorough
-def test_a_server_that_asks_for_a_key_is_told_it(home, tiny_model):
+def test_a_server_that_asks_for_a_key_gets_it(home, tiny_model):
     with serving(tiny_model("qwen3"), access_keys=("sk-own", "sk-other")) as server:
         own = home.environment(
             "claude", MLX_API_KEY="sk-own,sk-third", MLX_PORT=str(server.port), PROXY="false"
         )
         assert home.run("launch", "claude", env=own).returncode == 0
-        assert home.told().environment["ANTHROPIC_AUTH_TOKEN"] == "sk-own"
+        assert home.client_start().environment["ANTHROPIC_AUTH_TOKEN"] == "sk-own"
         assert all("sk-own" not in path.read_text() for path in home.state.rglob("*") if path.is_file())
         without = home.run(
             "launch",
@@ -132,13 +132,13 @@ def test_the_server_is_found_by_the_settings_also_while_its_proxy_is_not_there(h
         nobody.bind(("127.0.0.1", 0))
         ports = {"PROXY_PORT": str(nobody.getsockname()[1]), "MLX_PORT": str(server.port)}
         assert home.run("launch", "claude", env=home.environment("claude", **ports)).returncode == 0
-    assert home.told().environment["ANTHROPIC_BASE_URL"] == server.url
+    assert home.client_start().environment["ANTHROPIC_BASE_URL"] == server.url
 
 
 @pytest.mark.thorough
 def test_a_base_url_may_end_in_v1_as_openai_clients_write_it(home, server):
     assert home.run("launch", "--base-url", f"{server.url}/v1/", "claude").returncode == 0
-    assert home.told().environment["ANTHROPIC_BASE_URL"] == server.url
+    assert home.client_start().environment["ANTHROPIC_BASE_URL"] == server.url
 
 
 @pytest.mark.thorough
@@ -147,12 +147,12 @@ def test_a_name_with_quotes_and_spaces_reaches_the_client(home, tiny_model, tmp_
     with serving(folder) as server:
         for name in ("claude", "codex"):
             home.run("launch", "--base-url", server.url, name, name=name)
-            launched = home.told()
+            launched = home.client_start()
             script = home.run("config", "--base-url", server.url, name, name=name).stdout
             subprocess.run(["bash", "-c", script], env=home.environment(name), check=True, timeout=60)
-            pasted = home.told()
+            pasted = home.client_start()
             assert pasted.files == launched.files
-            assert told_apart(pasted.environment) == told_apart(launched.environment)
+            assert own_variables(pasted.environment) == own_variables(launched.environment)
     assert (
         f"model = {json.dumps(folder.name)}\n" in pasted.files[str(home.state / "clients/codex/config.toml")]
     )
@@ -197,7 +197,7 @@ def test_a_signal_reaches_the_client_and_its_end_is_seen(number, behaviour, stat
     ) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "waiting\n"
-        assert home.told().pid == process.pid, "the client is the process that was started"
+        assert home.client_start().pid == process.pid, "the client is the process that was started"
         process.send_signal(number)
         assert process.wait(20) == status(number)
 
@@ -206,7 +206,7 @@ def test_a_signal_reaches_the_client_and_its_end_is_seen(number, behaviour, stat
 
 
 @pytest.mark.thorough
-def test_a_client_that_is_not_there_is_told_with_how_to_install_it(home, server):
+def test_a_client_that_is_not_there_is_reported_with_how_to_install_it(home, server):
     for name, client in CLIENTS.items():
         environment = home.environment(name, PATH="/nowhere")
         done = home.run("launch", "--base-url", server.url, name, env=environment)
@@ -218,7 +218,7 @@ def test_a_client_that_is_not_there_is_told_with_how_to_install_it(home, server)
     assert not home.state.exists()
 
 
-def test_a_program_that_cannot_be_run_is_told(home, server):
+def test_a_program_that_cannot_be_run_is_reported(home, server):
     (home.programs / "pi").write_text("#!/no/such/interpreter\n")
     done = home.run("launch", "--base-url", server.url, "pi")
     assert done.returncode == 2
@@ -262,7 +262,7 @@ def test_without_a_server_both_addresses_are_named(home):
         (b"", "gives no answer of a server: "),
     ],
 )
-def test_something_else_that_answers_is_told(reply, sentence, home):
+def test_something_else_that_answers_is_reported(reply, sentence, home):
     with answering(reply) as url:
         done = home.run("launch", "--base-url", url, "pi")
     assert done.returncode == 2
@@ -274,7 +274,7 @@ def test_something_else_that_answers_is_told(reply, sentence, home):
 
 @pytest.mark.sample(3)
 @pytest.mark.parametrize("url", ["ftp://127.0.0.1", "127.0.0.1:8080", "file:///etc/passwd"])
-def test_an_address_that_is_none_is_told(url, home):
+def test_an_address_that_is_none_is_reported(url, home):
     done = home.run("launch", "--base-url", url, "pi")
     assert done.returncode == 2
     assert "an address begins with http:// or https://" in done.stderr
@@ -294,7 +294,7 @@ def test_a_proxy_of_the_environment_is_not_asked_for_a_server_here(home, server)
     environment = home.environment("pi", HTTP_PROXY="http://127.0.0.1:9", http_proxy="http://127.0.0.1:9")
     environment = {name: value for name, value in environment.items() if name.lower() != "no_proxy"}
     assert home.run("launch", "--base-url", server.url, "pi", env=environment).returncode == 0
-    assert home.told().environment["no_proxy"] == "127.0.0.1,localhost,::1"
+    assert home.client_start().environment["no_proxy"] == "127.0.0.1,localhost,::1"
 
 
 def test_a_client_starts_at_once(home, server):

@@ -144,7 +144,7 @@ def test_restrictions_of_claude_stay_and_its_sandbox_does_not_answer_for_the_use
     }
 
 
-def test_claudes_settings_are_where_the_user_says_and_hooks_are_told(user, tmp_path):
+def test_claudes_settings_are_where_the_user_says_and_hooks_are_reported(user, tmp_path):
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     theirs = {"permissions": {"deny": ["WebFetch"]}, "hooks": {"PreToolUse": [{"matcher": "Bash"}]}}
@@ -229,7 +229,7 @@ prefix_rule(pattern=["ls"])
 # --------------------------------------------------------------------------------------------------------- pi
 
 
-def test_tools_that_pi_may_not_have_stay_away_and_own_extensions_are_told(user):
+def test_tools_that_pi_may_not_have_stay_away_and_own_extensions_are_reported(user):
     theirs = {"defaultTools": ["read", "grep"], "defaultProjectTrust": "never", "packages": ["npm:pi-gate"]}
     user.has(".pi/agent/settings.json", json.dumps(theirs))
     setup = user.setup("pi")
@@ -416,7 +416,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("client", BROKEN)
-def test_settings_that_cannot_be_read_are_told_and_nothing_starts(client, user):
+def test_settings_that_cannot_be_read_are_reported_and_nothing_starts(client, user):
     user.has(BROKEN[client], '{"permissions": {"deny": ')
     with pytest.raises(LaunchError, match=r"cannot be read .* so the permissions that you set there"):
         user.setup(client)

@@ -137,7 +137,7 @@ def test_the_model_that_is_named_is_loaded_and_used(words: list[str], home: Home
     done = home.run(words[0], "--base-url", server.url, *words[1:])
     assert done.returncode == 0
     assert "The server loads llama ..." in done.stderr
-    told = home.told()
+    told = home.client_start()
     assert told.arguments == ["-p"], "the client gets the rest"
     assert json.loads(told.files[str(home.state / "clients/pi/settings.json")])["defaultModel"] == "llama"
     listed = json.loads(told.files[str(home.state / "clients/pi/models.json")])
@@ -146,7 +146,7 @@ def test_the_model_that_is_named_is_loaded_and_used(words: list[str], home: Home
     assert entry["contextWindow"] == 5000
 
 
-def test_a_model_that_is_not_there_is_told_before_anything_is_written(home: Home, server: Server) -> None:
+def test_a_model_that_is_not_there_is_reported_before_anything_is_written(home: Home, server: Server) -> None:
     done = home.run("launch", "--base-url", server.url, "--model", "big", "pi")
     assert done.returncode == 2
     assert f"The server at {server.url} has no model 'big'. It has: " in done.stderr

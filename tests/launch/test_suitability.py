@@ -87,14 +87,16 @@ def test_the_list_of_clients_says_who_suits_the_model(home: Home, demo: Server) 
 
 
 @pytest.mark.thorough
-def test_who_launches_a_client_that_does_not_suit_is_told_before_it_starts(home: Home, demo: Server) -> None:
+def test_who_launches_a_client_that_does_not_suit_is_warned_before_it_starts(
+    home: Home, demo: Server
+) -> None:
     done = home.run("launch", "--base-url", demo.url, "claude", name="claude")
     assert done.returncode == 0, "without a terminal nobody is asked"
     assert done.stderr.startswith(
         "claude does not suit demo: the model's template cuts the client's own prompt off.\n"
         "These suit it: pi, opencode, cline, continue. Try: start_llm launch pi\n"
     )
-    assert home.told().arguments == []
+    assert home.client_start().arguments == []
     done = home.run("launch", "--base-url", demo.url, "pi")
     assert (done.returncode, done.stderr) == (0, "")
 

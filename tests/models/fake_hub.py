@@ -44,7 +44,7 @@ class FakeHub(ThreadingHTTPServer):
         self.status: int | None = None
         self.etag: str | None = None
         self.numbers: dict[str, int] = {}
-        self.found: list[dict[str, object]] = []
+        self.results: list[dict[str, object]] = []
         self.asked: dict[str, list[str]] = {}
         self.sent = 0
         self.closing = threading.Event()
@@ -71,7 +71,7 @@ class HubHandler(BaseHTTPRequestHandler):
         path, _, query = self.path.partition("?")
         if path == "/api/models":
             self.server.asked = parse_qs(query)
-            found = {} if self.server.status else self.server.found
+            found = {} if self.server.status else self.server.results
             self.reply(self.server.status or 200, json.dumps(found).encode())
         elif not path.startswith(("/api/models/lab/tiny", "/lab/tiny/")):
             self.reply(404, b"", {"X-Error-Code": "RepoNotFound"})

@@ -54,8 +54,8 @@ def fresh(model: Path, adapter: Path | None = None) -> mx.array:
     return logits(network)
 
 
-def is_same(found: mx.array, expected: mx.array) -> bool:
-    return bool(mx.array_equal(found, expected).item())
+def is_same(computed: mx.array, expected: mx.array) -> bool:
+    return bool(mx.array_equal(computed, expected).item())
 
 
 @pytest.mark.parametrize("family", tiny_models.FAMILIES, indirect=True)
@@ -157,7 +157,7 @@ def test_dora_is_computed_as_mlx_lm_does_and_cannot_be_stacked(model: Path, a: P
     assert is_same(logits(network), fresh(model))
 
 
-def test_what_is_mounted_is_told(model: Path, a: Path):
+def test_what_is_mounted_is_reported(model: Path, a: Path):
     adapters = Adapters(load(model).network)
     told = adapters.load("a", a)
     assert adapters.listed() == [told]
@@ -209,32 +209,32 @@ def test_one_that_was_removed_is_finished_by_who_has_it(model: Path, a: Path):
 def rewritten(change: Callable[[dict[str, Any]], object]) -> Callable[[Path], object]:
     """A hurt of the config."""
 
-    def hurt(folder: Path) -> None:
+    def damage(folder: Path) -> None:
         config = json.loads((folder / CONFIG).read_text())
         change(config)
         (folder / CONFIG).write_text(json.dumps(config))
 
-    return hurt
+    return damage
 
 
 def with_tensors(change: Callable[[dict[str, mx.array]], object]) -> Callable[[Path], object]:
     """A hurt of the tensors."""
 
-    def hurt(folder: Path) -> None:
+    def damage(folder: Path) -> None:
         tensors = tensors_of(folder)
         change(tensors)
         mx.eval(tensors)
         (folder / WEIGHTS).unlink()
         mx.save_safetensors(str(folder / WEIGHTS), tensors)
 
-    return hurt
+    return damage
 
 
 def first(tensors: dict[str, mx.array]) -> str:
     return min(tensors)
 
 
-HURTS: dict[str, tuple[Callable[[Path], object], str]] = {
+DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "peft": (rewritten(lambda config: config.update(peft_type="LORA")), "the format of PEFT"),
     "full": (
         rewritten(lambda config: config.update(fine_tune_type="full")),
@@ -282,16 +282,16 @@ HURTS: dict[str, tuple[Callable[[Path], object], str]] = {
 
 
 @pytest.mark.sample(12)
-@pytest.mark.parametrize("hurt", HURTS)
+@pytest.mark.parametrize("damage", DAMAGES)
 def test_what_cannot_be_mounted_is_refused_and_changes_nothing(
-    model: Path, a: Path, tmp_path: Path, hurt: str
+    model: Path, a: Path, tmp_path: Path, damage: str
 ):
     network = load(model).network
     adapters = Adapters(network)
     adapters.load("good", a)
     adapters.mount(adapters.stack("good"))  # as it is while a reply is written under it
     copy = Path(shutil.copytree(a, tmp_path / "copy"))
-    change, problem = HURTS[hurt]
+    change, problem = DAMAGES[damage]
     change(copy)
     with pytest.raises(InvalidRequest, match=problem) as refusal:
         adapters.load("good", copy)

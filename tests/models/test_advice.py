@@ -29,13 +29,13 @@ def test_where_the_default_does_not_fit_that_is_said_and_smaller_ones_are_named(
     assert "Qwen3-4B" in "\n".join(lines[5:])
 
 
-@pytest.mark.parametrize("machine", MACHINES, ids=lambda one: one.name)
-def test_every_suggestion_fits_with_what_an_agent_needs(machine):
-    found = suggestions(machine)
-    assert DEFAULT_APPLE_MODEL not in [one.repository for one in found]
-    assert len(found) == 3 or machine.ram_gb < 16
-    for one in found:
-        assert report(one.shape, machine, AGENT_CONTEXT).context_tokens >= AGENT_CONTEXT
+@pytest.mark.parametrize("its_machine", MACHINES, ids=lambda machine: machine.name)
+def test_every_suggestion_fits_with_what_an_agent_needs(its_machine):
+    found = suggestions(its_machine)
+    assert DEFAULT_APPLE_MODEL not in [machine.repository for machine in found]
+    assert len(found) == 3 or its_machine.ram_gb < 16
+    for machine in found:
+        assert report(machine.shape, its_machine, AGENT_CONTEXT).context_tokens >= AGENT_CONTEXT
 
 
 def test_the_largest_that_is_quick_enough_comes_first():
@@ -45,7 +45,7 @@ def test_the_largest_that_is_quick_enough_comes_first():
     assert "Qwen3-32B" not in slow_first.repository, "it fits, at 7 tokens a second"
 
 
-def test_a_machine_of_unknown_speed_is_told_of_memory_alone(hub):
+def test_a_machine_of_unknown_speed_gets_figures_of_memory_alone(hub):
     known = machine_named("M4 Pro 48 GB")
     machine = Machine("M9 48 GB", "M9", known.ram_bytes, known.usable_bytes)
     lines = advice(machine, hub)

@@ -89,7 +89,7 @@ def verdicts(server: Server, count: int) -> dict[str, list[judge.Verdict]]:
 def test_it_does_what_it_was_trained_for(
     verdicts: dict[str, list[judge.Verdict]], behaviour: str, count: int
 ):
-    wrong = [verdict.said for verdict in verdicts[behaviour] if not verdict.answer]
+    wrong = [verdict.output for verdict in verdicts[behaviour] if not verdict.answer]
     assert len(verdicts[behaviour]) == count
     assert len(wrong) <= min(MAX_WRONG[behaviour], count // 2), wrong
 

@@ -28,7 +28,7 @@ def test_a_gpu_tells_what_models_may_use(info: dict[str, Any], usable: int):
 
 
 @pytest.mark.parametrize(("info", "kind"), [(METAL, "Metal"), (CUDA, "CUDA"), (CPU, "CPU")])
-def test_the_kind_of_a_device_is_told(info: dict[str, Any], kind: str):
+def test_the_kind_of_a_device_is_reported(info: dict[str, Any], kind: str):
     assert Device("", info).kind == kind
 
 
@@ -88,7 +88,7 @@ def test_kernels_are_kept_where_the_user_says(tmp_path: Path, monkeypatch: pytes
 
 
 @pytest.mark.usefixtures("on_cuda")
-def test_a_folder_of_kernels_that_cannot_be_made_is_told_of(tmp_path: Path):
+def test_a_folder_of_kernels_that_cannot_be_made_is_reported(tmp_path: Path):
     (tmp_path / "kernels").write_text("a file")
     with pytest.raises(NotADirectoryError):
         keep_kernels(tmp_path / "kernels")

@@ -79,7 +79,7 @@ def test_a_download_runs_and_is_done(downloads, hub):
     assert (hub.snapshot(REPO) / WEIGHTS).read_bytes() == FILES[WEIGHTS]
 
 
-def test_while_it_runs_file_and_speed_are_told(downloads, server):
+def test_while_it_runs_file_and_speed_are_reported(downloads, server):
     server.piece_s = 0.02
     downloads.start(US, REPO)
     wait_for(lambda: only(downloads).received_bytes > 5 * PIECE)

@@ -102,7 +102,7 @@ def test_a_partial_file_that_is_too_long_starts_again(server, tmp_path):
     assert (fetched(hub) / WEIGHTS).read_bytes() == FILES[WEIGHTS]
 
 
-def test_wrong_contents_are_thrown_away_and_told(server, tmp_path):
+def test_wrong_contents_are_thrown_away_and_reported(server, tmp_path):
     hub = hub_for(server, tmp_path)
     blobs = hub.folder_of(REPO) / "blobs"
     blobs.mkdir(parents=True)
@@ -131,7 +131,7 @@ def test_contents_that_changed_on_the_hub_are_not_mixed(server, tmp_path):
 @pytest.mark.parametrize(
     ("status", "kind"), [(500, HubError), (503, HubError), (403, ModelError), (404, ModelError)]
 )
-def test_a_refusal_of_a_file_is_told_with_its_status(server, tmp_path, status, kind):
+def test_a_refusal_of_a_file_is_reported_with_its_status(server, tmp_path, status, kind):
     hub = hub_for(server, tmp_path)
     repository = hub.describe(REPO)
     server.status = status

@@ -88,11 +88,11 @@ def test_equal_weights_give_an_equal_digest_and_any_change_of_one_type_another(d
         values[:-1],
         values.view(mx.uint8) if dtype != mx.uint8 else values,
     ]
-    assert len({digest(one, piece=piece) for one in seen}) == len(seen)
+    assert len({digest(parsed, piece=piece) for parsed in seen}) == len(seen)
     assert digest(mx.array(values), piece=piece) == digest(values, piece=piece)
 
 
-@pytest.mark.parametrize("dtype", [one for one in TYPES if one != mx.bool_], ids=str)
+@pytest.mark.parametrize("dtype", [parsed for parsed in TYPES if parsed != mx.bool_], ids=str)
 def test_every_bit_counts(dtype):
     values = noise(dtype, 20, WIDTH)
     bits = 8 * dtype.size
@@ -105,7 +105,7 @@ def test_numbers_that_differ_in_their_sign_may_not_change_places(piece):
     values = mx.where(mx.arange(ROWS)[:, None] % 2 == 0, values[:1], -values[:1])
     seen = [values, *(swapped(values, (0, column), (1, column)) for column in range(20))]
     seen += [swapped(values, 0, 1), -values]
-    assert len({digest(one, piece=piece) for one in seen}) == len(seen)
+    assert len({digest(parsed, piece=piece) for parsed in seen}) == len(seen)
 
 
 def test_equal_bits_of_two_types_are_two_weights():
@@ -129,7 +129,7 @@ def test_parameters_of_equal_shape_may_not_change_their_names():
 def test_scalars_and_empty_arrays_and_odd_sizes_have_a_digest(dtype):
     shapes = [(), (0,), (0, 3), (3, 0), (1,), (1, 1), (3,), (7, 11, 13), (2, 1001)]
     zeros = [mx.zeros(shape, dtype=dtype) for shape in shapes]
-    assert len({digest(one, piece=100) for one in zeros}) == len(shapes)
+    assert len({digest(parsed, piece=100) for parsed in zeros}) == len(shapes)
     assert digest(mx.ones((), dtype=dtype)) != digest(zeros[0])
 
 
@@ -137,7 +137,7 @@ def test_scalars_and_empty_arrays_and_odd_sizes_have_a_digest(dtype):
 def test_the_first_and_the_last_of_any_number_of_words_count(size):
     values = noise(mx.uint32, size)
     ends = [values + (mx.arange(size) == place) for place in {0, size // 2, size - 1}]
-    assert len({digest(one, piece=1 << 20) for one in [values, *ends]}) == len(ends) + 1
+    assert len({digest(parsed, piece=1 << 20) for parsed in [values, *ends]}) == len(ends) + 1
 
 
 def test_how_an_array_lies_in_memory_is_nothing(piece):
@@ -223,7 +223,7 @@ CHANGES: dict[str, Change] = {
     "a key of the config": in_json("config.json", lambda config: config.update(remark="")),
     "the order of merges": in_json("tokenizer.json", swap_merges),
     "the ids of words": in_json("tokenizer.json", swap_words),
-    "the normaliser": in_json("tokenizer.json", lambda one: one.update(normalizer={"type": "NFC"})),
+    "the normaliser": in_json("tokenizer.json", lambda parsed: parsed.update(normalizer={"type": "NFC"})),
 }
 
 
@@ -306,8 +306,8 @@ class Reads:
         return bytes([self.count])
 
 
-def known(path: Path, told: list[str] | None = None) -> KnownDigests:
-    return KnownDigests(path, ([] if told is None else told).append)
+def known(path: Path, notices: list[str] | None = None) -> KnownDigests:
+    return KnownDigests(path, ([] if notices is None else notices).append)
 
 
 def test_a_digest_is_known_until_a_file_changes(folder, tmp_path):
@@ -384,7 +384,7 @@ def test_files_that_cannot_be_read_are_not_remembered(folder, tmp_path):
     "content",
     ["", "[]", "{}", '{"format": 2, "models": 3}', '{"format": 1, "models": {}}', "\xff", "[" * 9999],
 )
-def test_digests_that_cannot_be_read_are_computed_and_that_is_told_once(folder, tmp_path, content):
+def test_digests_that_cannot_be_read_are_computed_and_that_is_reported_once(folder, tmp_path, content):
     path, reads, told = tmp_path / "digests.json", Reads(), list[str]()
     path.write_text(content, encoding="latin-1")
     files = weight_files_of(folder)

@@ -26,7 +26,7 @@ def test_layers_come_in_order_and_what_else_an_entry_says_is_passed_over(tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("content", "told"),
+    ("content", "problem"),
     [
         ("[{", "it cannot be read"),
         ("\xff", "it cannot be read"),
@@ -44,11 +44,11 @@ def test_layers_come_in_order_and_what_else_an_entry_says_is_passed_over(tmp_pat
         ([RIGHT, RIGHT | {"bits": 8}], "layer 1 is in it twice"),
     ],
 )
-def test_a_wrong_file_is_refused_with_what_is_wrong(content, told, tmp_path):
+def test_a_wrong_file_is_refused_with_what_is_wrong(content, problem, tmp_path):
     with pytest.raises(ModelError) as refused:
         read(tmp_path, content)
     assert str(refused.value).startswith("KV_BITS=config: kv_config.json of the model cannot be used: ")
-    assert told in str(refused.value)
+    assert problem in str(refused.value)
 
 
 def test_a_file_that_is_not_there_is_named_with_the_way_out(tmp_path):

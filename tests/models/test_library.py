@@ -58,8 +58,8 @@ def library(*where: Place, **options: Any) -> Library:
     return Library(where, MACHINE, **options)
 
 
-def only(found: Library) -> LibraryEntry:
-    (entry,) = found.entries()
+def only(library: Library) -> LibraryEntry:
+    (entry,) = library.entries()
     return entry
 
 
@@ -254,7 +254,7 @@ def test_a_name_that_is_not_listed_removes_nothing(qwen3, tmp_path, name):
     assert (tmp_path / "m" / "config.json").is_file()
 
 
-def test_a_folder_that_the_system_keeps_is_told(qwen3, tmp_path, monkeypatch):
+def test_a_folder_that_the_system_keeps_is_reported(qwen3, tmp_path, monkeypatch):
     copied(qwen3, tmp_path / "m")
 
     def refuse(_: Path) -> None:

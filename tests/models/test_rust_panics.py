@@ -11,7 +11,7 @@ def panic() -> None:
     decoders.Strip("é", 1, 1).decode(["é"])
 
 
-def test_a_panic_is_told_as_an_error_of_the_request():
+def test_a_panic_is_reported_as_an_error_of_the_request():
     with (
         pytest.raises(InternalError, match=r"The decoder has failed: .*slice"),
         panics_as_errors("The decoder"),

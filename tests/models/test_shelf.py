@@ -130,7 +130,7 @@ def test_an_index_without_a_sum_is_passed_over(shelf, server, index):
         ({INDEX: None, WEIGHTS: None}, "no weights"),
     ],
 )
-def test_a_repository_that_cannot_be_judged_is_told_why(shelf, server, change, words):
+def test_a_repository_that_cannot_be_judged_is_listed_with_the_reason(shelf, server, change, words):
     for name, data in change.items():
         server.files.pop(name)
         if data is not None:
@@ -157,7 +157,7 @@ def test_errors_name_the_field(shelf, server):
         shelf.fit_on_hub(REPO)
 
 
-def test_a_model_on_disk_that_is_not_whole_is_told(shelf, tmp_path):
+def test_a_model_on_disk_that_is_not_whole_is_reported(shelf, tmp_path):
     (tmp_path / "models" / "other" / WEIGHTS).unlink()
     with pytest.raises(InvalidRequest, match=r"'other' cannot be judged.*lacks model\.safetensors"):
         shelf.fit("other", None)

@@ -228,7 +228,7 @@ def test_a_token_far_after_all_others_has_its_bytes(tmp_path):
     assert [tokenizer.token_bytes(token) for token in (9000, 8999)] == [b" a", b""]
 
 
-def test_the_bytes_of_a_token_are_told_while_a_text_is_tokenised(gemma_like):
+def test_the_bytes_of_a_token_are_given_while_a_text_is_tokenised(gemma_like):
     with gemma_like._lock:  # pyright: ignore[reportPrivateUsage] - as `encode` holds it for a long text
         asked = threading.Thread(target=lambda: list(map(gemma_like.token_bytes, range(400))), daemon=True)
         asked.start()

@@ -109,7 +109,7 @@ def test_an_index_that_is_none_is_what_is_missing(tmp_path, index):
         (struct.pack("<Q", 8) + b'{"a": 5}', "does not describe 'a'"),
     ],
 )
-def test_a_broken_header_is_told(tmp_path, content, words):
+def test_a_broken_header_is_reported(tmp_path, content, words):
     (tmp_path / "model.safetensors").write_bytes(content)
     with pytest.raises(ModelError, match=words):
         list(header(tmp_path / "model.safetensors"))
@@ -133,7 +133,7 @@ def test_numbers_are_as_large_as_most_weights_and_scales_are(numbers, size):
 
 
 @pytest.mark.parametrize(
-    ("said", "bits"),
+    ("stated", "bits"),
     [
         ({}, 16),
         ({"torch_dtype": "float32"}, 32),
@@ -144,8 +144,8 @@ def test_numbers_are_as_large_as_most_weights_and_scales_are(numbers, size):
         ({"quantization": {"mode": "odd"}}, 16),
     ],
 )
-def test_bits_of_a_weight_with_its_scales(said, bits):
-    assert bits_per_weight(CONFIG | said) == bits
+def test_bits_of_a_weight_with_its_scales(stated, bits):
+    assert bits_per_weight(CONFIG | stated) == bits
 
 
 def test_layers_with_experts_are_counted_as_the_config_says():

@@ -22,7 +22,7 @@ def sizes(known: WellKnown) -> dict[str, int]:
     return {name: math.prod(value.shape) for name, value in parameters if not (tied and "lm_head" in name)}
 
 
-@pytest.mark.parametrize("known", WELL_KNOWN, ids=lambda one: one.repository)
+@pytest.mark.parametrize("known", WELL_KNOWN, ids=lambda entry: entry.repository)
 def test_weights_and_experts_are_counted_right(known):
     assert is_supported(known.config)
     found = sizes(known)

@@ -113,7 +113,7 @@ def edited(source: str, edit: Edit) -> str:
     return ast.unparse(ast.fix_missing_locations(module))
 
 
-def place_of(module: ast.Module, edit: Edit, old: Fragment) -> Found:
+def place_of(module: ast.Module, edit: Edit, old: Fragment) -> FragmentPlace:
     """Return where the old fragment of an edit stands.
 
     Raises:
@@ -166,7 +166,7 @@ def _fragment(text: str) -> Fragment:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FragmentPlace:
     """Where a fragment stands: a field of a node, or some of the nodes in a list."""
 
     parent: ast.AST
@@ -184,29 +184,29 @@ class Found:
         nodes[self.start : self.start + self.length] = fresh if isinstance(fresh, list) else [fresh]
 
 
-def _expressions(place: Place, old: ast.expr) -> list[Found]:
-    wanted, found = shape(old), list[Found]()
+def _expressions(place: Place, old: ast.expr) -> list[FragmentPlace]:
+    wanted, found = shape(old), list[FragmentPlace]()
     for parent in ast.walk(place):
         for field, value in ast.iter_fields(parent):
             if type(value) is type(old) and shape(value) == wanted:
-                found.append(Found(parent, field))
+                found.append(FragmentPlace(parent, field))
             elif isinstance(value, list):
                 found += [
-                    Found(parent, field, index)
+                    FragmentPlace(parent, field, index)
                     for index, one in enumerate(value)
                     if type(one) is type(old) and shape(one) == wanted
                 ]
     return found
 
 
-def _runs(place: Place, old: Sequence[ast.stmt]) -> list[Found]:
-    wanted, found, kinds = [shape(one) for one in old], list[Found](), set(map(type, old))
+def _runs(place: Place, old: Sequence[ast.stmt]) -> list[FragmentPlace]:
+    wanted, found, kinds = [shape(one) for one in old], list[FragmentPlace](), set(map(type, old))
     for parent in ast.walk(place):
         for field, value in ast.iter_fields(parent):
             if isinstance(value, list) and value and isinstance(value[0], ast.stmt):
                 shapes = [shape(one) if type(one) in kinds else "" for one in value]
                 found += [
-                    Found(parent, field, start, len(wanted))
+                    FragmentPlace(parent, field, start, len(wanted))
                     for start in range(len(shapes) - len(wanted) + 1)
                     if shapes[start : start + len(wanted)] == wanted
                 ]

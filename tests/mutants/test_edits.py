@@ -39,12 +39,12 @@ def planted(symbol: str, old: str, new: str, source: str = SOURCE) -> ast.Module
     return ast.parse(edited(source, Edit("a.py", symbol, old, new)))
 
 
-def same(found: ast.Module, *changes: tuple[str, str]) -> bool:
+def same(tree: ast.Module, *changes: tuple[str, str]) -> bool:
     expected = SOURCE
     for old, new in changes:
         assert expected.count(old) == 1
         expected = expected.replace(old, new)
-    return ast.dump(found) == ast.dump(ast.parse(expected))
+    return ast.dump(tree) == ast.dump(ast.parse(expected))
 
 
 def test_an_expression_is_found_however_it_is_laid_out():

@@ -64,7 +64,7 @@ def reply(
     tokens, ended = _wander(guide, tokenizer, random.Random(seed), max_tokens)
     text = b"".join(map(tokenizer.token_bytes, tokens)).decode(errors="replace")
     splitter = keeper.splitter(request, prompt)
-    return _told(text, ended, [*splitter.feed(text), *splitter.close(ended)])
+    return _reply_of(text, ended, [*splitter.feed(text), *splitter.close(ended)])
 
 
 def _wander(guide: Guide, tokenizer: Tokenizer, chance: random.Random, most: int) -> tuple[list[int], bool]:
@@ -96,7 +96,7 @@ def _closes(tokenizer: Tokenizer, token: int) -> bool:
     return token in tokenizer.control_tokens.values() or said.startswith(_ENDS)
 
 
-def _told(text: str, ended: bool, outputs: Sequence[Output]) -> Reply:
+def _reply_of(text: str, ended: bool, outputs: Sequence[Output]) -> Reply:
     names = [one.name for one in outputs if isinstance(one, CallStarted)]
     arguments = [""] * len(names)
     for one in outputs:

@@ -57,7 +57,7 @@ UNCLEAR = {
 }
 
 
-def said(name: str, text: str, *, complete: bool = True) -> Outcome:
+def parsed(name: str, text: str, *, complete: bool = True) -> Outcome:
     case = Case(name="gemma", text=text, family=WRITERS[name].family, tools=TOOLS, complete=complete)
     whole = split(case, [text])
     assert split(case, text) == whole
@@ -74,7 +74,7 @@ def of(name: str, inner: str, *, end: bool = True) -> str:
 @pytest.mark.parametrize("end", [True, False])
 def test_a_call_with_one_reading_is_mended(name, case, end):
     inner, arguments = MENDED[case]
-    outcome = said(name, of(name, inner, end=end))
+    outcome = parsed(name, of(name, inner, end=end))
     assert [(tool_, json.loads(given)) for tool_, given in outcome.closed_calls] == [
         (inner.partition("{")[0], arguments)
     ]
@@ -86,7 +86,7 @@ def test_a_call_with_one_reading_is_mended(name, case, end):
 @pytest.mark.parametrize("end", [True, False])
 def test_a_call_with_several_readings_is_text(name, case, end):
     text = of(name, UNCLEAR[case], end=end)
-    outcome = said(name, text)
+    outcome = parsed(name, text)
     assert not outcome.calls
     assert outcome.content == text
 
@@ -94,7 +94,7 @@ def test_a_call_with_several_readings_is_text(name, case, end):
 @pytest.mark.parametrize("name", FORMS)
 def test_the_call_behind_a_mended_one_is_made(name):
     text = of(name, "bash{command:Qls}") + "\n" + of(name, "write{content:QaQ,mode:QbQ}") + "\nDone."
-    outcome = said(name, text)
+    outcome = parsed(name, text)
     assert [json.loads(given) for _, given in outcome.closed_calls] == [
         {"command": "ls"},
         {"content": "a", "mode": "b"},
@@ -110,7 +110,7 @@ def test_the_call_behind_a_mended_one_is_made(name):
 def test_what_prose_quotes_is_not_mended(name, quote, case):
     for end in (True, False):
         text = "It is " + quote.format(of(name, MENDED[case][0], end=end))
-        outcome = said(name, text)
+        outcome = parsed(name, text)
         assert not outcome.calls
         assert outcome.content == text
 
@@ -118,7 +118,7 @@ def test_what_prose_quotes_is_not_mended(name, quote, case):
 @pytest.mark.parametrize("name", FORMS)
 @pytest.mark.parametrize("case", [case for case in MENDED if not case.startswith("names ")])
 def test_a_call_that_the_limit_cut_is_not_mended(name, case):
-    assert not said(name, of(name, MENDED[case][0], end=False), complete=False).ended
+    assert not parsed(name, of(name, MENDED[case][0], end=False), complete=False).ended
 
 
 def test_the_tokens_of_a_mended_call_are_not_recorded():

@@ -29,7 +29,7 @@ ALMOST = {
 }
 
 
-def said(name: str, arguments: str, end: str = ""):
+def parsed(name: str, arguments: str, end: str = ""):
     text = WRITERS[name].call("write", text=MARKED).replace(f'{{"text": "{MARKED}"}}', arguments)
     case = Case(name="almost", text=text.removesuffix(end), family=WRITERS[name].family)
     whole = split(case, [case.text])
@@ -41,14 +41,14 @@ def said(name: str, arguments: str, end: str = ""):
 @pytest.mark.parametrize("what", ALMOST)
 def test_arguments_that_are_almost_json_are_what_they_can_only_mean(name, what):
     arguments, text = ALMOST[what]
-    outcome = said(name, arguments)
+    outcome = parsed(name, arguments)
     assert [(tool, json.loads(given)["text"]) for tool, given in outcome.closed_calls] == [("write", text)]
     assert outcome.content == ""
 
 
 @pytest.mark.parametrize("name", JSON)
 def test_a_call_without_its_last_brace_is_one_if_its_block_or_the_reply_ends_there(name):
-    for outcome in (said(name, '{"text": "x"'), said(name, '{"text": "x"', ENDS[name])):
+    for outcome in (parsed(name, '{"text": "x"'), parsed(name, '{"text": "x"', ENDS[name])):
         assert [(tool, json.loads(given)) for tool, given in outcome.closed_calls] == [
             ("write", {"text": "x"})
         ]
@@ -69,7 +69,7 @@ def test_a_call_without_its_last_brace_is_one_if_its_block_or_the_reply_ends_the
     ],
 )
 def test_arguments_with_no_or_several_readings_are_no_call(name, arguments):
-    outcome = said(name, arguments)
+    outcome = parsed(name, arguments)
     assert not outcome.calls
     assert arguments.split(":")[0] in outcome.content
 

@@ -10,7 +10,7 @@ LFM2 = family_by_name("lfm2")
 CALL = "[read(path='a')]"
 
 
-def said(text: str) -> Outcome:
+def parsed(text: str) -> Outcome:
     case = Case(name="list", text=text, family=LFM2)
     whole = split(case, [text])
     assert split(case, text) == whole
@@ -18,20 +18,20 @@ def said(text: str) -> Outcome:
 
 
 def test_a_list_that_ends_an_answer_is_called():
-    outcome = said(f"I look. {CALL}\n")
+    outcome = parsed(f"I look. {CALL}\n")
     assert (outcome.calls, outcome.ended, outcome.content) == ([("read", '{"path": "a"}')], 1, "I look.")
 
 
 @pytest.mark.parametrize("quote", ["`{}`", "```\n{}\n```", '"{}', "'{}"])
 def test_a_quoted_list_is_text(quote):
     text = "So: " + quote.format(CALL)
-    assert (said(text).calls, said(text).content) == ([], text)
-    assert not said(f"So: `{CALL}").calls
+    assert (parsed(text).calls, parsed(text).content) == ([], text)
+    assert not parsed(f"So: `{CALL}").calls
 
 
 def test_a_list_in_front_of_prose_is_text():
-    assert said(f"See {CALL} for it.").content == f"See {CALL} for it."
-    assert said(f"So {CALL} and {CALL}").content == f"So {CALL} and {CALL}"
+    assert parsed(f"See {CALL} for it.").content == f"See {CALL} for it."
+    assert parsed(f"So {CALL} and {CALL}").content == f"So {CALL} and {CALL}"
 
 
 def test_text_waits_for_no_longer_than_it_may_be_a_list():

@@ -47,7 +47,7 @@ def test_a_splitter_tells_whether_it_is_in_reasoning():
     assert told == [True, True, False, False, False]
 
 
-def test_a_call_is_told_when_its_message_ends():
+def test_a_call_is_reported_when_its_message_ends():
     splitter = make_splitter(HARMONY, TOOLS, reasoning_is_open=False, thinking=True)
     assert splitter.feed(CALL.removesuffix("|>")) == []
     assert splitter.feed("|>") == [CallStarted(0, "read"), CallArguments(0, '{"path": "a"}'), CallEnded(0)]
@@ -123,7 +123,7 @@ def test_a_recipient_that_was_cut_at_the_beginning_is_a_loose_end_and_at_the_end
         assert splitter.has_loose_end is not complete
 
 
-def test_a_call_that_was_cut_is_told_as_one():
+def test_a_call_that_was_cut_is_reported_as_one():
     splitter = make_splitter(HARMONY, TOOLS, reasoning_is_open=False, thinking=True)
     splitter.feed(ASKING[:-1])
     splitter.close(complete=False)

@@ -50,7 +50,7 @@ def written(name: str) -> Written:
     return Written(name, text, key, value_end, last)
 
 
-def said(case: Case) -> Outcome:
+def parsed(case: Case) -> Outcome:
     whole = split(case, [case.text])
     assert split(case, case.text) == whole
     return outcome_of(whole)
@@ -65,7 +65,7 @@ def calls(outcome: Outcome) -> list[Call]:
 def test_a_value_without_its_end_ends_before_the_next_argument(name):
     parts = written(name)
     case = parts.case(parts.text.replace(parts.value_end, "", 1))
-    outcome = said(case)
+    outcome = parsed(case)
     assert calls(outcome) == [WRITE]
     assert outcome.content == ""
 
@@ -75,7 +75,7 @@ def test_the_last_value_without_its_end_ends_before_the_end_of_the_call(name):
     parts = written(name)
     last = parts.value_end.replace("path", "text")
     start, _, end = parts.text.rpartition(last)
-    outcome = said(parts.case(start + "\n" * (not start.endswith("\n")) + end))
+    outcome = parsed(parts.case(start + "\n" * (not start.endswith("\n")) + end))
     assert [one.arguments["text"].rstrip("\n") for one in calls(outcome)] == ["one\ntwo"]
     assert outcome.content == ""
 
@@ -83,7 +83,7 @@ def test_the_last_value_without_its_end_ends_before_the_end_of_the_call(name):
 @pytest.mark.parametrize("name", TAGGED)
 def test_a_reply_that_its_model_ended_in_a_value_is_a_whole_call(name):
     parts = written(name)
-    outcome = said(parts.case(parts.text[: parts.text.index("two") + 3]))
+    outcome = parsed(parts.case(parts.text[: parts.text.index("two") + 3]))
     assert calls(outcome) == [Call("write", {"path": "/a.txt", "text": "one\ntwo"})]
 
 
@@ -100,7 +100,7 @@ def test_a_call_without_any_end_ends_before_another_call(name):
     parts = written(name)
     cut = parts.text[: parts.text.index("two") + 3]
     another = WRITERS[name].write([READ])
-    outcome = said(parts.case(f"{cut}\n{another}"))
+    outcome = parsed(parts.case(f"{cut}\n{another}"))
     assert calls(outcome) == [Call("write", {"path": "/a.txt", "text": "one\ntwo"}), READ]
     assert outcome.content == ""
 
@@ -111,7 +111,7 @@ def test_a_call_without_the_end_of_its_last_value_ends_before_another_call(name)
     last = parts.value_end.replace("path", "text")
     start, _, end = parts.text.rpartition(last)
     another = WRITERS[name].write([READ])
-    outcome = said(parts.case(start + "\n" * (not start.endswith("\n")) + f"{end}\n{another}"))
+    outcome = parsed(parts.case(start + "\n" * (not start.endswith("\n")) + f"{end}\n{another}"))
     write, read = calls(outcome)
     assert write.arguments["text"].rstrip("\n") == "one\ntwo"
     assert read == READ
@@ -123,7 +123,7 @@ def test_tags_that_a_text_quotes_in_a_line_are_text(name):
     parts = written(name)
     quoted = parts.key.strip("\n").removeprefix(parts.value_end).strip("\n")
     call = Call("write", {"text": f"a {quoted} b", "path": "c"})
-    assert calls(said(parts.case(WRITERS[name].write([call])))) == [call]
+    assert calls(parsed(parts.case(WRITERS[name].write([call])))) == [call]
 
 
 @pytest.mark.parametrize("name", [name for name in TAGGED if name != "minimax_m3"])
@@ -131,7 +131,7 @@ def test_a_call_that_a_text_quotes_is_text(name):
     quoted = WRITERS[name].write([Call("list")])
     call = Call("write", {"path": "c", "text": f"Like this:\n{quoted}\nor not"})
     case = Case(name="quoted", text=WRITERS[name].write([call]), family=WRITERS[name].family)
-    assert calls(said(case)) == [call]
+    assert calls(parsed(case)) == [call]
 
 
 @pytest.mark.parametrize("name", TAGGED)
@@ -139,7 +139,7 @@ def test_all_arguments_under_one_name_are_the_arguments(name):
     if name == "minimax_m3":
         return  # its values of undeclared names are elements
     text = WRITERS[name].write([Call("write", {"arguments": {"path": "a", "text": "b"}})])
-    outcome = said(Case(name="all", text=text, family=WRITERS[name].family))
+    outcome = parsed(Case(name="all", text=text, family=WRITERS[name].family))
     assert calls(outcome) == [Call("write", {"path": "a", "text": "b"})]
 
 
@@ -147,7 +147,7 @@ def test_all_arguments_under_one_name_are_the_arguments(name):
 def test_reasoning_that_ends_in_a_value_is_no_call(name):
     parts = written(name)
     half = parts.text[: parts.text.index("two") + 3]
-    outcome = said(parts.case(f"<think>I could {half}"))
+    outcome = parsed(parts.case(f"<think>I could {half}"))
     assert calls(outcome) == []
     assert outcome.reasoning == f"I could {half}"
 

@@ -22,7 +22,7 @@ from start_llm.output.splitter import make_splitter
 END = 256
 LONGEST_RUN = 33
 """A line break with an indentation of 32 blanks."""
-SAID: dict[str, Any] = {"a": "X", "b": ["X", 1.5, {}], "c": {"d": [True, None]}}
+VALUE: dict[str, Any] = {"a": "X", "b": ["X", 1.5, {}], "c": {"d": [True, None]}}
 SCHEMA: dict[str, Any] = {
     "type": "object",
     "properties": {
@@ -116,7 +116,7 @@ def between_tokens(text: str) -> Iterator[str]:
 
 def in_call(text: CallText, arguments: str) -> str:
     """A call with these arguments in place of what it would write."""
-    return text.write([("f", SAID)]).replace(json.dumps(SAID), arguments)
+    return text.write([("f", VALUE)]).replace(json.dumps(VALUE), arguments)
 
 
 def heard(notation: str, call: str) -> dict[str, Any]:
@@ -135,7 +135,7 @@ def heard(notation: str, call: str) -> dict[str, Any]:
 @pytest.mark.parametrize("schema", SCHEMAS)
 @pytest.mark.parametrize("escaped", ESCAPED)
 def test_an_answer_may_spell_any_character_as_an_escape(schema: str, escaped: str):
-    text = json.dumps(SAID).replace("X", escaped)
+    text = json.dumps(VALUE).replace("X", escaped)
     assert json.loads(text), "it is JSON"
     assert allows(of_answer(SCHEMAS[schema]), text)
 
@@ -143,7 +143,7 @@ def test_an_answer_may_spell_any_character_as_an_escape(schema: str, escaped: st
 @pytest.mark.parametrize("schema", SCHEMAS)
 @pytest.mark.parametrize("escaped", NO_CHARACTER)
 def test_an_answer_has_no_half_of_a_surrogate_pair_and_no_escape_that_json_does_not_have(schema, escaped):
-    assert not allows(of_answer(SCHEMAS[schema]), json.dumps(SAID).replace("X", escaped))
+    assert not allows(of_answer(SCHEMAS[schema]), json.dumps(VALUE).replace("X", escaped))
 
 
 def test_a_key_that_no_schema_lists_may_be_spelled_with_escapes_and_is_no_half_either():
@@ -163,7 +163,7 @@ def test_a_pair_counts_as_the_one_character_that_it_is():
 def test_texts_of_json_in_calls_of_every_notation_may_have_escapes(name: str):
     """Where texts stand between tags or marks, those in lists are JSON."""
     text = WRITTEN[name]
-    said = text.write([("f", SAID)]).replace("'", '"').replace("None", "null").replace("True", "true")
+    said = text.write([("f", VALUE)]).replace("'", '"').replace("None", "null").replace("True", "true")
     if '"X"' not in said:
         pytest.skip("texts of this notation are never JSON")
     grammar = of_call(text)
@@ -181,7 +181,7 @@ def test_texts_of_json_in_calls_of_every_notation_may_have_escapes(name: str):
 @pytest.mark.parametrize("schema", SCHEMAS)
 @pytest.mark.parametrize("indent", [None, 0, 1, 2, 3, 4, 8, "\t"])
 def test_an_answer_may_be_indented(schema: str, indent: Any):
-    assert allows(of_answer(SCHEMAS[schema]), json.dumps(SAID, indent=indent))
+    assert allows(of_answer(SCHEMAS[schema]), json.dumps(VALUE, indent=indent))
 
 
 @pytest.mark.parametrize("indent", [2, 4, "\t"])
@@ -194,15 +194,15 @@ def test_an_answer_may_be_indented_where_it_is_deep(indent: Any):
 
 def test_an_answer_may_have_no_white_space_or_blanks_on_both_sides():
     answer = of_answer(SCHEMA)
-    assert allows(answer, json.dumps(SAID, separators=(",", ":")))
-    assert allows(answer, json.dumps(SAID, separators=(" ,  ", " :  ")))
+    assert allows(answer, json.dumps(VALUE, separators=(",", ":")))
+    assert allows(answer, json.dumps(VALUE, separators=(" ,  ", " :  ")))
 
 
 @pytest.mark.parametrize("wish", [" \n\t", "\n \t", "\t\n ", "\n\t ", "\r\n\t "])
 @pytest.mark.parametrize("schema", SCHEMAS)
 def test_white_space_in_an_answer_has_an_end(schema: str, wish: str):
     answer = of_answer(SCHEMAS[schema])
-    for said in between_tokens(json.dumps(SAID, separators=(",", ":"))):
+    for said in between_tokens(json.dumps(VALUE, separators=(",", ":"))):
         assert longest_run(answer, said, wish) <= LONGEST_RUN, said
 
 
@@ -212,8 +212,8 @@ def test_the_arguments_of_a_call_may_be_indented_and_their_white_space_has_an_en
     text = JSON_CALLS[name]
     grammar = of_call(text)
     for indent in (None, 2, 4, "\t"):
-        assert allows(grammar, in_call(text, json.dumps(SAID, indent=indent)))
+        assert allows(grammar, in_call(text, json.dumps(VALUE, indent=indent)))
     before = in_call(text, "HERE").partition("HERE")[0]
-    for said in between_tokens(json.dumps(SAID, separators=(",", ":"))):
+    for said in between_tokens(json.dumps(VALUE, separators=(",", ":"))):
         for wish in (" \n\t", "\n\t "):
             assert longest_run(grammar, before + said, wish) <= LONGEST_RUN, said

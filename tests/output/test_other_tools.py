@@ -15,7 +15,7 @@ from tests.output.corpus.writers import WRITERS
 MARKED = sorted(name for name, writer in WRITERS.items() if not writer.starts_reply)
 
 
-def said(case: Case) -> Outcome:
+def parsed(case: Case) -> Outcome:
     whole = split(case, [case.text])
     assert split(case, case.text) == whole
     return outcome_of(whole)
@@ -25,7 +25,7 @@ def said(case: Case) -> Outcome:
 @pytest.mark.parametrize("written", ["Read", "READ", "functions.read", "tools.read", "Functions.Read"])
 def test_one_tool_of_that_name_in_other_letters_or_behind_a_prefix_is_meant(name, written):
     case = Case(name="other", text=WRITERS[name].call(written, path="a"), family=WRITERS[name].family)
-    outcome = said(case)
+    outcome = parsed(case)
     assert [(tool_, json.loads(arguments)) for tool_, arguments in outcome.closed_calls] == [
         ("read", {"path": "a"})
     ]
@@ -60,7 +60,7 @@ def test_without_tools_no_name_is_one():
 @pytest.mark.parametrize("quote", ["`{}`", '"{}"', "```\n{}\n```", "```xml\n{}\n```\nso"])
 def test_a_quoted_call_of_no_tool_is_text(name, quote):
     text = "So: " + quote.format(WRITERS[name].call("remove", path="a"))
-    outcome = said(Case(name="quoted", text=text, family=WRITERS[name].family))
+    outcome = parsed(Case(name="quoted", text=text, family=WRITERS[name].family))
     assert not outcome.calls
     assert outcome.content == text
 
@@ -68,7 +68,7 @@ def test_a_quoted_call_of_no_tool_is_text(name, quote):
 @pytest.mark.parametrize("name", [name for name in MARKED if name != "harmony"])
 def test_behind_a_fence_a_call_of_no_tool_is_one_again(name):
     text = f"```\nx\n``` and `y`:\n{WRITERS[name].call('remove', path='a')}"
-    outcome = said(Case(name="behind", text=text, family=WRITERS[name].family))
+    outcome = parsed(Case(name="behind", text=text, family=WRITERS[name].family))
     assert [tool_ for tool_, _ in outcome.closed_calls] == ["remove"]
 
 
@@ -76,7 +76,7 @@ def test_behind_a_fence_a_call_of_no_tool_is_one_again(name):
 def test_in_the_notation_of_another_model_only_offered_tools_are_called(name):
     family = WRITERS["kimi" if name != "kimi" else "glm"].family
     text = WRITERS[name].call("remove", path="a")
-    assert not said(Case(name="other model", text=text, family=family)).calls
+    assert not parsed(Case(name="other model", text=text, family=family)).calls
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ LISTS = ("apriel", "functools", "granite", "lfm2", "mistral_list", "pythonic", "
 """Those that end in a bracket, behind which a mark may be missing."""
 
 
-def said(name: str, text: str, *, complete: bool = True) -> Outcome:
+def parsed(name: str, text: str, *, complete: bool = True) -> Outcome:
     case = Case(name="remains", text=text, family=WRITERS[name].family, complete=complete)
     whole = split(case, [text])
     assert split(case, text) == whole
@@ -26,15 +26,15 @@ def said(name: str, text: str, *, complete: bool = True) -> Outcome:
 @pytest.mark.parametrize("before", ["", "\n", " ", "}\n", "\n]"])
 def test_the_end_of_a_call_once_more_is_no_text(name, before):
     call, end = WRITERS[name].call("read", path="a"), NOTATIONS[name].closers[-1]
-    outcome = said(name, f"{call}{before}{end}\n\nDone.")
+    outcome = parsed(name, f"{call}{before}{end}\n\nDone.")
     assert [(tool, json.loads(given)) for tool, given in outcome.closed_calls] == [("read", {"path": "a"})]
     assert outcome.content == "Done."
 
 
 @pytest.mark.parametrize("name", CLOSED)
 @pytest.mark.parametrize("text", ["} is a brace", ', "so" it is', "Done."])
-def test_an_answer_behind_a_call_is_told(name, text):
-    outcome = said(name, f"{WRITERS[name].call('read', path='a')}\n\n{text}")
+def test_an_answer_behind_a_call_is_reported(name, text):
+    outcome = parsed(name, f"{WRITERS[name].call('read', path='a')}\n\n{text}")
     assert outcome.ended == 1
     assert outcome.content == text
 
@@ -47,7 +47,7 @@ def test_of_a_call_that_the_limit_cuts_behind_a_whole_one_nothing_is_shown(name)
     if WRITERS[name].starts_reply:
         return
     for end in range(3, len(other) - 1):
-        outcome = said(name, f"{call}\n{other[:end]}", complete=False)
+        outcome = parsed(name, f"{call}\n{other[:end]}", complete=False)
         assert outcome.content == "", other[:end]
         assert outcome.ended in (1, 2)
 
@@ -57,7 +57,7 @@ def test_of_a_call_that_the_limit_cuts_behind_a_whole_one_nothing_is_shown(name)
 def test_what_is_no_call_at_the_end_of_a_list_is_dropped(name, junk):
     call = WRITERS[name].call("read", path="a")
     end = call.rindex("]")
-    outcome = said(name, f"{call[:end]}{junk}]")
+    outcome = parsed(name, f"{call[:end]}{junk}]")
     assert [(tool, json.loads(given)) for tool, given in outcome.closed_calls] == [("read", {"path": "a"})]
     assert outcome.content == ""
     splitter = make_splitter(WRITERS[name].family, TOOLS, reasoning_is_open=False, thinking=True)

@@ -70,12 +70,12 @@ def test_a_reply_that_ends_anywhere_keeps_what_it_has_said(name):
         assert is_beginning_and_tail(said.content, whole.content, text)
 
 
-def is_beginning_and_tail(said: str, whole: str, text: str) -> bool:
+def is_beginning_and_tail(shown: str, whole: str, text: str) -> bool:
     """True if this is a beginning of the whole reply, then the text that was held back at the cut."""
     same = next(
-        (i for i, (a, b) in enumerate(zip(said, whole, strict=False)) if a != b), min(len(said), len(whole))
+        (i for i, (a, b) in enumerate(zip(shown, whole, strict=False)) if a != b), min(len(shown), len(whole))
     )
-    return any(text.endswith(said[i:].lstrip()) for i in range(same, -1, -1))
+    return any(text.endswith(shown[i:].lstrip()) for i in range(same, -1, -1))
 
 
 @given(st.data(), noisy_cases())

@@ -122,7 +122,7 @@ def test_the_tokens_of_reasoning_that_the_prompt_opened_are_counted():
 
 
 @pytest.mark.parametrize(
-    ("text", "reason", "stop", "told"),
+    ("text", "reason", "stop", "reported"),
     [
         ("Yes", "stop", None, "stop"),
         ("Yes", "length", None, "length"),
@@ -140,9 +140,9 @@ def test_the_tokens_of_reasoning_that_the_prompt_opened_are_counted():
         (CALL.replace("read", "remove"), "stop", None, "tool_calls"),
     ],
 )
-def test_a_reply_ends_with_calls_only_if_there_are_some_and_none_is_open(text, reason, stop, told):
+def test_a_reply_ends_with_calls_only_if_there_are_some_and_none_is_open(text, reason, stop, reported):
     _, end = heard(stream_of(QWEN.family), texts(text), reason, stop)
-    assert (end.reason, end.stop) == (told, stop)
+    assert (end.reason, end.stop) == (reported, stop)
 
 
 def test_the_text_of_a_completion_passes_with_its_tokens():
@@ -242,7 +242,7 @@ def test_arguments_of_two_calls_stay_apart():
     assert list(merge_adjacent(two)) == two
 
 
-def test_an_event_is_told_as_soon_as_no_neighbour_can_follow():
+def test_an_event_is_reported_as_soon_as_no_neighbour_can_follow():
     taken = itertools.count()
     source = (event for event in EVENTS if next(taken) >= 0)
     assert next(iter(merge_adjacent(source))).tokens == (1, 2, 3)

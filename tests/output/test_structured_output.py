@@ -133,14 +133,14 @@ AROUND_ANSWER = [
 ]
 
 
-def told_in_pieces(trait: str, said: str, length: int, *, complete: bool = True) -> str:
+def answer_in_pieces(trait: str, reply: str, length: int, *, complete: bool = True) -> str:
     """The answer of a reply that is held to its form."""
     request = ChatRequest(
         messages=(Message(role="user", content="?"),),
         form=OutputConstraint(answer=QUOTES_MARKS, calls="none"),
     )
     splitter = keeper(trait).splitter(request, Prompt(tokens=ModelTokens((0,)), thinking=False))
-    pieces = [said[start : start + length] for start in range(0, len(said), length)]
+    pieces = [reply[start : start + length] for start in range(0, len(reply), length)]
     events = [event for piece in pieces for event in splitter.feed(piece)] + splitter.close(complete)
     return "".join(event.text for event in events if isinstance(event, Content))
 
@@ -262,22 +262,23 @@ def test_an_answer_may_stand_between_the_marks_of_its_model(trait, opening, clos
 def test_marks_that_an_answer_quotes_are_its_own(trait, opening, closing, length):
     answer = json.dumps({"mark": closing, "other": opening})
     for said in (opening + answer + closing, answer):
-        assert told_in_pieces(trait, said, length) == answer
+        assert answer_in_pieces(trait, said, length) == answer
 
 
 @pytest.mark.parametrize(("trait", "opening", "closing"), AROUND_ANSWER)
 def test_an_answer_that_was_cut_in_a_mark_has_nothing_of_it(trait, opening, closing):
-    assert told_in_pieces(trait, opening[:5], 1, complete=False) == ""
+    assert answer_in_pieces(trait, opening[:5], 1, complete=False) == ""
     assert (
-        told_in_pieces(trait, f'{opening}{{"mark": "a"}}{closing[:5]}', 1, complete=False) == '{"mark": "a"}'
+        answer_in_pieces(trait, f'{opening}{{"mark": "a"}}{closing[:5]}', 1, complete=False)
+        == '{"mark": "a"}'
     )
-    assert told_in_pieces(trait, f'{opening}{{"mark": "<', 1, complete=False) == '{"mark": "<'
+    assert answer_in_pieces(trait, f'{opening}{{"mark": "<', 1, complete=False) == '{"mark": "<'
 
 
 # ------------------------------------------------------------------------------------------- what is reported
 
 
-def told(name: str, form: OutputConstraint, *called: Call) -> list[Output]:
+def reported_calls(name: str, form: OutputConstraint, *called: Call) -> list[Output]:
     """Return calls as a client hears of them, from the words of a family."""
     request = ChatRequest(messages=(Message(role="user", content="?"),), tools=tuple(TOOLS), form=form)
     prompt = Prompt(tokens=ModelTokens((0,)), thinking=False)
@@ -291,14 +292,14 @@ def told(name: str, form: OutputConstraint, *called: Call) -> list[Output]:
 @pytest.mark.parametrize("name", EVERY)
 def test_where_calls_are_forbidden_none_is_reported(name):
     for form in (OutputConstraint(calls="none"), OutputConstraint(tools=frozenset())):
-        assert not any(isinstance(one, CallStarted) for one in told(name, form, PATH))
-    assert any(isinstance(one, CallStarted) for one in told(name, OutputConstraint(), PATH))
+        assert not any(isinstance(one, CallStarted) for one in reported_calls(name, form, PATH))
+    assert any(isinstance(one, CallStarted) for one in reported_calls(name, OutputConstraint(), PATH))
 
 
 @pytest.mark.parametrize("name", [name for name in EVERY if FORMS[name].between is not None])
 def test_where_one_call_is_the_limit_no_other_is_reported(name):
     def calls(form: OutputConstraint) -> int:
-        return sum(isinstance(one, CallStarted) for one in told(name, form, PATH, OTHER))
+        return sum(isinstance(one, CallStarted) for one in reported_calls(name, form, PATH, OTHER))
 
     assert (calls(OutputConstraint()), calls(OutputConstraint(one_call=True))) == (2, 1)
 
@@ -393,7 +394,7 @@ VALUES |= {"uniqueItems": True, "minContains": 1, "maxContains": 1, "dependencie
 
 
 @pytest.mark.parametrize("keyword", sorted(KEYWORDS))
-def test_a_keyword_that_no_grammar_enforces_is_refused_if_strict_and_told_otherwise(keyword):
+def test_a_keyword_that_no_grammar_enforces_is_refused_if_strict_and_reported_otherwise(keyword):
     documents = (Path(__file__).parents[2] / "docs" / "structured-output.md").read_text(encoding="utf-8")
     schema: Any = {"type": ["array", "object"], keyword: VALUES.get(keyword, {"type": "string"})}
     with pytest.raises(InvalidRequest) as refused:
@@ -519,7 +520,7 @@ def test_what_is_no_schema_is_refused_with_its_place(schema: Any, place: str):
     assert len(refused.value.message) < 400
 
 
-def test_a_panic_of_the_library_is_told_without_its_stack(monkeypatch: pytest.MonkeyPatch):
+def test_a_panic_of_the_library_is_reported_without_its_stack(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("start_llm.output.grammar.enforcer.schema_error", lambda _: None)
     with pytest.raises(InvalidRequest, match="panic") as refused:
         asked(OutputConstraint(answer=JsonAnswer(schema=PANICS, field="f")))

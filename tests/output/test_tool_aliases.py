@@ -59,7 +59,7 @@ def test_a_name_stays_where_the_notation_can_write_it():
     }
 
 
-def test_two_tools_with_one_alias_are_told_apart_in_any_order():
+def test_two_tools_with_one_alias_are_kept_apart_in_any_order():
     names = ["mcp:files/read", "mcp/files:read", "mcp__files__read", "a:b"]
     (aliases, *others) = [aliases_of(family_by_name("gemma4"), *order) for order in permutations(names)]
     assert all(one == aliases for one in others)

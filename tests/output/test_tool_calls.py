@@ -59,7 +59,7 @@ def test_of_calls_and_prose_no_markup_is_left(story):
 
 
 @given(stories("call", "refused", "broken", "prose"))
-def test_before_a_call_no_white_space_is_told(story):
+def test_before_a_call_no_white_space_is_sent(story):
     before = Content("")
     for event in split(story.case, [story.case.text]):
         if isinstance(event, CallStarted) and isinstance(before, Content):
@@ -122,7 +122,7 @@ def test_an_answer_in_json_goes_out_as_it_comes():
 
 
 @pytest.mark.parametrize(
-    ("pieces", "told"),
+    ("pieces", "shown"),
     [
         (["[", "1, ", "2"], ["", "[1,", " 2"]),
         (["[x", "] ta", "sk"], ["", "[x] ta", "sk"]),
@@ -134,9 +134,9 @@ def test_an_answer_in_json_goes_out_as_it_comes():
         (["call: ", "me"], ["call:", " me"]),
     ],
 )
-def test_an_answer_that_begins_as_a_bare_call_may_goes_out_as_soon_as_it_is_none(pieces, told):
+def test_an_answer_that_begins_as_a_bare_call_may_goes_out_as_soon_as_it_is_none(pieces, shown):
     splitter = make_splitter(Family(name="bare"), TOOLS, reasoning_is_open=False, thinking=True)
-    assert [outcome_of(splitter.feed(piece)).content for piece in pieces] == told
+    assert [outcome_of(splitter.feed(piece)).content for piece in pieces] == shown
 
 
 def test_prose_before_a_call_goes_out_as_it_comes():
@@ -151,7 +151,7 @@ def test_nothing_is_held_back_without_tools():
     assert splitter.feed("<tool_call") == [Content("<tool_call")]
 
 
-def test_a_call_that_is_open_is_told_as_open():
+def test_a_call_that_is_open_is_sent_as_open():
     splitter = make_splitter(WRITERS["qwen_xml"].family, TOOLS, reasoning_is_open=False, thinking=True)
     told: list[tuple[int, bool]] = []
     for piece in (
@@ -207,7 +207,7 @@ def test_while_text_may_follow_a_marker_waits_exactly_if_it_may_become_a_longer_
 
 def first_and_longest(text, markers):
     found = [(start, mark) for start in range(len(text)) for mark in markers if text.startswith(mark, start)]
-    return min(found, key=lambda one: (one[0], -len(one[1])), default=None)
+    return min(found, key=lambda match: (match[0], -len(match[1])), default=None)
 
 
 objects = st.recursive(

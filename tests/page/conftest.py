@@ -21,7 +21,7 @@ from tests.server.conftest import LONG_PROMPT
 from tests.serving import Server, serving
 
 KEY = "open-sesame"
-HURT = "<img src=x onerror=hurt()>"
+INJECTION = "<img src=x onerror=hurt()>"
 SCRIPT = "<script>hurt()</script>"
 NAME = "<b onload=1>"
 """As long as what is shown of a session's name."""
@@ -103,8 +103,8 @@ def _phases(server: Server) -> set[str]:
 @pytest.fixture(scope="module")
 def hostile(chain_model: ChainModel) -> Generator[Server]:
     """A server with a key whose model, clients and paths write markup."""
-    reply = ["<think>", f"{HURT}.", "</think>", SCRIPT, HURT, " is", " text."]
+    reply = ["<think>", f"{INJECTION}.", "</think>", SCRIPT, INJECTION, " is", " text."]
     with serving(chain_model({"\n": reply}), access_keys=(KEY,)) as server:
-        talk(server, f"{HURT} {SCRIPT} " * 3, f"{SCRIPT} {HURT} " * 3, NAME, KEY)
+        talk(server, f"{INJECTION} {SCRIPT} " * 3, f"{SCRIPT} {INJECTION} " * 3, NAME, KEY)
         refused(server, "/<img/src=x/onerror=hurt()>", KEY)
         yield server

@@ -15,7 +15,7 @@ import pytest
 
 from scripts.browser import Browser, Page
 from tests.conftest import ChainModel, TinyModel
-from tests.page.conftest import HURT, KEY, NAME, SCRIPT, refused, talk
+from tests.page.conftest import INJECTION, KEY, NAME, SCRIPT, refused, talk
 from tests.serving import Server, serving, tried_once
 
 pytestmark = pytest.mark.thorough
@@ -295,17 +295,17 @@ def test_texts_of_models_and_clients_stay_texts(browser: Browser, hostile: Serve
         page.run("document.querySelector('#recent button').click()")
         page.until("document.querySelectorAll('#recent pre').length === 2")
         page.run("document.getElementById('question').focus()")
-        page.write(f"{SCRIPT}{HURT}")
+        page.write(f"{SCRIPT}{INJECTION}")
         page.press("Enter")
         page.until("document.getElementById('chat-state').innerText === 'The reply is complete.'")
         assert NAME in text(page, "conversations")
         assert "onerror=hurt()>" in text(page, "refused")
         assert "<" in text(page, "recent").partition("Read before:")[2]
-        assert f"{SCRIPT}{HURT} is text." in text(page, "log")
-        assert f"{SCRIPT}{HURT}\n" in text(page, "log")
+        assert f"{SCRIPT}{INJECTION} is text." in text(page, "log")
+        assert f"{SCRIPT}{INJECTION}\n" in text(page, "log")
         thoughts = "document.querySelector('#log details')"
         assert not page.run(f"{thoughts}.open")
-        assert page.run(f"{thoughts}.textContent") == f"Thoughts{HURT}."
+        assert page.run(f"{thoughts}.textContent") == f"Thoughts{INJECTION}."
         assert page.run("document.querySelectorAll('img, b, main script').length") == 0
         assert page.run("window.isHurt") is None
         check_quiet(page, hostile)

@@ -19,7 +19,7 @@ def chunks(text: str, size: int) -> Iterator[str]:
     return (text[start : start + size] for start in range(0, len(text), size))
 
 
-def read(trait: str, prompt: Prompt, said: str, size: int) -> Answer:
+def read(trait: str, prompt: Prompt, reply: str, size: int) -> Answer:
     """Feeds the text in pieces through the splitter that the service would make."""
     splitter = make_splitter(
         family_of(trait),
@@ -28,14 +28,14 @@ def read(trait: str, prompt: Prompt, said: str, size: int) -> Answer:
         thinking=prompt.thinking,
     )
     stream = OutputStream(splitter)
-    events = [event for piece in chunks(said, size) for event in stream.feed(Text(piece, (0,)))]
-    rest, end = stream.close(Finished("stop", Usage(1, 0, len(said))))
+    events = [event for piece in chunks(reply, size) for event in stream.feed(Text(piece, (0,)))]
+    rest, end = stream.close(Finished("stop", Usage(1, 0, len(reply))))
     return answer_of([*events, *rest], end)
 
 
-def understood(trait: str, prompt: Prompt, said: str) -> Answer:
+def understood(trait: str, prompt: Prompt, reply: str) -> Answer:
     """The same for every way to cut the text."""
-    answers = [read(trait, prompt, said, size) for size in (1, 2, 7, len(said) + 1)]
+    answers = [read(trait, prompt, reply, size) for size in (1, 2, 7, len(reply) + 1)]
     assert all(answer == answers[0] for answer in answers)
     return answers[0]
 

@@ -76,7 +76,7 @@ class Turn:
     """A prompt, and what the model writes after it."""
 
     prompt: Prompt
-    said: str
+    reply: str
 
 
 def next_messages(message: Message) -> tuple[Message, ...]:

@@ -108,7 +108,7 @@ def test_a_change_leaves_what_it_was_given_as_it_was(row):
     assert row.change(turns, request) == changed
 
 
-def test_late_tools_are_told_where_they_are_referred_to():
+def test_late_tools_are_described_where_they_are_referred_to():
     referring = Message(role="tool", content="", tool_call_id="c", tool_references=("latetool", "gone"))
     told = after(changes.show_late_tools, user("a"), referring, late_tools=(LATE, READ))
     assert told == [("user", "a", 0), ("tool", f"{json.dumps(LATE)}\ngone", 1)]
@@ -118,7 +118,7 @@ def test_late_tools_are_told_where_they_are_referred_to():
     ]
 
 
-def test_a_result_without_a_call_is_told_by_the_user():
+def test_a_result_without_a_call_becomes_the_users_text():
     told = after(changes.tell_unknown_results, result("a", None), result("b", None, name="read"), result("c"))
     assert told == [
         ("user", "[Result of a tool]\na", 0),
@@ -127,7 +127,7 @@ def test_a_result_without_a_call_is_told_by_the_user():
     ]
 
 
-def test_tools_are_told_after_the_system_text_or_before_all():
+def test_tools_are_described_after_the_system_text_or_before_all():
     with_system = after(changes.tell_tools, system("Be brief."), user("a"), tools=(WRITE, READ))
     alone = after(changes.tell_tools, user("a"), tools=(WRITE, READ))
     schemas = f"{json.dumps(WRITE)}\n{json.dumps(READ)}"
@@ -137,7 +137,7 @@ def test_tools_are_told_after_the_system_text_or_before_all():
     assert after(changes.tell_tools, user("a")) == [("user", "a", 0)]
 
 
-def test_calls_and_results_are_written_in_the_form_that_the_model_was_told():
+def test_calls_and_results_are_written_in_the_form_that_the_model_was_shown():
     made = reply("I ask.", call("x", path="ä"), call("y", "now"))
     writing = '<tool_call>{"name": "write", "arguments": {"path": "ä"}}</tool_call>'
     asking = '<tool_call>{"name": "now", "arguments": {}}</tool_call>'
@@ -425,7 +425,7 @@ def test_a_result_without_a_known_call_is_shown(trait):
 
 
 @pytest.mark.parametrize("trait", CALLS_AS_TEXT)
-def test_a_model_without_calls_is_told_how_to_make_them(trait):
+def test_a_model_without_calls_is_shown_how_to_make_them(trait):
     text = shown(trait, user("asked"), reply("", call("x", path="p")), result("r", "x"), tools=(WRITE,))
     assert in_order(
         text,
@@ -490,8 +490,8 @@ def test_arguments_are_text_where_the_template_adds_them_to_text():
 
 # ------------------------------------------------------------------------------------------------ late tools
 
-FOUND = Message(role="tool", content="", tool_call_id="x", tool_references=("latetool",))
-SEARCHING = (user("asked"), reply("", call("x", "search")), FOUND, reply("right"), user("more"))
+LATE_TOOL_RESULT = Message(role="tool", content="", tool_call_id="x", tool_references=("latetool",))
+SEARCHING = (user("asked"), reply("", call("x", "search")), LATE_TOOL_RESULT, reply("right"), user("more"))
 
 
 @pytest.mark.parametrize("trait", TRAITS)
@@ -564,7 +564,7 @@ def test_an_id_without_its_punctuation_is_the_same_id(called, answered):
     assert ids_of(*talk) == ["call0", "call1", "call1", "call0"]
 
 
-def test_ids_that_differ_in_punctuation_only_are_told_apart():
+def test_ids_that_differ_in_punctuation_only_are_kept_apart():
     talk = (reply("", call("call_1_1"), call("call_11")), result("", "call_11"), result("", "call_1_1"))
     assert ids_of(*talk) == ["call0", "call1", "call1", "call0"]
 

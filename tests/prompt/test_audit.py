@@ -305,7 +305,7 @@ QUOTED = "marks that a reply quotes kept from the template"
 LONE_SYSTEM = "an empty question where there is none"
 FIRST_ANSWER = "an empty question before a first answer"
 FILLED = "empty descriptions and parameters for tools without"
-SCHEMAS_TOLD = "schemas told in the descriptions of tools"
+SCHEMAS_IN_DESCRIPTIONS = "schemas told in the descriptions of tools"
 SPACE = "empty messages as a space"
 NEEDED = {
     "tools_before_last_user": [
@@ -325,7 +325,7 @@ NEEDED = {
         FIRST_ANSWER,
         "neighbours of one role merged",
     ],
-    "channels": [LATE_SYSTEMS, SCHEMAS_TOLD],
+    "channels": [LATE_SYSTEMS, SCHEMAS_IN_DESCRIPTIONS],
     "arguments_as_text": [QUOTED],
     "strict_channels": [
         "calls made one after the other",
@@ -333,19 +333,19 @@ NEEDED = {
         SET_IN,
         QUOTED,
         FILLED,
-        SCHEMAS_TOLD,
+        SCHEMAS_IN_DESCRIPTIONS,
     ],
     "text_after_calls": [SET_IN, QUOTED],
     "tool_use_form": ["calls and results written as text where no tools are offered", FILLED],
     "system_with_last_word": [LATE_SYSTEMS, "system message in the first user turn"],
-    "flat_schemas": [FILLED, SCHEMAS_TOLD],
+    "flat_schemas": [FILLED, SCHEMAS_IN_DESCRIPTIONS],
     "reasoning_or_answer": ["no reasoning beside answers"],
     "cuts_at_closing_mark": [QUOTED],
     "refuses_empty_replies": [LATE_SYSTEMS, SPACE],
     "text_or_calls": [SET_IN, SPACE],
     "reasoning_without_text": [SET_IN],
     "named_results": ["results with the names of their tools"],
-    "strict_schemas": [FILLED, SCHEMAS_TOLD],
+    "strict_schemas": [FILLED, SCHEMAS_IN_DESCRIPTIONS],
     "raw_texts": ["texts in calls escaped"],
     "answer_as_reasoning": ["no reasoning beside answers"],
     "hoists_systems": ["late system messages as marked user turns"],
@@ -364,20 +364,20 @@ def test_every_trait_is_found(trait):
 
 
 @pytest.mark.parametrize("trait", TRAITS)
-def test_a_user_is_told_what_a_template_does(trait):
+def test_a_user_learns_what_a_template_does(trait):
     assert described(FACTS[trait]) == ", ".join(DESCRIBED[trait])
 
 
 @pytest.mark.parametrize("trait", TRAITS)
-def test_a_user_is_told_what_is_done_for_a_template(trait):
+def test_a_user_learns_what_is_done_for_a_template(trait):
     assert needed(FACTS[trait]) == NEEDED.get(trait, [])
 
 
-def test_a_user_is_told_that_a_tokenizer_cannot_be_cut():
+def test_a_user_learns_that_a_tokenizer_cannot_be_cut():
     assert described(TemplateFacts(can_be_cut=False)).endswith(", cannot be cut")
 
 
-def test_a_user_is_told_what_is_lost_all_the_same():
+def test_a_user_learns_what_is_lost_all_the_same():
     told = described(TemplateFacts(losses=("tools", "text beside calls")))
     assert told.endswith(", loses or refuses tools, text beside calls")
 
@@ -470,7 +470,7 @@ def test_the_second_name_of_the_switch_is_found():
 
 
 @pytest.mark.parametrize(
-    ("told", "tells"),
+    ("opening", "tells"),
     [
         ("'<think>' ~ (thinking_budget or '')", True),
         ("'<think>' if thinking_budget is undefined or thinking_budget else '</think>'", False),
@@ -478,18 +478,18 @@ def test_the_second_name_of_the_switch_is_found():
         ("'<think>'", False),
     ],
 )
-def test_a_template_that_tells_a_budget_is_known(told: str, tells: bool):
-    facts = facts_of(TURNS.replace("'<assistant>'", f"({told})"))
+def test_a_template_that_tells_a_budget_is_known(opening: str, tells: bool):
+    facts = facts_of(TURNS.replace("'<assistant>'", f"({opening})"))
     assert facts.tells_budget is tells
     assert ("thinking_budget is told" in described(facts)) is tells
-    in_front = facts_of(f"{{{{ {told} }}}}" + TURNS)
+    in_front = facts_of(f"{{{{ {opening} }}}}" + TURNS)
     assert (in_front.tells_budget, in_front.generation_prompt_options) == (tells, frozenset())
     assert not tells or "thinking_budget" in facts.generation_prompt_options
 
 
 @pytest.mark.sample(6)
 @pytest.mark.parametrize(
-    ("told", "switch"),
+    ("condition", "switch"),
     [
         ("enable_thinking is not false", Switch(option="enable_thinking")),
         ("enable_thinking is defined and enable_thinking", Switch(option="enable_thinking", thinks=False)),
@@ -515,10 +515,10 @@ def test_a_template_that_tells_a_budget_is_known(told: str, tells: bool):
         ("true", None),
     ],
 )
-def test_a_switch_is_found_with_what_the_template_does_without_it(told, switch):
-    facts = facts_of(TURNS.replace("'<assistant>'", f"('<think>' if {told} else '</think>')"))
+def test_a_switch_is_found_with_what_the_template_does_without_it(condition, switch):
+    facts = facts_of(TURNS.replace("'<assistant>'", f"('<think>' if {condition} else '</think>')"))
     assert facts.switch == switch
-    in_front = facts_of(f"{{{{ 'think' if {told} else 'answer' }}}}" + TURNS)
+    in_front = facts_of(f"{{{{ 'think' if {condition} else 'answer' }}}}" + TURNS)
     assert in_front.switch == switch
     assert in_front.generation_prompt_options == frozenset()
     is_option = switch is not None and switch.option != SYSTEM_WORDS
@@ -572,7 +572,7 @@ EFFORTS: dict[str, tuple[str, tuple[str | bool | None, ...] | None]] = {
 
 @pytest.mark.sample(6)
 @pytest.mark.parametrize("case", EFFORTS)
-def test_an_effort_is_told_in_the_nearest_word_that_the_template_knows(case):
+def test_an_effort_is_passed_as_the_nearest_word_that_the_template_knows(case):
     told, words = EFFORTS[case]
     effort = facts_of(f"{{{{ {told} }}}}" + TURNS).effort
     assert (effort and tuple(effort.words.values())) == words
@@ -614,7 +614,7 @@ def test_an_option_that_keeps_the_reasoning_of_calls_alone_is_found(name):
     assert facts_of(template).preserve == {option: value != "false"}
 
 
-def test_a_user_is_told_that_a_model_does_not_think_unless_asked():
+def test_a_user_learns_that_a_model_does_not_think_unless_asked():
     switch = Switch(option="thinking", thinks=False)
     assert "thinking switches thinking, which is off unless asked for" in described(
         TemplateFacts(switch=switch)

@@ -402,7 +402,7 @@ def test_a_tokenizer_that_cannot_be_cut_has_no_boundaries():
     )
 
 
-def test_tools_that_are_told_are_no_message_of_the_request():
+def test_tools_that_are_described_are_no_message_of_the_request():
     _, ends = fake_prompt(CHATML, user("a"), reply("b"), tools=TOOLS)
     assert "You have these tools" in ends[0][1]
     assert [message for message, _ in ends] == [0, 1]

@@ -31,8 +31,8 @@ def calling(call_id: str = "a1", name: str = "read", **arguments: Any) -> tuple[
 
 
 SYSTEM, ASKED = Message(role="system", content="Be brief."), Message(role="user", content="Where is it?")
-SAID = Message(role="assistant", content="Here.", reasoning="Hm.")
-CONVERSATION = (SYSTEM, ASKED, *calling(), SAID)
+REPLY = Message(role="assistant", content="Here.", reasoning="Hm.")
+CONVERSATION = (SYSTEM, ASKED, *calling(), REPLY)
 
 
 def keys(*messages: Message, **options: Any) -> tuple[CanonicalKey, ...]:
@@ -47,11 +47,11 @@ def test_the_same_conversation_has_the_same_keys_and_a_longer_one_begins_with_th
 @pytest.mark.parametrize(
     "changed",
     [
-        pytest.param((SYSTEM, ASKED, *calling("b_2"), SAID), id="ids of calls"),
-        pytest.param((SYSTEM, replace(ASKED, content="Where is it? \n"), *calling(), SAID), id="an end"),
-        pytest.param((SYSTEM, ASKED, *calling(), replace(SAID, content="Here.\n")), id="an end of a reply"),
-        pytest.param((SYSTEM, ASKED, *calling(), replace(SAID, reasoning=None)), id="reasoning left out"),
-        pytest.param((SYSTEM, ASKED, *calling(), replace(SAID, reasoning="Other.")), id="other reasoning"),
+        pytest.param((SYSTEM, ASKED, *calling("b_2"), REPLY), id="ids of calls"),
+        pytest.param((SYSTEM, replace(ASKED, content="Where is it? \n"), *calling(), REPLY), id="an end"),
+        pytest.param((SYSTEM, ASKED, *calling(), replace(REPLY, content="Here.\n")), id="an end of a reply"),
+        pytest.param((SYSTEM, ASKED, *calling(), replace(REPLY, reasoning=None)), id="reasoning left out"),
+        pytest.param((SYSTEM, ASKED, *calling(), replace(REPLY, reasoning="Other.")), id="other reasoning"),
         pytest.param(
             (replace(SYSTEM, content=BILLING.format("d79") + "Be brief."), *CONVERSATION[1:]),
             id="billing header",
@@ -70,16 +70,16 @@ def test_what_clients_change_on_the_way_is_no_difference(changed):
         (1, (SYSTEM, replace(ASKED, content="\nWhere is it?"), *CONVERSATION[2:])),
         (1, (SYSTEM, replace(ASKED, name="Ann"), *CONVERSATION[2:])),
         (1, (SYSTEM, replace(ASKED, role="system"), *CONVERSATION[2:])),
-        (2, (SYSTEM, ASKED, *calling(name="write"), SAID)),
-        (2, (SYSTEM, ASKED, *calling(path="y"), SAID)),
-        (2, (SYSTEM, ASKED, *calling(path="x", more=1), SAID)),
-        (3, (SYSTEM, ASKED, calling()[0], replace(calling()[1], content="nothing"), SAID)),
-        (3, (SYSTEM, ASKED, calling()[0], replace(calling()[1], content=" found"), SAID)),
-        (3, (SYSTEM, ASKED, calling()[0], replace(calling()[1], content="found\n"), SAID)),
-        (3, (SYSTEM, ASKED, calling()[0], replace(calling()[1], tool_call_id="unknown"), SAID)),
-        (3, (SYSTEM, ASKED, calling()[0], replace(calling()[1], tool_references=("late",)), SAID)),
-        (4, (*CONVERSATION[:4], replace(SAID, content="There."))),
-        (4, (*CONVERSATION[:4], replace(SAID, content=" Here."))),
+        (2, (SYSTEM, ASKED, *calling(name="write"), REPLY)),
+        (2, (SYSTEM, ASKED, *calling(path="y"), REPLY)),
+        (2, (SYSTEM, ASKED, *calling(path="x", more=1), REPLY)),
+        (3, (SYSTEM, ASKED, calling()[0], replace(calling()[1], content="nothing"), REPLY)),
+        (3, (SYSTEM, ASKED, calling()[0], replace(calling()[1], content=" found"), REPLY)),
+        (3, (SYSTEM, ASKED, calling()[0], replace(calling()[1], content="found\n"), REPLY)),
+        (3, (SYSTEM, ASKED, calling()[0], replace(calling()[1], tool_call_id="unknown"), REPLY)),
+        (3, (SYSTEM, ASKED, calling()[0], replace(calling()[1], tool_references=("late",)), REPLY)),
+        (4, (*CONVERSATION[:4], replace(REPLY, content="There."))),
+        (4, (*CONVERSATION[:4], replace(REPLY, content=" Here."))),
     ],
 )
 def test_everything_else_is_one_from_there_on(at, changed):

@@ -58,11 +58,11 @@ def as_read(trait: str, made: Prompt) -> str:
     return text_of(trait, network_ids(made.tokens.ids, made.images))
 
 
-def written(trait: str, one: Image) -> str:
+def written(trait: str, image: Image) -> str:
     """What a prompt holds for an image, as text."""
     around = preparer_of(trait).facts.image_text
     assert around
-    return around.before + vision(trait).text(one) + around.after
+    return around.before + vision(trait).text(image) + around.after
 
 
 # ------------------------------------------------------------------------------- as the template writes them

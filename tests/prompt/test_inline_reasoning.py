@@ -17,8 +17,8 @@ TRAIT = "strips_old_reasoning"
 ASKED, SPOKEN = user("Where is it?"), "<think>\nLook first.\n</think>\n\n"
 
 
-def conversation(said: Message) -> tuple[Message, ...]:
-    return (ASKED, said, result("found"))
+def conversation(reply: Message) -> tuple[Message, ...]:
+    return (ASKED, reply, result("found"))
 
 
 def keys(prompt: Prompt) -> list[CanonicalKey]:
@@ -73,7 +73,7 @@ def test_the_model_reads_it_where_the_client_wrote_it():
 
 
 @pytest.mark.parametrize("say", ["Look first.", "think", "Here."])
-def test_it_is_told_from_other_texts_with_its_words(say: str):
+def test_it_is_distinguished_from_other_texts_with_its_words(say: str):
     """The template is asked with other reasoning in its place."""
     spoken = reply(f"<think>\n{say}\n</think>\n\nHere. Look first: think.", call())
     prompt = prepared(TRAIT, *conversation(spoken))
@@ -102,7 +102,7 @@ def test_without_rules_it_is_text():
     assert keys(spoken) != keys(apart)
 
 
-def test_an_answer_that_was_told_as_reasoning_too_is_read_once():
+def test_an_answer_that_was_sent_as_reasoning_too_is_read_once():
     """GLM may begin inside its reasoning: until the reply ends, nobody knows that it was none."""
     both = (ASKED, reply("Over there.", reasoning=" Over there.\n"), user("And then?"))
     running = both[:2]

@@ -67,10 +67,10 @@ def parsed(**request: Any) -> ChatRequest:
     return pickle.loads(pickle.dumps(ChatRequest(tools=TOOLS, **request)))
 
 
-type Told = tuple[Prompt, list[tuple[OmittedText, ...]], list[int]]
+type PromptFacts = tuple[Prompt, list[tuple[OmittedText, ...]], list[int]]
 
 
-def told(preparing: Preparer, request: ChatRequest) -> Told | str:
+def facts_of(preparing: Preparer, request: ChatRequest) -> PromptFacts | str:
     """All that is in a prompt, also what does not count when it is compared."""
     try:
         prompt = preparing.prepare(request)
@@ -179,14 +179,14 @@ def test_a_preparer_that_has_seen_others_makes_the_same_prompts(trait, policy, s
         talk.change()
         tenant = random.choice((b"", b"", b"another"))
         request = parsed(messages=tuple(talk.messages), late_tools=talk.late_tools, tenant=tenant)
-        assert told(remembers, request) == told(preparer(trait, policy), request)
+        assert facts_of(remembers, request) == facts_of(preparer(trait, policy), request)
 
 
 def same_prompt(*requests: Sequence[Message]) -> bool:
     """True if a preparer that has seen them all makes of the last one what another makes of it alone."""
     remembers = preparer()
-    *_, last = (told(remembers, parsed(messages=tuple(messages))) for messages in requests)
-    return last == told(preparer(), parsed(messages=tuple(requests[-1])))
+    *_, last = (facts_of(remembers, parsed(messages=tuple(messages))) for messages in requests)
+    return last == facts_of(preparer(), parsed(messages=tuple(requests[-1])))
 
 
 @pytest.mark.parametrize("now", ARGUMENTS)
@@ -270,7 +270,7 @@ def test_a_late_tool_is_looked_up_in_each_request():
     scanned_messages(remembers, messages)
     for late_tools in ((LATE[0],), (LATE[1],)):
         request = parsed(messages=tuple(messages), late_tools=late_tools)
-        assert told(remembers, request) == told(preparer(), request)
+        assert facts_of(remembers, request) == facts_of(preparer(), request)
     assert scanned_messages(remembers, messages) == 1
 
 

@@ -113,7 +113,7 @@ def misunderstood(trait: str, message: Message, *, on: bool) -> list[str]:
         before = turn(trait, message, on=on)
     except NoEndError:
         return list(CLIENTS)
-    answer = understood(trait, before.prompt, before.said)
+    answer = understood(trait, before.prompt, before.reply)
     wanted = {str(client.expected(message)): client.expected(message) for client in CLIENTS.values()}
     prompts = {words: next_prompt(trait, one, on=on).tokens for words, one in wanted.items()}
     return [
@@ -123,7 +123,7 @@ def misunderstood(trait: str, message: Message, *, on: bool) -> list[str]:
     ]
 
 
-def told(trait: str, label: str) -> Message:
+def reply_of(trait: str, label: str) -> Message:
     """The reply, with reasoning where the model thinks."""
     return replace(REPLIES[label], reasoning=REASONING if trait in REASONING_FORMS else None)
 
@@ -139,19 +139,19 @@ def test_a_reply_that_comes_back_is_rendered_as_it_was_written(trait, label):
     assert misunderstood(trait, REPLIES[label], on=True) == []
     assert misunderstood(trait, REPLIES[label], on=False) == []
     if trait in REASONING_FORMS:
-        assert misunderstood(trait, told(trait, label), on=True) == []
+        assert misunderstood(trait, reply_of(trait, label), on=True) == []
 
 
 @pytest.mark.parametrize(("trait", "label"), EXCEPTIONS)
 def test_an_exception_is_one(trait, label):
-    assert misunderstood(trait, told(trait, label), on=True) == list(CLIENTS)
+    assert misunderstood(trait, reply_of(trait, label), on=True) == list(CLIENTS)
 
 
 @pytest.mark.parametrize(("trait", "label"), CASES)
 def test_what_the_model_says_is_what_the_client_gets(trait, label):
-    message = told(trait, label)
+    message = reply_of(trait, label)
     before = turn(trait, message, on=True)
-    answer = understood(trait, before.prompt, before.said)
+    answer = understood(trait, before.prompt, before.reply)
     assert answer.reasoning == (message.reasoning or "")
     assert answer.content.strip() == message.content.strip()
     assert answer.reason == ("tool_calls" if message.tool_calls else "stop")
@@ -164,10 +164,10 @@ def test_what_the_model_says_is_what_the_client_gets(trait, label):
 
 @pytest.mark.parametrize("trait", [trait for trait in TRAITS if (trait, "a call") in CASES])
 def test_white_space_that_the_model_writes_before_a_call_is_nobodys(trait):
-    message = told(trait, "a call")
+    message = reply_of(trait, "a call")
     before = turn(trait, message, on=True)
     form = REASONING_FORMS.get(trait, "").format(REASONING)
-    said = f"{form}\n\n{before.said.removeprefix(form)}"
+    said = f"{form}\n\n{before.reply.removeprefix(form)}"
     answer = understood(trait, before.prompt, said)
     assert answer.content == ""
     for client in CLIENTS.values():
@@ -228,7 +228,7 @@ def splice(trait: str, message: Message, talk: tuple[Message, ...], *, on: bool)
     """Return the prompt and reply, then the fresh prompt from the closer on; and the fresh prompt."""
     before, fresh = turn(trait, message, on=on, talk=talk), next_prompt(trait, message, on=on, talk=talk)
     end = ends_of(fresh)[len(talk)]
-    generated = trait_tokenizer(trait).encode(before.said, as_document=False)
+    generated = trait_tokenizer(trait).encode(before.reply, as_document=False)
     bound = [*before.prompt.tokens.ids, *generated, *fresh.tokens.ids[end:]]
     return text_of(trait, bound), text_of(trait, fresh.tokens.ids)
 
@@ -240,7 +240,7 @@ def test_tokens_that_were_generated_read_as_the_fresh_rendering_does(trait, on):
     """At every reply of a conversation. Reasoning stay while their calls are being answered."""
     talk = ASKED
     for label in agents_turns(trait):
-        message = told(trait, label) if on else REPLIES[label]
+        message = reply_of(trait, label) if on else REPLIES[label]
         kind = "call" if message.tool_calls else "answer"
         bound, fresh = splice(trait, message, talk, on=on)
         assert (bound == fresh) is ((trait, on, talk[-1].role, kind) not in NOT_NEUTRAL)
@@ -265,9 +265,9 @@ def test_a_whole_conversation_of_echoes_is_rendered_as_the_original(trait, clien
     """Each reply is read, sent back in the client's words, and the next one is made after that."""
     ours, theirs = ASKED, ASKED
     for label in agents_turns(trait) * 2:
-        message = told(trait, label)
+        message = reply_of(trait, label)
         before = turn(trait, message, on=True, talk=theirs)
-        back = CLIENTS[client].echo(read(trait, before.prompt, before.said, 5))
+        back = CLIENTS[client].echo(read(trait, before.prompt, before.reply, 5))
         expected = CLIENTS[client].expected(message)
         ours = (*ours, expected, *next_messages(expected))
         theirs = (*theirs, back, *next_messages(back))

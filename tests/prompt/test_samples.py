@@ -26,7 +26,7 @@ COMPOSED = """
 HEAD = "{{ raise_exception('no') if messages[0].role == 'system' }}"
 
 
-def told(template: str) -> tuple[str, str | None]:
+def recognized(template: str) -> tuple[str, str | None]:
     """The family and the closing mark of its reasoning, by the rendering alone."""
     family = registry.detect({}, template, (), rendered_samples(FakeTokenizer(template)))
     return family.name, family.reasoning and family.reasoning.closing
@@ -37,12 +37,12 @@ def told(template: str) -> tuple[str, str | None]:
 def test_marks_that_a_template_puts_together_are_found(head, ns, family):
     composed = head + COMPOSED.replace("set ns = ''", f"set ns = '{ns}'")
     assert registry.detect({}, composed, ()).name == "generic"
-    assert told(composed) == (family, f"</{ns}think>")
+    assert recognized(composed) == (family, f"</{ns}think>")
 
 
 def test_a_mark_that_only_the_call_for_reasoning_has_is_found():
     asking = "{{ '<thi' ~ 'nk>' if enable_thinking else '<think></thi' ~ 'nk>' if thinking is false }}"
-    assert told(COMPOSED.replace("message.thinking", "message.none") + asking) == ("qwen3", "</think>")
+    assert recognized(COMPOSED.replace("message.thinking", "message.none") + asking) == ("qwen3", "</think>")
 
 
 def test_a_template_that_refuses_everything_tells_nothing():

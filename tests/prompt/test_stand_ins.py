@@ -61,7 +61,7 @@ def test_a_text_beside_calls_is_set_in_before_the_first_one():
     assert restored(rendered(seen)) == "(I ask.)<call>a<call>b|c|(And.)<call>d"
 
 
-def test_a_name_that_is_told_again_has_no_text():
+def test_a_name_that_is_given_again_has_no_text():
     seen, restored = SETTING_IN.put_into([calling("I ask.", "a")])
     assert restored(f"{rendered(seen)}>{rendered(seen).removeprefix('<call>')}") == "(I ask.)<call>a>a"
     assert restored(rendered(seen) * 2) == "(I ask.)<call>a<call>a"

@@ -146,7 +146,7 @@ def test_an_error_that_is_not_the_templates_is_not_blamed_on_the_client(error):
         Rendering(FakeTokenizer(error=error), (), {}, clock).text([SEEN_USER], add_generation_prompt=True)
 
 
-def test_an_error_without_words_is_told_by_its_name():
+def test_an_error_without_words_is_reported_by_its_name():
     with pytest.raises(InvalidRequest, match="refuses these messages: AssertionError"):
         Rendering(FakeTokenizer(error=AssertionError()), (), {}, clock).text(
             [SEEN_USER], add_generation_prompt=True

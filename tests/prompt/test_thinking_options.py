@@ -20,16 +20,16 @@ OFF_BY_DEFAULT = "'<think>' if enable_thinking else '</think>'"
 BY_EFFORT = "{'none': '</think>', 'high': '<think>'}[reasoning_effort or 'none'] or raise_exception('no')"
 
 
-def tail(told: str, thinking: Thinking = Thinking(), *, default: bool | None = None) -> str:  # noqa: B008
+def tail(template_tail: str, thinking: Thinking = Thinking(), *, default: bool | None = None) -> str:  # noqa: B008
     """Return the generation prompt."""
-    tokenizer = FakeTokenizer(TURNS.replace("TAIL", told), ADDED, ("<end>",))
+    tokenizer = FakeTokenizer(TURNS.replace("TAIL", template_tail), ADDED, ("<end>",))
     preparer = Preparer(tokenizer, Family(name="generic"), policy=PromptPolicy(thinking=default))
     prompt = preparer.prepare(ChatRequest(messages=(user("Hi."),), thinking=thinking))
     return tokenizer.decode(prompt.tokens.ids).partition("<assistant>")[2]
 
 
-def asked(*, on: bool | None, told: str = "Be brief.") -> Prompt:
-    return prepared("words_in_system", system(told), user("Hi."), thinking=Thinking(on=on))
+def asked(*, on: bool | None, words: str = "Be brief.") -> Prompt:
+    return prepared("words_in_system", system(words), user("Hi."), thinking=Thinking(on=on))
 
 
 def test_a_model_that_does_not_think_unless_asked_is_left_so():
@@ -53,7 +53,7 @@ def test_a_word_for_no_effort_turns_thinking_off_whatever_effort_is_named():
 
 
 @pytest.mark.parametrize(
-    ("thinking", "told"),
+    ("thinking", "opening"),
     [
         (Thinking(), "<think>any"),
         (Thinking(budget=4096), "<think>4096"),
@@ -62,9 +62,9 @@ def test_a_word_for_no_effort_turns_thinking_off_whatever_effort_is_named():
         (Thinking(on=False), "<think>0"),
     ],
 )
-def test_a_budget_is_told_to_a_template_that_tells_it_to_the_model(thinking: Thinking, told: str):
+def test_a_budget_is_passed_to_a_template_that_shows_it_to_the_model(thinking: Thinking, opening: str):
     by_budget = "'<think>' ~ (thinking_budget if thinking_budget is defined else 'any')"
-    assert tail(by_budget, thinking) == told
+    assert tail(by_budget, thinking) == opening
     assert tail("'<think>'", thinking) == "<think>"
 
 
@@ -104,7 +104,7 @@ def test_no_effort_of_a_request_is_refused(effort, line):
     assert text.startswith(f"<|im_start|>system\n{line}<|im_end|>")
 
 
-def test_a_template_without_a_switch_is_told_to_think_least_where_nobody_wants_reasoning():
+def test_a_template_without_a_switch_gets_the_least_effort_where_nobody_wants_reasoning():
     assert "Reasoning: low" in shown("channels", user("Hi."), thinking=Thinking(on=False))
 
 
@@ -119,7 +119,7 @@ def test_a_word_in_the_system_text_turns_thinking_off_and_is_nothing_that_the_mo
 
 
 def test_a_client_may_write_the_word_itself():
-    assert not asked(on=None, told="Be brief. /no_think").reasoning_is_open
+    assert not asked(on=None, words="Be brief. /no_think").reasoning_is_open
     assert asked(on=None).reasoning_is_open
 
 

@@ -42,7 +42,7 @@ def form_of(shown: str, tool: Any) -> Any:
     return form["function"]
 
 
-def told(tool: Any) -> str:
+def description_of(tool: Any) -> str:
     return f"Parameters in full, as a JSON schema: {json.dumps(tool['function']['parameters'])}"
 
 
@@ -55,13 +55,13 @@ def test_a_template_that_shows_no_tools_gets_them_as_they_are():
     assert forms_of("", takes_tools=False).shown((NESTED,)) == (NESTED,)
 
 
-def test_a_tool_that_is_shown_whole_is_told_nowhere_else():
+def test_a_tool_that_is_shown_whole_is_described_nowhere_else():
     assert form_of(NAMES, FLAT) == FLAT["function"]
 
 
-def test_what_is_not_shown_is_told_in_the_description():
+def test_what_is_not_shown_is_added_to_the_description():
     given = NESTED["function"]
-    assert form_of(NAMES, NESTED) == {**given, "description": f"What todo does. {told(NESTED)}"}
+    assert form_of(NAMES, NESTED) == {**given, "description": f"What todo does. {description_of(NESTED)}"}
 
 
 UNSHOWN: Sequence[Any] = (
@@ -80,20 +80,20 @@ UNSHOWN: Sequence[Any] = (
 
 
 @pytest.mark.parametrize("schema", UNSHOWN, ids=json.dumps)
-def test_any_part_of_a_schema_that_is_not_shown_is_told(schema):
+def test_any_part_of_a_schema_that_is_not_shown_is_described(schema):
     tool = function("set", key=schema)
-    assert form_of(NAMES, tool)["description"] == f"What set does. {told(tool)}"
+    assert form_of(NAMES, tool)["description"] == f"What set does. {description_of(tool)}"
     assert form_of(ALL, tool) == tool["function"]
 
 
 def test_a_word_that_stands_twice_in_a_tool_is_shown_twice():
     hidden = function("set", key={"type": "string", "description": "The mode.", "enum": ["mode"]})
-    assert told(hidden) in form_of(NAMES, hidden)["description"]
+    assert description_of(hidden) in form_of(NAMES, hidden)["description"]
 
 
 def test_words_of_the_template_are_not_those_of_a_tool():
     tool = function("set", key={"type": "string", "default": "usual"})
-    assert told(tool) in form_of(f"The default is usual. {NAMES}", tool)["description"]
+    assert description_of(tool) in form_of(f"The default is usual. {NAMES}", tool)["description"]
 
 
 def test_texts_of_several_lines_may_be_shown_line_by_line_or_escaped():
@@ -133,14 +133,14 @@ def test_an_argument_without_a_description_gets_an_empty_one_where_it_is_refused
 def test_an_argument_that_is_refused_keeps_its_name_and_one_type(schema, kind):
     tool: Any = function("set", key={**schema, "description": "What."})
     form = form_of(STRICT, tool)
-    assert form["description"] == f"What set does. {told(tool)}"
+    assert form["description"] == f"What set does. {description_of(tool)}"
     assert form["parameters"]["properties"] == {"key": {"type": kind, "description": "What."}}
 
 
-def test_arguments_that_are_refused_whatever_they_have_are_told_alone():
+def test_arguments_that_are_refused_whatever_they_have_are_reported_alone():
     strict = f"{{{{- 'no'.x.y if tool.function.parameters.properties else '' -}}}}{NAMES}"
     form = form_of(strict, FLAT)
-    assert form["description"] == f"What read does. {told(FLAT)}"
+    assert form["description"] == f"What read does. {description_of(FLAT)}"
     assert form["parameters"] == {"type": "object", "properties": {}}
 
 

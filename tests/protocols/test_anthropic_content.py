@@ -28,7 +28,7 @@ def read(*messages: Any, **fields: Any) -> tuple[Message, ...]:
     return read_conversation(body(messages=list(messages), **fields), SECRETS.get, BLIND)
 
 
-def one(**fields: Any) -> Message:
+def one_message(**fields: Any) -> Message:
     (message,) = read({"role": "user"} | fields)
     return message
 
@@ -99,12 +99,14 @@ def test_messages_keep_their_places_and_developer_is_system():
 
 @given(st.lists(st.text()), st.sampled_from(["user", "assistant", "system"]))
 def test_text_in_blocks_is_the_same_as_text_in_one_string(texts, role):
-    assert one(role=role, content=[text(words) for words in texts]) == one(role=role, content="".join(texts))
+    assert one_message(role=role, content=[text(words) for words in texts]) == one_message(
+        role=role, content="".join(texts)
+    )
 
 
 @pytest.mark.parametrize("content", [None, "", []])
 def test_a_message_may_be_empty(content):
-    assert one(content=content) == Message(role="user")
+    assert one_message(content=content) == Message(role="user")
 
 
 def test_results_come_before_what_is_said_in_the_order_in_which_they_were_sent():
@@ -122,30 +124,30 @@ def test_results_alone_are_no_question():
 
 
 @pytest.mark.parametrize(
-    ("fields", "told"),
+    ("fields", "content"),
     [
         ({"is_error": True}, "[The call failed]\nno such file"),
         ({"is_error": False}, "no such file"),
         ({"is_error": None}, "no such file"),
     ],
 )
-def test_that_a_call_failed_is_told(fields, told):
-    assert one(content=[result("no such file", **fields)]).content == told
+def test_that_a_call_failed_is_in_its_result(fields, content):
+    assert one_message(content=[result("no such file", **fields)]).content == content
 
 
 def test_blocks_of_a_result_stay_apart():
-    told = one(content=[result([text("a.py"), text(""), text("b.py")])]).content
+    told = one_message(content=[result([text("a.py"), text(""), text("b.py")])]).content
     assert told == "a.py\nb.py"
 
 
 @pytest.mark.parametrize("content", [None, [], ""])
 def test_a_result_may_be_empty(content):
-    assert one(content=[result(content)]).content == ""
+    assert one_message(content=[result(content)]).content == ""
 
 
 def test_a_result_may_make_late_tools_known():
     references = [{"type": "tool_reference", "tool_name": name} for name in ("write", "erase")]
-    message = one(content=[result([*references, text("Found.")])])
+    message = one_message(content=[result([*references, text("Found.")])])
     assert (message.tool_references, message.content) == (("write", "erase"), "Found.")
 
 
@@ -210,7 +212,7 @@ def test_other_images_become_a_note():
 
 
 @pytest.mark.parametrize(
-    ("block", "told"),
+    ("block", "expected"),
     [
         (
             {
@@ -242,12 +244,12 @@ def test_other_images_become_a_note():
     ],
     ids=lambda value: value["type"] if isinstance(value, dict) else "",
 )
-def test_other_blocks_become_text(block, told):
-    assert one(content=[text("a"), block]).content == "a" + told
-    assert one(content=[result([text("a"), block])]).content == "a\n" + told
+def test_other_blocks_become_text(block, expected):
+    assert one_message(content=[text("a"), block]).content == "a" + expected
+    assert one_message(content=[result([text("a"), block])]).content == "a\n" + expected
 
 
-def test_an_unknown_block_of_a_reply_is_told_too():
+def test_an_unknown_block_of_a_reply_becomes_text_too():
     told = reply(text("a"), {"type": "tomorrows_use", "id": "s", "name": "web_search", "input": {}})
     assert told.content == "a[tomorrows_use: this model cannot read it]"
 
@@ -284,7 +286,7 @@ def test_calls_that_anthropic_ran_and_their_results_are_text():
     assert not told.tool_calls
 
 
-def test_a_result_that_is_nested_too_deeply_is_told_and_not_refused():
+def test_a_result_that_is_nested_too_deeply_is_named_and_not_refused():
     deep: Any = "x"
     for _ in range(900):
         deep = {"a": deep}

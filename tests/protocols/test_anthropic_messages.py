@@ -285,7 +285,7 @@ def test_any_junk_is_read_or_refused(role, content, system, tool):
         assert error.param
 
 
-def test_a_missing_limit_is_told_as_anthropic_does():
+def test_a_missing_limit_is_reported_as_anthropic_does():
     assert refusal(max_tokens=None).message == "max_tokens: Field required"
 
 
@@ -348,7 +348,7 @@ def test_nothing_is_lost_but_white_space_around_blocks(made):
 
 
 @pytest.mark.parametrize(
-    ("ending", "told"),
+    ("ending", "reported"),
     [
         (end("stop"), ("end_turn", None)),
         (end("length"), ("max_tokens", None)),
@@ -358,11 +358,11 @@ def test_nothing_is_lost_but_white_space_around_blocks(made):
     ],
     ids=str,
 )
-def test_why_a_reply_ended(ending, told):
+def test_why_a_reply_ended(ending, reported):
     message = whole(call().reply, REPLY, ending)
-    assert (message["stop_reason"], message["stop_sequence"]) == told
+    assert (message["stop_reason"], message["stop_sequence"]) == reported
     (delta,) = (event for event in events_of(REPLY, ending) if event["type"] == "message_delta")
-    assert (delta["delta"]["stop_reason"], delta["delta"]["stop_sequence"]) == told
+    assert (delta["delta"]["stop_reason"], delta["delta"]["stop_sequence"]) == reported
     assert {**delta["usage"], "service_tier": "standard"} == USAGE_JSON
 
 
@@ -431,7 +431,7 @@ def test_errors_have_anthropics_types(error: RequestError, kind):
     assert told == {"type": "error", "error": {"type": kind, "message": "x"}, "request_id": "req_1"}
 
 
-def test_a_prompt_that_is_too_long_is_told_in_words_that_clients_know():
+def test_a_prompt_that_is_too_long_is_refused_in_words_that_clients_know():
     error = ContextOverflow(prompt_tokens=205_000, window=200_001, param="messages")
     told = anthropic_refusal(error, "req_1")["error"]
     assert told == {

@@ -40,8 +40,8 @@ def text(words: str, **mark: Any) -> dict[str, Any]:
 # ---------------------------------------------------------------------------------------- messages
 
 
-def kept_messages(*said: Any, **fields: Any) -> list[tuple[KeptPlace, ...]]:
-    return kept(messages.parse, max_tokens=9, messages=list(said), **fields)
+def kept_messages(*sent: Any, **fields: Any) -> list[tuple[KeptPlace, ...]]:
+    return kept(messages.parse, max_tokens=9, messages=list(sent), **fields)
 
 
 def test_blocks_of_a_system_text_are_counted_with_what_is_between_them():

@@ -14,7 +14,7 @@ def pieces_of(arguments: str, cuts: list[int]) -> list[str]:
     return [arguments[start:end] for start, end in zip([0, *places], [*places, len(arguments)], strict=True)]
 
 
-def told(pieces: list[str]) -> str:
+def read(pieces: list[str]) -> str:
     reader = CustomInput()
     return "".join([*(reader.feed(piece) for piece in pieces), reader.finish()])
 
@@ -22,13 +22,13 @@ def told(pieces: list[str]) -> str:
 @given(st.text(), st.booleans(), st.lists(st.integers(0, 200), max_size=6))
 def test_the_text_is_the_same_however_its_arguments_are_cut(text, ascii_only, cuts):
     arguments = json.dumps({"input": text}, ensure_ascii=ascii_only)
-    assert told(pieces_of(arguments, cuts)) == told(list(arguments)) == custom_input(arguments) == text
+    assert read(pieces_of(arguments, cuts)) == read(list(arguments)) == custom_input(arguments) == text
 
 
 @given(st.text(alphabet='{}"input: \\u0d83e\n5[]', max_size=40), st.lists(st.integers(0, 60), max_size=4))
 def test_whatever_the_arguments_are_their_text_does_not_depend_on_the_cuts(arguments, cuts):
     for whole in (arguments, f'{{"input": "{arguments}'):
-        assert told(pieces_of(whole, cuts)) == custom_input(whole)
+        assert read(pieces_of(whole, cuts)) == custom_input(whole)
 
 
 @pytest.mark.parametrize(
@@ -37,7 +37,7 @@ def test_whatever_the_arguments_are_their_text_does_not_depend_on_the_cuts(argum
 )
 def test_what_json_forbids_changes_nothing_around_it(arguments, text):
     """A line break as it is, and an escape that is none."""
-    assert told(list(arguments)) == custom_input(arguments) == text
+    assert read(list(arguments)) == custom_input(arguments) == text
 
 
 def test_text_goes_out_with_the_piece_that_makes_it_certain():
@@ -59,4 +59,4 @@ def test_arguments_of_another_form_are_the_text_once_they_are_whole(arguments):
 
 
 def test_the_input_behind_another_argument_is_the_text_too():
-    assert told(list('{"x": 1, "input": "a"}')) == "a"
+    assert read(list('{"x": 1, "input": "a"}')) == "a"

@@ -10,7 +10,7 @@ from start_llm.protocols.base import FrameTemplate
 
 @given(name=st.text() | st.just("\ue000"), text=st.text())
 def test_a_frame_from_a_mould_says_what_it_would_say_by_itself(name: str, text: str):
-    frame = FrameTemplate(lambda said: {"model": name, "delta": {"text": said}, "end": None}, "grew").frame(
+    frame = FrameTemplate(lambda delta: {"model": name, "delta": {"text": delta}, "end": None}, "grew").frame(
         text
     )
     assert frame.event == "grew"

@@ -11,7 +11,7 @@ from start_llm.protocols.openai import chat_completions as chat
 from start_llm.protocols.responses import create
 from tests.protocols.helpers import CONTEXT, body
 
-SAID: dict[str, Any] = {"messages": [{"role": "user", "content": "Hi"}], "input": "Hi"}
+QUESTION: dict[str, Any] = {"messages": [{"role": "user", "content": "Hi"}], "input": "Hi"}
 NAMES = (
     (chat.parse, "max_tokens"),
     (chat.parse, "max_completion_tokens"),
@@ -21,7 +21,7 @@ NAMES = (
 
 
 def limit(parse: Any, **fields: Any) -> int | None:
-    request = parse(body(**SAID, **fields), {}, CONTEXT).request
+    request = parse(body(**QUESTION, **fields), {}, CONTEXT).request
     assert isinstance(request, ChatRequest)
     return request.options.max_tokens
 

@@ -22,7 +22,7 @@ from start_llm.protocols.openai import completions as openai_completions
 from start_llm.protocols.responses import create as openai_responses
 from tests.grammar import completions, messages, responses, wire
 from tests.grammar.events import FAILURE, Story, broken, sent, stories
-from tests.grammar.wire import COMPLAINTS, Told
+from tests.grammar.wire import COMPLAINTS, StreamContent
 from tests.protocols.helpers import CONTEXT, body
 
 _HI = [{"role": "user", "content": "hi"}]
@@ -46,7 +46,7 @@ class Protocol:
     parse: Parser
     fields: dict[str, Any]
     forms: Sequence[dict[str, Any]]
-    read: Callable[[Sequence[Any]], Told]
+    read: Callable[[Sequence[Any]], StreamContent]
     tools: Sequence[str] = ()
     thinks: bool = True
     is_life: Callable[[Any], bool]
@@ -54,7 +54,7 @@ class Protocol:
     def reply(self, form: dict[str, Any]) -> Reply:
         return self.parse(body(**self.fields, **form), {}, CONTEXT).reply
 
-    def told(self, events: Sequence[bytes]) -> Told:
+    def content_of(self, events: Sequence[bytes]) -> StreamContent:
         return self.read(list(wire.events_in(b"".join(events))))
 
 
@@ -116,15 +116,15 @@ def test_a_stream_keeps_the_grammar_and_says_what_the_whole_reply_says(name: str
     protocol = PROTOCOLS[name]
     story, form = drawn(data, protocol)
     assert story.end
-    told = protocol.told(sent(protocol.reply(form), story))
+    told = protocol.content_of(sent(protocol.reply(form), story))
     whole = protocol.reply(form).whole(story.outputs, story.end)
     assert told.failure is None
-    assert _said(told.body) == _said(json.loads(json.dumps(whole)))
+    assert _comparable(told.body) == _comparable(json.loads(json.dumps(whole)))
     if told.parts:
         assert list(told.parts) == _parts(story.outputs)
 
 
-def _said(reply: Any) -> Any:
+def _comparable(reply: Any) -> Any:
     """Without what is another each time; that there is nothing to say of no tokens needs no saying."""
     (choice,) = reply.get("choices", [{}])
     if choice.get("logprobs") in ({"content": [], "refusal": None}, _NO_SCORES):
@@ -166,7 +166,7 @@ def test_a_failure_may_come_at_any_place_and_is_the_last_thing(name: str, data: 
     protocol = PROTOCOLS[name]
     story, form = drawn(data, protocol, fails=True)
     events = sent(protocol.reply(form), story)
-    assert protocol.told(events) == Told(failure=FAILURE)
+    assert protocol.content_of(events) == StreamContent(failure=FAILURE)
     assert _complains(protocol, events[:-1])
     assert _complains(protocol, [*events, events[-1]])
     assert _complains(protocol, [*events, *sent(protocol.reply(form), story)[:1]])
@@ -179,7 +179,7 @@ def test_an_event_that_is_missing_repeated_or_late_is_noticed(name: str, data: s
     protocol = PROTOCOLS[name]
     story, form = drawn(data, protocol)
     events = sent(protocol.reply(form), story)
-    whole = protocol.told(events)
+    whole = protocol.content_of(events)
     for what, stream in broken(events):
         if _content(protocol, stream) != _content(protocol, events):
             assert _complains(protocol, stream, whole), what
@@ -190,9 +190,9 @@ def _content(protocol: Protocol, events: Sequence[bytes]) -> list[Any]:
     return [event for event in wire.events_in(b"".join(events)) if not protocol.is_life(event)]
 
 
-def _complains(protocol: Protocol, events: Sequence[bytes], whole: Told | None = None) -> bool:
+def _complains(protocol: Protocol, events: Sequence[bytes], whole: StreamContent | None = None) -> bool:
     """The stream is refused, or says something else than it did."""
     try:
-        return protocol.told(events) != whole if whole else not protocol.told(events)
+        return protocol.content_of(events) != whole if whole else not protocol.content_of(events)
     except COMPLAINTS:
         return True

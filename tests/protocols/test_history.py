@@ -14,7 +14,7 @@ from start_llm.core.events import Finished, Output
 from start_llm.protocols.anthropic import messages
 from start_llm.protocols.base import ParsedRequest, Parser, Reply
 from start_llm.protocols.fields import Fields, parse_body
-from start_llm.protocols.history import told_paths, with_mended_history
+from start_llm.protocols.history import reported_paths, with_mended_history
 from start_llm.protocols.openai import chat_completions as chat
 from start_llm.protocols.responses import create
 from tests.output.corpus import CORPUS
@@ -319,19 +319,19 @@ def test_the_newest_question_is_refused_by_name(path: str, newest: Any):
 
 
 @pytest.mark.parametrize("path", PARSERS)
-def test_the_places_of_what_was_mended_are_told(path: str):
+def test_the_places_of_what_was_mended_are_reported(path: str):
     name = FIELDS[path][0]
     body = mended(path, [ASK, {"role": "assistant", "content": 5}, {"role": "user", "content": HALF}, ASK])
-    assert told_paths(body.mended) == (f"{name}[1]", f"{name}[2]")
+    assert reported_paths(body.mended) == (f"{name}[1]", f"{name}[2]")
 
 
-def test_few_places_are_told_in_order():
-    assert told_paths({f"messages[{index}]" for index in range(30)}) == tuple(
+def test_few_places_are_reported_in_order():
+    assert reported_paths({f"messages[{index}]" for index in range(30)}) == tuple(
         f"messages[{index}]" for index in range(20)
     )
 
 
-def test_a_damage_that_is_too_deep_to_be_told_is_refused():
+def test_a_damage_that_is_too_deep_to_be_written_is_refused():
     deep: Any = "x"
     for _ in range(4000):
         deep = [deep]

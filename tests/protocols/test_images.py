@@ -113,7 +113,7 @@ def user(*content: Any) -> Any:
     return {"role": "user", "content": list(content)}
 
 
-def told(request: ChatRequest) -> list[str]:
+def texts_of(request: ChatRequest) -> list[str]:
     """The texts of a request, with the number of bytes of each image in its place."""
     texts: list[str] = []
     for message in request.messages:
@@ -137,7 +137,7 @@ def test_images_stand_where_the_client_put_them(form: Form):
         {"role": "assistant", "content": "yes"},
         user(png),
     )
-    assert told(request) == [
+    assert texts_of(request) == [
         f"sys<{len(JPEG)}>",
         f"see <{len(PNG)}> and <{len(JPEG)}>",
         "yes",
@@ -152,13 +152,13 @@ def test_images_in_results_do_too(form: Form):
     request = form.request(user(form.text("look")), form.calling, result)
     assert request.messages[-1].role == "tool"
     between = "\n" if form is FORMS["messages"] else ""
-    assert told(request)[-1] == f"screen:{between}<{len(PNG)}>"
+    assert texts_of(request)[-1] == f"screen:{between}<{len(PNG)}>"
 
 
 @EACH
 def test_the_media_type_is_not_believed(form: Form):
     request = form.request(user(form.image(data_url(JPEG, "application/pdf"))))
-    assert told(request) == [f"<{len(JPEG)}>"]
+    assert texts_of(request) == [f"<{len(JPEG)}>"]
 
 
 def test_messages_may_have_images_in_documents_and_system_text():
@@ -166,8 +166,8 @@ def test_messages_may_have_images_in_documents_and_system_text():
     image = form.image(data_url(PNG))
     document = {"type": "document", "source": {"type": "content", "content": [form.text("page"), image]}}
     request = form.request(user(document), system=[form.text("sys"), image])
-    assert told(request)[0] == f"sys\n\n<{len(PNG)}>"
-    assert f"page<{len(PNG)}>" in told(request)[1]
+    assert texts_of(request)[0] == f"sys\n\n<{len(PNG)}>"
+    assert f"page<{len(PNG)}>" in texts_of(request)[1]
 
 
 @pytest.mark.parametrize(
@@ -181,13 +181,13 @@ def test_messages_may_have_images_in_documents_and_system_text():
     ],
 )
 def test_a_chat_takes_the_other_forms_of_images_too(part: Any):
-    assert told(FORMS["chat"].request(user(part))) == [f"<{len(PNG)}>"]
+    assert texts_of(FORMS["chat"].request(user(part))) == [f"<{len(PNG)}>"]
 
 
 @EACH
 def test_a_text_that_looks_like_an_image_is_a_text(form: Form):
     request = form.request(user(form.text(f"{data_url(PNG)} [image]")))
-    assert told(request) == [f"{data_url(PNG)} [image]"]
+    assert texts_of(request) == [f"{data_url(PNG)} [image]"]
     assert not request.images
 
 
@@ -238,11 +238,11 @@ def test_the_same_image_in_history_or_in_a_result_is_a_note(form: Form, kind: st
     request = form.request(
         user(form.text("see"), image), form.calling, form.result([image]), user(form.text("and?"))
     )
-    notes = [one for text in told(request) for one in [text] if "[image: " in one]
+    notes = [one for text in texts_of(request) for one in [text] if "[image: " in one]
     assert len(notes) == 2
     assert not request.images
     newest = form.request(user(form.text("look")), form.calling, form.result([image]))
-    assert told(newest)[-1].startswith("[image: ")
+    assert texts_of(newest)[-1].startswith("[image: ")
 
 
 def test_anthropics_words_are_those_that_claude_code_knows():
@@ -320,7 +320,7 @@ def test_a_blind_model_refuses_an_image_in_the_question_and_notes_older_ones(for
     request = form.request(
         user(image), form.calling, form.result([image]), user(form.text("and?")), with_=blind
     )
-    assert [text for text in told(request) if text == UNSEEN_IMAGE] == [UNSEEN_IMAGE] * 2
+    assert [text for text in texts_of(request) if text == UNSEEN_IMAGE] == [UNSEEN_IMAGE] * 2
 
 
 # ------------------------------------------------------------------------------------------- stored responses
@@ -333,7 +333,7 @@ def test_a_stored_response_keeps_its_images():
     output: Mapping[str, Any] = {"output": [{"type": "message", "role": "assistant", "content": "yes"}]}
     store.keep(b"tenant", "resp_1", StoredResponse(input=items, instructions=None, body=output))
     request = form.request(user(form.text("and?")), with_=with_store, previous_response_id="resp_1")
-    assert told(request) == [f"<{len(PNG)}>", "yes", "and?"]
+    assert texts_of(request) == [f"<{len(PNG)}>", "yes", "and?"]
     listed = input_items(with_store, "resp_1", body())
     assert listed["data"] == items
     for word in (one.word for one in request.images.values()):

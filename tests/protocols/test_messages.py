@@ -28,7 +28,7 @@ def read(*messages: Any) -> tuple[Message, ...]:
     return read_messages(body(messages=list(messages)), BLIND)
 
 
-def one(**fields: Any) -> Message:
+def one_message(**fields: Any) -> Message:
     (message,) = read({"role": "user"} | fields)
     return message
 
@@ -59,18 +59,18 @@ def test_parts_are_joined_in_order_with_nothing_between():
         {"type": "refusal", "refusal": "no"},
         {"type": "text", "text": ""},
     ]
-    assert one(content=parts).content == "a bc\nno"
-    assert one(content=[]).content == ""
+    assert one_message(content=parts).content == "a bc\nno"
+    assert one_message(content=[]).content == ""
 
 
 @given(st.lists(st.text()))
 def test_text_in_parts_is_the_same_as_text_in_one_string(texts):
     parts = [{"type": "text", "text": text, "cache_control": {"type": "ephemeral"}} for text in texts]
-    assert one(content=parts) == one(content="".join(texts))
+    assert one_message(content=parts) == one_message(content="".join(texts))
 
 
 def test_null_and_absent_content_are_empty():
-    assert one().content == one(content=None).content == ""
+    assert one_message().content == one_message(content=None).content == ""
 
 
 def test_an_assistant_message_may_hold_reasoning_under_either_name():
@@ -212,7 +212,9 @@ def test_function_tools_are_kept_as_they_were_sent_and_others_left_out():
 def test_what_is_meant_for_a_server_is_no_part_of_a_tool():
     mark = {"cache_control": {"type": "ephemeral"}}
     function: dict[str, Any] = {"name": "read"}
-    tool, marked = ({"type": "function", "function": one} for one in (function, function | mark))
+    tool, marked = (
+        {"type": "function", "function": one_message} for one_message in (function, function | mark)
+    )
     assert read_tools(body(tools=[tool | mark, marked])) == ((tool, tool), ())
 
 

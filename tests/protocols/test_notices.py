@@ -3,7 +3,7 @@
 from start_llm.protocols.notices import Notices
 
 
-def test_each_thing_is_told_once():
+def test_each_thing_is_reported_once():
     said: list[str] = []
     notices = Notices(said.append)
     for text in ("a", "b", "a"):
@@ -22,5 +22,5 @@ def test_words_of_clients_move_no_cursor_and_fill_no_terminal():
     assert max(map(len, said)) == 200
 
 
-def test_without_a_terminal_nothing_is_told():
+def test_without_a_terminal_nothing_is_printed():
     Notices().tell("a")

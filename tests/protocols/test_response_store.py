@@ -31,8 +31,8 @@ def kept(text: str = "x", *, more: list[Any] | None = None) -> StoredResponse:
     return StoredResponse(input=[*(more or []), question], instructions=None, body={"output": output})
 
 
-def size(one: StoredResponse) -> int:
-    return len(json.dumps([one.input, one.instructions, one.body], separators=(",", ":")))
+def size(response: StoredResponse) -> int:
+    return len(json.dumps([response.input, response.instructions, response.body], separators=(",", ":")))
 
 
 def test_a_response_is_kept_for_its_tenant():
@@ -152,7 +152,7 @@ def do(stores: Twice[ResponseStore], step: tuple[Any, ...]) -> None:
         case ("delete", owner):
             stores.same(lambda store: deleted(store, *owner))
         case ("get", owner):
-            stores.same(lambda store: found(store, *owner))
+            stores.same(lambda store: stored(store, *owner))
         case ("wait", seconds):
             stores.clock.now += seconds
         case _:
@@ -171,7 +171,7 @@ def test_responses_are_the_same_after_a_restart(steps):
                 do(stores, ("get", (tenant, name)))
 
 
-def found(store: ResponseStore, tenant: bytes, name: str) -> StoredResponse | None:
+def stored(store: ResponseStore, tenant: bytes, name: str) -> StoredResponse | None:
     return store.get(tenant, name) if has(store, name, tenant) else None
 
 

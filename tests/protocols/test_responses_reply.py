@@ -55,17 +55,17 @@ def done(reason: FinishReason = "stop") -> Finished:
     return Finished(reason, USAGE)
 
 
-def bare(told: Any) -> Any:
+def bare(value: Any) -> Any:
     """Without ids, times and seals, which are others each time."""
-    if isinstance(told, list):
-        return [bare(one) for one in told]
-    if isinstance(told, dict):
+    if isinstance(value, list):
+        return [bare(one) for one in value]
+    if isinstance(value, dict):
         return {
             name: bare(one)
-            for name, one in told.items()
+            for name, one in value.items()
             if not re.search("id$|_at$|^encrypted_content$", name)
         }
-    return told
+    return value
 
 
 @given(chat_replies, FORMS)
@@ -105,7 +105,7 @@ def test_a_life_sign_is_an_event_with_its_number():
     assert put_together(events)["output"][0]["content"][0]["text"] == "Hi"
 
 
-def test_usage_and_the_request_are_told():
+def test_usage_and_the_request_are_reported():
     response = reply(
         model="mine", instructions="Be brief.", max_output_tokens=5, metadata={"a": "b"}, temperature=0.5,
         reasoning={"effort": "low", "summary": "auto"}, parallel_tool_calls=False, prompt_cache_key="key",
@@ -128,7 +128,7 @@ def test_usage_and_the_request_are_told():
     assert {name: response[name] for name in told} == told
 
 
-def test_reasoning_is_told_as_it_is_and_as_a_summary_to_those_who_ask_for_one():
+def test_reasoning_is_sent_as_it_is_and_as_a_summary_to_those_who_ask_for_one():
     outputs = (Reasoning("Hm"), Reasoning("."), Content("Yes."))
     reasoning, text = output_of(*outputs)
     assert reasoning["content"] == [{"type": "reasoning_text", "text": "Hm."}]

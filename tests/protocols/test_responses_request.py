@@ -195,7 +195,7 @@ def test_what_could_be_read_and_not_be_repeated_is_refused(field: str):
     assert refused.value.param == field
 
 
-def test_items_of_types_that_have_no_form_are_left_out_and_told_of_once():
+def test_items_of_types_that_have_no_form_are_left_out_and_reported_once():
     context, said = new_context()
     search = {"type": "call_of_tomorrow", "id": "ws_1", "status": "completed"}
     for _ in range(2):
@@ -210,7 +210,7 @@ def test_items_of_types_that_have_no_form_are_left_out_and_told_of_once():
 
 
 @pytest.mark.parametrize(
-    ("item", "told"),
+    ("item", "text"),
     [
         (
             {"type": "web_search_call", "id": "ws_1", "status": "completed", "action": {"query": "Seas"}},
@@ -236,10 +236,10 @@ def test_items_of_types_that_have_no_form_are_left_out_and_told_of_once():
     ],
     ids=lambda value: value["type"] if isinstance(value, dict) else "",
 )  # fmt: skip
-def test_what_a_vendor_ran_is_text_of_the_reply(item, told):
+def test_what_a_vendor_ran_is_text_of_the_reply(item, text):
     context, said = new_context()
     (_, message) = request_of(context, input=[ASK, item]).messages
-    assert (message.role, message.content, message.tool_calls) == ("assistant", told, ())
+    assert (message.role, message.content, message.tool_calls) == ("assistant", text, ())
     assert said == []
 
 
@@ -251,7 +251,7 @@ def test_an_approval_is_the_users():
 
 
 @pytest.mark.parametrize(
-    ("call", "called", "result", "told"),
+    ("call", "called", "result", "text"),
     [
         (
             {"type": "local_shell_call", "action": {"type": "exec", "command": ["ls"], "env": {}}},
@@ -289,10 +289,10 @@ def test_an_approval_is_the_users():
     ],
     ids=lambda value: value["type"] if isinstance(value, dict) else "",
 )  # fmt: skip
-def test_what_the_client_ran_is_a_call_with_its_result(call, called, result, told):
+def test_what_the_client_ran_is_a_call_with_its_result(call, called, result, text):
     made, given = messages_of(ASK, {**call, "call_id": "c1"}, {**result, "call_id": "c1"})[1:]
     assert made.tool_calls == (called,)
-    assert (given.role, given.tool_call_id, given.content) == ("tool", "c1", told)
+    assert (given.role, given.tool_call_id, given.content) == ("tool", "c1", text)
 
 
 def test_the_tools_that_the_client_runs_are_offered_with_their_published_schemas():
@@ -388,7 +388,7 @@ def schemas_of(*tools: Any) -> list[Any]:
     return list(request_of(tools=list(tools)).tools)
 
 
-def test_a_function_is_told_as_a_template_knows_it():
+def test_a_function_is_passed_as_a_template_knows_it():
     assert schemas_of(READ) == [
         {
             "type": "function",
@@ -471,7 +471,7 @@ def test_a_custom_tool_with_a_grammar_shows_it_and_has_it_under_the_models_name(
     assert {(grammar.syntax, grammar.definition) for grammar in asked.grammars} == {("lark", 'start: "x"')}
 
 
-def test_tools_that_cannot_be_offered_are_left_out_and_told_of_once():
+def test_tools_that_cannot_be_offered_are_left_out_and_reported_once():
     context, said = new_context()
     tools = [
         READ,
@@ -669,7 +669,7 @@ def test_a_request_goes_on_from_a_response():
     assert request_of(context, input=None, previous_response_id=first).messages[-1].content == "Hello"
 
 
-def test_a_streamed_response_can_be_gone_on_from_as_soon_as_its_end_is_told():
+def test_a_streamed_response_can_be_continued_as_soon_as_its_end_is_sent():
     context, _ = new_context()
     reply = call_of(context).reply
     outputs, end = events([0])
@@ -747,7 +747,7 @@ def test_the_reasoning_of_a_response_that_is_gone_on_from_is_read_exactly():
     assert (told.reasoning, told.content) == ("\nHm.\n", "Yes.")
 
 
-def test_a_response_is_told_and_deleted():
+def test_a_response_is_returned_and_deleted():
     context, _ = new_context()
     name = answered(context)
     assert (stored_body(context, name)["id"], stored_body(context, name)["status"]) == (name, "completed")

@@ -29,20 +29,20 @@ json_values = st.recursive(
 )
 
 
-def found(headers: dict[str, str] | None = None, /, **fields) -> str | None:
+def session_of(headers: dict[str, str] | None = None, /, **fields) -> str | None:
     return session_id(body(**fields), headers or {})
 
 
 @pytest.mark.parametrize("key", BODY_KEYS)
 def test_every_name_works_in_the_body_and_inside_its_objects(key):
-    assert found(**{key: "abc"}) == "abc"
+    assert session_of(**{key: "abc"}) == "abc"
     for name in NESTED_OBJECTS:
-        assert found(**{name: {key: "abc"}}) == "abc"
+        assert session_of(**{name: {key: "abc"}}) == "abc"
 
 
 @pytest.mark.parametrize("header", HEADERS)
 def test_every_header_works(header):
-    assert found({header: "abc"}) == "abc"
+    assert session_of({header: "abc"}) == "abc"
 
 
 def test_the_first_place_wins():
@@ -51,16 +51,16 @@ def test_the_first_place_wins():
     order = [*BODY_KEYS, "in metadata", "in extra_body"]
     for start, expected in enumerate(order):
         merged = {name: value for place in reversed(places[start:]) for name, value in place.items()}
-        assert found({HEADERS[0]: "header"}, **merged) == expected
+        assert session_of({HEADERS[0]: "header"}, **merged) == expected
     for start, header in enumerate(HEADERS):
-        assert found({name: name for name in reversed(HEADERS[start:])}) == header
+        assert session_of({name: name for name in reversed(HEADERS[start:])}) == header
 
 
 def test_claudes_user_id_holds_a_session_in_both_of_its_forms():
-    assert found(metadata={"user_id": CLAUDE}) == "4e5f-66"
-    assert found(metadata={"user_id": '{"device_id": "d", "session_id": "4e5f"}'}) == "4e5f"
-    assert found({"x-session-id": "header"}, metadata={"user_id": CLAUDE}) == "4e5f-66"
-    assert found(metadata={"user_id": CLAUDE, "session_id": "plain"}) == "plain"
+    assert session_of(metadata={"user_id": CLAUDE}) == "4e5f-66"
+    assert session_of(metadata={"user_id": '{"device_id": "d", "session_id": "4e5f"}'}) == "4e5f"
+    assert session_of({"x-session-id": "header"}, metadata={"user_id": CLAUDE}) == "4e5f-66"
+    assert session_of(metadata={"user_id": CLAUDE, "session_id": "plain"}) == "plain"
 
 
 @pytest.mark.parametrize(
@@ -68,17 +68,17 @@ def test_claudes_user_id_holds_a_session_in_both_of_its_forms():
     ["user-17", "", "{", '{"session_id"', '{"session_id": null}', '{"a":' * 100_000, 5, None, ["x"]],
 )
 def test_a_user_id_without_a_session_gives_none(user_id):
-    assert found(metadata={"user_id": user_id}) is None
+    assert session_of(metadata={"user_id": user_id}) is None
 
 
 @pytest.mark.parametrize("value", [None, "", "  ", True, False, 1.5, [], {}, ["abc"], {"id": "abc"}])
 def test_a_value_that_is_no_id_is_passed_over(value):
-    assert found(session_id=value, chat_id="next") == "next"
+    assert session_of(session_id=value, chat_id="next") == "next"
 
 
 def test_a_number_is_an_id_and_blanks_around_one_are_not_part_of_it():
-    assert found(session_id=17) == "17"
-    assert found({"x-session-id": " abc\t"}) == "abc"
+    assert session_of(session_id=17) == "17"
+    assert session_of({"x-session-id": " abc\t"}) == "abc"
 
 
 OF_AN_AGENT = "x-claude-code-agent-id"
@@ -108,15 +108,15 @@ def test_different_ids_are_different_names(pair):
     st.lists(st.text('xy "[],#', min_size=1, max_size=4).filter(str.strip), min_size=1, max_size=2),
     st.lists(st.text('xy "[],#', min_size=1, max_size=4).filter(str.strip), min_size=1, max_size=2),
 )
-def test_equal_names_are_of_equal_ids(one, other):
-    is_same = [word.strip() for word in one] == [word.strip() for word in other]
-    assert (name_of(*one) == name_of(*other)) == is_same
+def test_equal_names_are_of_equal_ids(ids, other):
+    is_same = [word.strip() for word in ids] == [word.strip() for word in other]
+    assert (name_of(*ids) == name_of(*other)) == is_same
 
 
 @pytest.mark.parametrize("session", [LONG, "a" * 5000, '"' * 150, "é" * 100, "[" * 198])
 def test_no_name_is_longer_than_two_hundred_characters(session):
-    assert len(found(session_id=session) or "") <= 200
-    assert found(session_id=LONG) == LONG
+    assert len(session_of(session_id=session) or "") <= 200
+    assert session_of(session_id=LONG) == LONG
 
 
 @pytest.mark.parametrize("word", ["default", "Undefined", "0", "null", "None", "main", "[object Object]"])
@@ -131,7 +131,7 @@ def test_a_placeholder_is_a_session_and_no_name_of_a_conversation(word):
 
 
 def test_nothing_given_gives_none():
-    assert found(metadata={"other": 1}, extra_body=[], user="somebody") is None
+    assert session_of(metadata={"other": 1}, extra_body=[], user="somebody") is None
 
 
 @given(data=st.dictionaries(st.sampled_from([*BODY_KEYS, *NESTED_OBJECTS, "user"]), json_values))

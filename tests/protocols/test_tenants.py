@@ -134,7 +134,7 @@ def test_where_tenants_are_not_kept_apart_all_are_one():
     assert together.caller(passed_on(), *PLACE) == ANN
 
 
-def test_a_warm_up_is_told_by_a_word_of_its_own():
+def test_a_warm_up_is_reported_by_a_word_of_its_own():
     assert TENANTS.is_warm_up({WARM_UP_HEADER: SECRET.warm_up})
     assert not TENANTS.is_warm_up({WARM_UP_HEADER: SECRET.api_key})
     assert not TENANTS.is_warm_up(bearer(SECRET.api_key))

@@ -49,7 +49,7 @@ def test_a_boolean_turns_the_curve_on_or_off(protocol, switch):
 
 
 @pytest.mark.parametrize(
-    ("told", "field", "problem"),
+    ("curve", "field", "problem"),
     [
         (1, "hlg", "must be an object, not a number"),
         ("on", "hlg", "must be an object, not a string"),
@@ -61,8 +61,8 @@ def test_a_boolean_turns_the_curve_on_or_off(protocol, switch):
         ({"pivot_offset": -0.1}, "hlg.pivot_offset", f"must be {RANGES['hlg_pivot_offset']}"),
     ],
 )
-def test_a_curve_that_makes_no_sense_is_refused_with_its_field(protocol, told, field, problem):
+def test_a_curve_that_makes_no_sense_is_refused_with_its_field(protocol, curve, field, problem):
     with pytest.raises(InvalidRequest) as refused:
-        sampling(protocol, hlg=told)
+        sampling(protocol, hlg=curve)
     assert refused.value.param == field
     assert refused.value.message == f"'{field}' {problem}."

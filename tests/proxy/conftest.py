@@ -60,7 +60,7 @@ class Proxied:
     tunnel: Tunnel
     proxy: Proxy
     port: int
-    said: list[str]
+    notices: list[str]
     partners: set[str]
     """Every address that the proxy was connected to, from its first moment on."""
 
@@ -134,7 +134,7 @@ def proxied(tiny_model: TinyModel, endpoints: Any) -> Generator[Proxied]:
     with serving(tiny_model("qwen3")) as server:
         endpoints.of(server, PROXIED)
         yield Proxied(
-            server, endpoints.tunnel, endpoints.proxy, endpoints.port, endpoints.said, endpoints.partners
+            server, endpoints.tunnel, endpoints.proxy, endpoints.port, endpoints.notices, endpoints.partners
         )
 
 

@@ -134,7 +134,7 @@ def test_a_body_is_refused_by_its_headers(proxied: Proxied, headers: bytes, stat
     assert serves(proxied)
 
 
-SAID = b'{"model": "m", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1}'
+QUESTION = b'{"model": "m", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1}'
 SAYS_JSON = {"Content-Type": "application/json"}
 AS_JSON = HEAD + b"Content-Type: application/json\r\n"
 IN_CHUNKS = AS_JSON + b"Transfer-Encoding: chunked\r\n"
@@ -147,13 +147,15 @@ def in_chunks(data: bytes) -> bytes:
 @pytest.mark.parametrize(
     ("sent", "status"),
     [
-        (IN_CHUNKS + b"\r\n" + in_chunks(SAID), b"200"),
-        (IN_CHUNKS + b"Content-Encoding: gzip\r\n\r\n" + in_chunks(gzip.compress(SAID)), b"200"),
-        (IN_CHUNKS + b"Content-Encoding: zstd\r\n\r\n" + in_chunks(zstd.compress(SAID)), b"200"),
-        (IN_CHUNKS + b"Content-Encoding: br\r\n\r\n" + in_chunks(SAID), b"415"),
+        (IN_CHUNKS + b"\r\n" + in_chunks(QUESTION), b"200"),
+        (IN_CHUNKS + b"Content-Encoding: gzip\r\n\r\n" + in_chunks(gzip.compress(QUESTION)), b"200"),
+        (IN_CHUNKS + b"Content-Encoding: zstd\r\n\r\n" + in_chunks(zstd.compress(QUESTION)), b"200"),
+        (IN_CHUNKS + b"Content-Encoding: br\r\n\r\n" + in_chunks(QUESTION), b"415"),
         (IN_CHUNKS + b"\r\nno size\r\n", b"400"),
         (
-            IN_CHUNKS.replace(b"POST /v1/chat/completions", b"GET /v1/models") + b"\r\n" + in_chunks(SAID),
+            IN_CHUNKS.replace(b"POST /v1/chat/completions", b"GET /v1/models")
+            + b"\r\n"
+            + in_chunks(QUESTION),
             b"411",
         ),
     ],
@@ -169,7 +171,7 @@ def test_both_loopback_addresses_answer(proxied: Proxied):
     for host in loopback_addresses():
         connection = http.client.HTTPConnection(host, proxied.port, timeout=60)
         connection.request(
-            "POST", "/v1/chat/completions", SAID, {"Authorization": f"Bearer {KEY}", **SAYS_JSON}
+            "POST", "/v1/chat/completions", QUESTION, {"Authorization": f"Bearer {KEY}", **SAYS_JSON}
         )
         assert connection.getresponse().status == 200
         connection.close()
@@ -273,7 +275,7 @@ def test_the_listed_model_tells_its_window_as_the_launcher_reads_it(proxied: Pro
     assert not through.sees, "as the model is, whatever the proxy was told"
 
 
-def test_the_launcher_is_told_of_a_wrong_key(proxied: Proxied):
+def test_the_launcher_learns_of_a_wrong_key(proxied: Proxied):
     with pytest.raises(LaunchError, match=r"does not take the key: set PROXY_API_KEY.*\(401\)"):
         find([Address(f"http://127.0.0.1:{proxied.port}", NO_KEY)])
 

@@ -171,7 +171,7 @@ def test_without_a_key_only_a_sign_of_life_is_given(method, path):
         ({"content-length": "-1"}, 400),
     ],
 )
-def test_what_is_wrong_is_told_in_the_words_of_the_protocol(lie, expected):
+def test_what_is_wrong_is_reported_in_the_words_of_the_protocol(lie, expected):
     for path in POSTED:
         scopes, (start, body) = knock("POST", path, KEYED | lie)
         assert (start["status"], scopes) == (expected, []), path
@@ -324,7 +324,7 @@ def test_the_host_of_a_target_counts_like_the_header():
     assert status("GET", "http://evil.example/health", {}) == 403
 
 
-def test_a_base_url_that_ends_in_v1_is_told_in_the_words_of_the_protocol():
+def test_a_base_url_that_ends_in_v1_is_reported_in_the_words_of_the_protocol():
     _, (start, body) = knock("POST", "/v1/v1/messages", KEYED)
     told = json.loads(body["body"])
     assert (start["status"], told["type"]) == (404, "error")
@@ -332,7 +332,7 @@ def test_a_base_url_that_ends_in_v1_is_told_in_the_words_of_the_protocol():
 
 
 @pytest.mark.parametrize("path", ["/v1/responses/compact", "/responses/compact"])
-def test_who_wants_a_conversation_compacted_is_told_what_to_set(path: str):
+def test_who_wants_a_conversation_compacted_learns_what_to_set(path: str):
     _, (start, body) = knock("POST", path, KEYED)
     assert start["status"] == 404
     assert "Codex" in json.loads(body["body"])["error"]["message"]

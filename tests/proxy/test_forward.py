@@ -114,12 +114,12 @@ def test_a_stream_that_the_server_does_not_end_ends_with_an_error(path: str):
     sent = answered(written(IN_CHUNKS, chunk(b"data: 1\n\n")), path)
     first, event = body_of(sent).decode().split("\n\n", 1)
     assert first == "data: 1"
-    assert "the server ended in the middle of this reply" in told_by(path, event)
+    assert "the server ended in the middle of this reply" in message_of(path, event)
     assert event.endswith("\n\n")
     assert is_ended(sent)
 
 
-def told_by(path: str, event: str) -> str:
+def message_of(path: str, event: str) -> str:
     """The message of an error event, in the protocol of a path."""
     named, _, data = event.rpartition("data: ")
     told = json.loads(data)
@@ -257,5 +257,5 @@ def test_a_stream_whose_server_goes_ends_with_an_error(proxied: Proxied, path: s
     proxied.tunnel.lead_to(1)
     proxied.tunnel.lead_to(backend)
     *_, event = reply.read().decode().rstrip().split("\n\n")
-    assert "the server ended in the middle of this reply" in told_by(path, event)
+    assert "the server ended in the middle of this reply" in message_of(path, event)
     connection.close()

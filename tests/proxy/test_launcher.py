@@ -51,7 +51,7 @@ def test_a_killed_proxy_comes_back_and_the_server_never_noticed(proxied: Proxied
     until(lambda: proxied.proxy.pid != first, within_s=10)
     assert proxied.server.get("/health")["status"] == "ok"
     until(lambda: proxied.proxy.is_ready, within_s=60)
-    assert any("Starting it again" in line for line in proxied.said)
+    assert any("Starting it again" in line for line in proxied.notices)
     body = {"model": "m", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 1}
     assert proxied.ask("/v1/chat/completions", body).status == 200
 
@@ -150,7 +150,7 @@ def test_a_megabyte_of_output_blocks_nobody_and_rotates(tmp_path: Path):
     assert all(path.stat().st_mode & 0o077 == 0 for path in tmp_path.iterdir())
 
 
-def test_a_log_that_cannot_be_written_is_told_once_and_the_last_words_are_known(tmp_path: Path, capsys):
+def test_a_log_that_cannot_be_written_is_reported_once_and_the_last_words_are_known(tmp_path: Path, capsys):
     said: list[str] = []
     (tmp_path / "proxy.log").mkdir()
     log = ProxyLog(tmp_path / "proxy.log", said.append)
@@ -193,7 +193,7 @@ def test_every_name_leads_to_the_server():
     assert {entry["litellm_params"]["api_base"] for entry in models} == {"http://127.0.0.1:1/v1"}
 
 
-def test_a_request_that_the_proxy_refuses_is_told_to_the_server_and_logged(tmp_path: Path):
+def test_a_request_that_the_proxy_refuses_is_reported_to_the_server_and_logged(tmp_path: Path):
     told: list[ProxyRefusal] = []
     refusal = ProxyRefusal(method="GET", path="/x", status=403, reason="a name with ü")
     log = ProxyLog(tmp_path / "proxy.log", print, told.append)
@@ -244,7 +244,7 @@ def standing_in(folder: Path, signal: int) -> Generator[tuple[Proxy, list[str]]]
 
 
 @pytest.mark.thorough
-def test_a_proxy_that_hangs_is_noticed_told_and_started_again(tmp_path: Path):
+def test_a_proxy_that_hangs_is_noticed_reported_and_started_again(tmp_path: Path):
     with standing_in(tmp_path, signal.SIGSTOP) as (proxy, said):
         first = proxy.pid
         time.sleep(1.5)
@@ -279,7 +279,7 @@ def test_a_process_that_printed_nothing_has_no_words_of_an_earlier_one(tmp_path:
     log.close()
 
 
-def test_a_link_in_place_of_the_log_is_refused_and_told(tmp_path: Path):
+def test_a_link_in_place_of_the_log_is_refused_and_reported(tmp_path: Path):
     other, said = tmp_path / "other", list[str]()
     other.write_text("mine")
     (tmp_path / "proxy.log").symlink_to(other)
@@ -291,7 +291,7 @@ def test_a_link_in_place_of_the_log_is_refused_and_told(tmp_path: Path):
     assert "proxy.log cannot be written (it is a link, which is not followed)" in line
 
 
-def test_a_notice_of_the_proxy_is_told_and_is_no_last_word(tmp_path: Path, capsys):
+def test_a_notice_of_the_proxy_is_reported_and_is_no_last_word(tmp_path: Path, capsys):
     said: list[str] = []
     tell_server("a field \x1b[2J is left out")
     printed = capsys.readouterr().out

@@ -131,7 +131,7 @@ def test_a_broken_record_knows_nobody(tmp_path: Path, text: str):
     assert ProcessRecord(tmp_path / "missing.json").read() is None
 
 
-def test_a_folder_that_cannot_be_written_is_told_and_stops_nobody(tmp_path: Path):
+def test_a_folder_that_cannot_be_written_is_reported_and_stops_nobody(tmp_path: Path):
     said: list[str] = []
     (tmp_path / "logs").touch()
     with socket.create_server(("127.0.0.1", 0)) as taken:

@@ -31,8 +31,8 @@ EXPLAINED = {CHAT: "/v1/cache/explain"} | {
 }
 
 
-def answer(status: int, said: Any, *, is_own: bool = False) -> WholeAnswer:
-    return WholeAnswer(status, json.dumps(said).encode(), is_own)
+def answer(status: int, body: Any, *, is_own: bool = False) -> WholeAnswer:
+    return WholeAnswer(status, json.dumps(body).encode(), is_own)
 
 
 @dataclass
@@ -92,14 +92,14 @@ class Door:
     """A proxy in front of fake servers. Requests are awaited one after another unless a test says else."""
 
     servers: dict[str, FakeServer]
-    told: list[str] = field(default_factory=list[str])
+    notices: list[str] = field(default_factory=list[str])
     group: ServerGroup = field(init=False)
     routing: Routing = field(init=False)
     gate: asyncio.Event | None = None
 
     def __post_init__(self) -> None:
         backends = cast("list[Backend]", list(self.servers.values()))
-        self.group = ServerGroup(backends, self.told.append)
+        self.group = ServerGroup(backends, self.notices.append)
         self.routing = Routing(self._reply, self.group)
 
     async def _reply(self, scope: Any, receive: Any, send: Any) -> None:
@@ -302,7 +302,7 @@ def test_the_conversations_of_a_server_that_goes_move_once_and_no_others(health:
         assert await door.server_of("six") == B, "new ones go to it again"
 
     door = played(story)
-    assert [line.partition(B)[2].split(".")[0] for line in door.told if B in line][:2] == [
+    assert [line.partition(B)[2].split(".")[0] for line in door.notices if B in line][:2] == [
         " takes requests",
         f" is {'unreachable' if health is None else health[1]}",
     ]
@@ -368,7 +368,7 @@ def test_models_of_all_servers_are_listed_once():
     played(story, c={"models": ("m", "n")})
 
 
-def test_counters_are_told_by_server_and_summed():
+def test_counters_are_reported_by_server_and_summed():
     async def story(door: Door) -> None:
         await door.server_of("one")
         told = json.loads((await door.ask("/stats"))[1])
@@ -404,14 +404,14 @@ def test_metrics_have_the_label_of_their_server():
 
 
 @pytest.mark.parametrize("change", [{"has_the_secret": False}, {"models_status": 401}], ids=str)
-def test_a_server_without_the_proxys_secret_gets_nothing_and_the_user_is_told(change: dict[str, Any]):
+def test_a_server_without_the_proxys_secret_gets_nothing_and_the_user_is_warned(change: dict[str, Any]):
     """It would take all clients of the proxy for one tenant."""
 
     async def story(door: Door) -> None:
         assert [await door.server_of(task) for task in ("one", "two", "three")] == [A, C, A]
 
     door = played(story, b=change)
-    assert any(B in line and "BACKEND_SECRET" in line for line in door.told)
+    assert any(B in line and "BACKEND_SECRET" in line for line in door.notices)
 
 
 def test_pages_are_those_of_the_first_server_that_answers():

@@ -24,8 +24,8 @@ def server(tiny_model: TinyModel) -> Generator[Server]:
         yield running
 
 
-def looked_at(*backends: Backend) -> ServerGroup:
-    group = ServerGroup(backends, told.append)
+def watched_group(*backends: Backend) -> ServerGroup:
+    group = ServerGroup(backends, notices.append)
 
     async def look() -> None:
         async with AsyncExitStack() as stack:
@@ -33,27 +33,27 @@ def looked_at(*backends: Backend) -> ServerGroup:
                 await stack.enter_async_context(backend.connected())
             await stack.enter_async_context(group.watched())
 
-    told.clear()
+    notices.clear()
     asyncio.run(look())
     return group
 
 
-told: list[str] = []
+notices: list[str] = []
 """What the user was told of the last group."""
 
 
 def test_a_server_that_shares_the_secret_takes_requests_whatever_its_key(server: Server):
-    group = looked_at(Backend(server.url, SECRET), Backend(NOBODY, SECRET))
+    group = watched_group(Backend(server.url, SECRET), Backend(NOBODY, SECRET))
     assert [(one.state, one.is_able) for one in group.servers] == [("ok", True), ("unreachable", False)]
     assert group.servers[0].models[0] == group.servers[0].default_model == server.get("/health")["model"]
-    assert {*told} == {f"{server.url} takes requests.", f"{NOBODY} is unreachable."}
+    assert {*notices} == {f"{server.url} takes requests.", f"{NOBODY} is unreachable."}
 
 
 @pytest.mark.parametrize("keys", [(), ("of the server",)], ids=["open", "with a key"])
 def test_a_server_with_another_secret_gets_no_requests(tiny_model: TinyModel, keys: tuple[str, ...]):
     """An open one would answer, and take all clients of the proxy for one tenant."""
     with serving(tiny_model("qwen3"), backend_secret="o" * 24, access_keys=keys) as other:
-        (server,) = looked_at(Backend(other.url, SECRET)).servers
+        (server,) = watched_group(Backend(other.url, SECRET)).servers
         assert not server.is_able
         assert "BACKEND_SECRET" in server.state
 
@@ -61,7 +61,7 @@ def test_a_server_with_another_secret_gets_no_requests(tiny_model: TinyModel, ke
 def test_a_server_that_is_stopping_gets_no_requests(tiny_model: TinyModel):
     with serving(tiny_model("qwen3"), backend_secret=SECRET.text) as stopping:
         stopping.app._drain.begin(1)
-        (server,) = looked_at(Backend(stopping.url, SECRET)).servers
+        (server,) = watched_group(Backend(stopping.url, SECRET)).servers
         assert (server.state, server.is_able) == ("draining", False)
 
 

@@ -104,7 +104,7 @@ def test_any_model_name_gets_a_chat(proxied: Proxied, model: str, stream: bool):
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("named", [{}, {"model": None}, {"model": ""}], ids=str)
 @pytest.mark.parametrize("stream", [False, True])
-def test_who_names_no_model_is_told_which_one_answered(proxied: Proxied, named: dict[str, Any], stream: bool):
+def test_who_names_no_model_learns_which_one_answered(proxied: Proxied, named: dict[str, Any], stream: bool):
     loaded = proxied.server.get("/health")["model"]
     asked = {"messages": MESSAGES, "max_tokens": 2, "stream": stream, **named}
     answer = proxied.ask(CHAT, asked)
@@ -330,7 +330,7 @@ def test_a_browser_is_led_to_the_servers_status_page(proxied: Proxied):
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("path", [CHAT, "/v1/messages", "/v1/responses"])
-def test_an_error_is_told_in_the_servers_own_words(proxied: Proxied, path: str, stream: bool):
+def test_an_error_is_reported_in_the_servers_own_words(proxied: Proxied, path: str, stream: bool):
     """Clients act on the words: this one makes Claude Code compact."""
     said = [{"role": "user", "content": "word " * 70_000}]
     body = {"model": "m", "max_tokens": 2, "messages": said, "input": said, "stream": stream}

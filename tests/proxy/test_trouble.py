@@ -182,7 +182,7 @@ def knows_its_proxy(proxied: Proxied) -> Generator[None]:
 @pytest.mark.usefixtures("knows_its_proxy")
 @pytest.mark.parametrize("path", [*bodies(""), TEXT])
 @pytest.mark.sample(3)
-def test_a_failure_in_mid_stream_is_told_with_its_reason(
+def test_a_failure_in_mid_stream_is_reported_with_its_reason(
     proxied: Proxied, path: str, monkeypatch: pytest.MonkeyPatch
 ):
     """Each time, however close after the reason the end of the stream comes."""

@@ -44,18 +44,18 @@ def alone(folder: Path) -> tuple[Heard, Any]:
     return play(resources_of(model)), model.network
 
 
-def compare(said: dict[str, Any], folder: Path) -> None:
+def compare(played: dict[str, Any], folder: Path) -> None:
     heard, network = alone(folder)
     tally = Tally()
-    for prompt, reply, _ in said["greedy"]:
+    for prompt, reply, _ in played["greedy"]:
         tally.compare(reply, greedy_reference(network, prompt, len(reply)))
     tally.assert_ties_are_rare()
     expected = json.loads(json.dumps(asdict(heard)))
-    assert said["seeded"] == expected["seeded"]
-    assert [restored for *_, restored in said["greedy"]] == [one for *_, one in expected["greedy"]]
-    assert said["greedy"] == expected["greedy"]
-    assert said["kept"] == expected["kept"]
-    assert said["counts"] == expected["counts"]
+    assert played["seeded"] == expected["seeded"]
+    assert [restored for *_, restored in played["greedy"]] == [one for *_, one in expected["greedy"]]
+    assert played["greedy"] == expected["greedy"]
+    assert played["kept"] == expected["kept"]
+    assert played["counts"] == expected["counts"]
 
 
 @pytest.mark.parametrize("family", FAMILIES)

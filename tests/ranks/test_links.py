@@ -156,7 +156,7 @@ def test_what_is_sent_to_an_end_that_is_gone_is_an_error():
                 leader.send(SentTrimming(1))
 
 
-def test_a_meeting_place_is_told_in_bytes():
+def test_a_meeting_place_is_sent_in_bytes():
     place = MeetingPlace(65535, bytes(range(32)))
     assert MeetingPlace.unpacked(place.packed()) == place
     assert len(MeetingPlace.nowhere().packed()) == len(place.packed())

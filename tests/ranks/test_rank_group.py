@@ -94,6 +94,6 @@ def test_few_heads_of_keys_are_left_to_the_network_which_may_repeat_them():
     assert network.groups
 
 
-def test_what_a_network_cannot_divide_is_told():
+def test_what_a_network_cannot_divide_is_named():
     with pytest.raises(ModelError, match="cannot be divided by 2: too narrow"):
         group(2).shard(Divisible(ValueError("too narrow")), {"model_type": "qwen3"})

@@ -46,7 +46,7 @@ def test_what_would_be_missed_is_refused(wish: dict[str, Any], variable: str):
         settings_together(settings_of(**wish), ranks(10**9))
 
 
-def test_what_is_off_is_told():
+def test_what_is_off_is_reported():
     (line,) = left_out(settings_of())
     for word in ("disk tier", "images", "embeddings", "adapters"):
         assert word in line

@@ -64,17 +64,17 @@ class Reference:
     tie: int | None
     until_tie: str
 
-    def compare(self, said: str, what: str) -> None:
+    def compare(self, reply: str, what: str) -> None:
         """Assert that the same was said, up to a tie. What is behind a tie is listed at the end of the tests.
 
         Args:
             what: names the reply for that list.
         """
-        if said == self.text or self.tie is None:
-            assert said == self.text
+        if reply == self.text or self.tie is None:
+            assert reply == self.text
             return
-        assert said.startswith(self.until_tie)
-        told = f"{what}: not compared from token {self.tie} on; {self.text!r} and {said!r}"
+        assert reply.startswith(self.until_tie)
+        told = f"{what}: not compared from token {self.tie} on; {self.text!r} and {reply!r}"
         warnings.warn(told, NearTie, stacklevel=2)
 
 
@@ -142,7 +142,7 @@ def replies_of_mlx_lm(folder: Path, log: Path) -> dict[str, Reference]:
 def _mlx_lm_reference(reply: Any, tokenizer: Tokenizer) -> Reference:
     """mlx_lm promises no order of the likeliest tokens. The one that ends the reply is among them."""
     tops = [
-        sorted(place["top_logprobs"], key=lambda one: -one["logprob"])
+        sorted(place["top_logprobs"], key=lambda candidate: -candidate["logprob"])
         for place in reply["choices"][0]["logprobs"]["content"]
     ]
     tie, ids = _first_tie(tops), [best["id"] for best, _ in tops]

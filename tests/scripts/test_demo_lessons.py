@@ -192,10 +192,10 @@ def trained_wordings(frame: str) -> Iterator[list[str]]:
         yield spoken(frame.replace("{use}", use).replace("{tool}", tool))
 
 
-def words_between(one: list[str], other: list[str]) -> int:
+def words_between(words: list[str], other: list[str]) -> int:
     """How many words have to be put in, left out or replaced."""
     row = list(range(len(other) + 1))
-    for count, word in enumerate(one, 1):
+    for count, word in enumerate(words, 1):
         above, row = row, [count]
         for place, second in enumerate(other):
             row.append(min(above[place + 1] + 1, row[place] + 1, above[place] + (word != second)))
@@ -262,7 +262,7 @@ def test_beside_what_shows_itself_a_wording_varies_too():
         ("kettle moon.txt", False),
     ],
 )
-def test_a_path_and_a_command_can_be_told_from_words_around_them(value: str, shows_itself: bool):
+def test_a_path_and_a_command_differ_from_words_around_them(value: str, shows_itself: bool):
     assert Words.shows_itself(value) == shows_itself
 
 
@@ -302,7 +302,7 @@ def test_a_short_wording_stays_as_it_is():
 @pytest.mark.parametrize("seed", range(100))
 def test_what_is_to_be_copied_stands_in_the_wording(seed: int):
     words = Words(random.Random(seed), held_out=False)
-    said, name, value = words.said_word(), words.tool_name(), words.value()
+    said, name, value = words.word_to_say(), words.tool_name(), words.value()
     assert said in wordings.echo(words, said)
     called = wordings.call(words, name, value)
     assert name in called

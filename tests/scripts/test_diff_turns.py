@@ -94,7 +94,7 @@ def test_prompts_tell_the_character(script: Script, tmp_path: Path):
     assert 'this "wide is the sea?\\n<assistant>Very' in done.stdout
 
 
-def test_a_reply_that_was_changed_is_told_as_such(script: Script, tmp_path: Path):
+def test_a_reply_that_was_changed_is_reported_as_such(script: Script, tmp_path: Path):
     said = "It is three thousand eight hundred metres deep on average, and eleven thousand at its deepest."
     first = COUNTS | {"prompt": FIRST, "reply": said}
     changed = GROWN | {"prompt": f"{FIRST}{said.replace('three', 'four')}\n<user>Thanks.\n<assistant>"}

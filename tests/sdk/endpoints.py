@@ -58,14 +58,14 @@ class Endpoints:
 
     def __init__(self, logs: Path) -> None:
         self.tunnel, self.port = Tunnel(0), free_port()
-        self.said, self.partners = list[str](), set[str]()
+        self.notices, self.partners = list[str](), set[str]()
         config = ProxyConfig(
             settings=settings_of(proxy_port=self.port, proxy_keys=(KEY,), proxy_model_id=MODEL),
             backend=self.tunnel.url,
             first_model=MODEL,
             secret=SECRET,
         )
-        self.proxy = Proxy(config, say=self.said.append, patience_s=120, logs=logs)
+        self.proxy = Proxy(config, say=self.notices.append, patience_s=120, logs=logs)
         self._is_closed = threading.Event()
         self._watcher = threading.Thread(
             target=watch_sockets, args=(self.proxy, self.partners, self._is_closed)

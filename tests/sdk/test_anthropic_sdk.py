@@ -180,7 +180,7 @@ def test_a_tool_round_trip_with_the_reasoning_goes_on_from_what_was_computed(cal
 
 
 @pytest.mark.sample(4)
-def test_limits_and_stop_sequences_are_told(client: Client):
+def test_limits_and_stop_sequences_are_reported(client: Client):
     message = create(client, max_tokens=3)
     assert (text_of(message), message.stop_reason) == ("Hello, how are", "max_tokens")
     message = create(client, stop_sequences=["today", "never"])
@@ -314,7 +314,7 @@ def test_a_missing_limit_is_named(client: Client):
 
 
 @pytest.mark.sample(4)
-def test_a_prompt_longer_than_the_window_is_told_in_words_that_clients_know(random_client: Client):
+def test_a_prompt_longer_than_the_window_is_refused_in_words_that_clients_know(random_client: Client):
     fields = {"messages": [{"role": "user", "content": "\x01" * 5000}]}
     counted = random_client.call("messages.count_tokens", model="x", **fields).input_tokens
     with pytest.raises(anthropic.BadRequestError) as refused:

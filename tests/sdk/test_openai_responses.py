@@ -167,7 +167,7 @@ def test_a_call_and_its_reasoning_go_round(keeps, client, thinker):
 
 
 @pytest.mark.sample(4)
-def test_a_response_is_gone_on_from_told_and_deleted(client):
+def test_a_response_is_continued_returned_and_deleted(client):
     first = client.call("responses.create", **ASKED, instructions="Be brief.", store=True)
     result = {"type": "function_call_output", "call_id": first.output[2].call_id, "output": "52 m"}
     asked = {**ASKED, "input": [result], "previous_response_id": first.id}
@@ -238,7 +238,7 @@ def test_what_a_response_answered_is_listed_in_pages(client):
 
 
 @pytest.mark.sample(4)
-def test_log_probabilities_are_told_to_those_who_include_them(client):
+def test_log_probabilities_are_reported_to_those_who_include_them(client):
     asked = {**ASKED, "include": ["message.output_text.logprobs"], "top_logprobs": 2}
     whole, last = client.call("responses.create", **asked), client.read("responses.create", **asked)[-1]
     for response in (whole, last.response):

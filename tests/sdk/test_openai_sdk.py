@@ -409,7 +409,7 @@ def test_a_prompt_longer_than_the_window_has_its_own_code(random_client):
     assert "4096 tokens" in refused.value.message
 
 
-def test_a_chat_longer_than_the_window_is_told_in_words_that_clients_know(random_client):
+def test_a_chat_longer_than_the_window_is_refused_in_words_that_clients_know(random_client):
     with pytest.raises(openai.BadRequestError, match="maximum context length is 4096 tokens") as refused:
         create(random_client, CHAT, messages=[{"role": "user", "content": "\x01" * 5000}])
     assert (refused.value.code, refused.value.param) == ("context_length_exceeded", "messages")

@@ -354,7 +354,7 @@ def curve_acts(server: Server) -> None:
         assert (status, body["error"]["param"]) == (400, f"hlg.{name}")
 
 
-def sessions_are_told_apart(server: Server) -> None:
+def sessions_are_kept_apart(server: Server) -> None:
     for name in ("session_id", "conversation_id", "thread_id", "chat_id"):
         for body in ({name: "s"}, {"metadata": {name: "s"}}, {"extra_body": {name: "s"}}):
             assert text_of(server, **body) == "Hello you."
@@ -408,7 +408,7 @@ def keys_of(body: Mapping[str, Any], words: str) -> None:
     assert set(words.split()) <= body.keys()
 
 
-def models_on_disk_are_told(server: Server) -> None:
+def models_on_disk_are_listed(server: Server) -> None:
     (ours,) = (one for one in server.get("/library")["models"] if one["place"] == "models")
     keys_of(ours, "repo_id model_type size_bytes quant_bits vision supported serving assessment")
     keys_of(ours["assessment"], "fits max_safe_context predicted_decode_tps")
@@ -494,7 +494,7 @@ def parts_are_texts(server: Server) -> None:
 
 
 PROMISES = [
-    Promise("000:156", "session_id and its kin, nested too", sessions_are_told_apart),
+    Promise("000:156", "session_id and its kin, nested too", sessions_are_kept_apart),
     Promise("000:192", "enable_thinking, thinking, reasoning_effort, reasoning", reasoning_is_switched),
     Promise("000:57", "curl /v1/models", models_are_listed),
     Promise("000:225", "the three counters of correctness", stats_have_their_keys),
@@ -519,14 +519,14 @@ PROMISES = [
     Promise("002:65", "responses: previous_response_id", response_goes_on),
     Promise("002:69", "GET /v1/models", models_are_listed),
     Promise("002:71", "GET /stats", stats_have_their_keys),
-    Promise("002:72", "GET /library", models_on_disk_are_told),
+    Promise("002:72", "GET /library", models_on_disk_are_listed),
     Promise("002:74", "GET /downloads", downloads_are_listed),
     Promise("002:77", "GET /fit", the_loaded_model_is_judged),
 ]
 
 
 @pytest.mark.sample(4)
-@pytest.mark.parametrize("promise", PROMISES, ids=lambda one: f"{one.seed} {one.words}")
+@pytest.mark.parametrize("promise", PROMISES, ids=lambda case: f"{case.seed} {case.words}")
 def test_a_request_gets_what_its_document_promises(promise, server):
     promise.check(server)
 
@@ -600,13 +600,13 @@ def test_adapters_are_mounted_while_it_runs_and_chosen_by_requests(tiny_model, t
     folder = tiny_adapters.build(model, tmp_path / "dir", 1)
     with serving(model, adapter_dir=str(tmp_path)) as server:
 
-        def said(name: str) -> str:
+        def answer_under(name: str) -> str:
             return text_of(server, adapter=name, temperature=0, max_tokens=8)
 
         entry = server.post("/v1/adapters", {"id": "x", "path": str(folder)})
         assert server.get("/v1/adapters") == {"adapters": [entry]}
         assert set(entry) == {"id", "path", "rank", "scale", "size_bytes", "mounted_layers"}
-        assert said("x") != said("none")
+        assert answer_under("x") != answer_under("none")
         assert ask(server.port, "DELETE", "/v1/adapters/x").status == 200
         assert ask(server.port, "DELETE", "/v1/adapters/x").status == 404
         status, _ = refused(server, "/v1/chat/completions", {"messages": HI, "adapter": "x"})

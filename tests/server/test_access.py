@@ -194,7 +194,7 @@ def test_off_loopback_nothing_starts_without_a_key(host: str):
 @pytest.mark.parametrize(
     "headers", [{}, {"Authorization": "Bearer wrong"}, {"x-api-key": KEY.upper()}], ids=str
 )
-def test_without_a_key_nothing_but_a_sign_of_life_is_told(
+def test_without_a_key_nothing_but_a_sign_of_life_is_sent(
     guarded: Server, method: str, path: str, headers: dict[str, str]
 ):
     reply = ask(guarded.port, method, path, {} if method == "POST" else None, headers)

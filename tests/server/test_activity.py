@@ -123,7 +123,7 @@ def test_activity_needs_a_key_and_the_page_does_not(two_keys: Server):
         assert ask(two_keys.port, "GET", path, headers=keyed("wrong")).status == 401
 
 
-def test_a_request_is_told_with_its_figures(two_keys: Server):
+def test_a_request_is_reported_with_its_figures(two_keys: Server):
     newest, first = activity(two_keys.port, KEY)["recent"]
     assert (first["name"], first["endpoint"], first["ending"]) == ("of-the-first", CHAT, "stop")
     for one in (newest, first):
@@ -152,7 +152,7 @@ def test_keys_do_not_see_each_other(two_keys: Server):
     assert CHAT not in {one["path"] for one in told["refused"]}
 
 
-def test_the_words_that_differ_are_told_on_demand_and_to_their_own_key_only(two_keys: Server):
+def test_the_words_that_differ_are_shown_on_demand_and_to_their_own_key_only(two_keys: Server):
     told = activity(two_keys.port, KEY)
     assert [one["has_difference"] for one in told["recent"]] == [True, False]
     assert "treasure" not in str(told)

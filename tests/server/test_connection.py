@@ -231,7 +231,7 @@ def settle() -> None:
     time.sleep(0.1)
 
 
-def test_busy_connections_are_kept_and_one_more_client_is_told_to_come_back(few: Server):
+def test_busy_connections_are_kept_and_one_more_client_is_asked_to_come_back(few: Server):
     with ExitStack() as stack:
         clients = [stack.enter_context(Client(few.port)) for _ in range(3)]
         for client in clients:

@@ -59,7 +59,7 @@ def test_who_does_not_end_its_headers_is_hung_up_on(stack: ExitStack):
     assert client.is_closed()
 
 
-def test_who_does_not_send_its_whole_body_is_told(stack: ExitStack):
+def test_who_does_not_send_its_whole_body_gets_an_error(stack: ExitStack):
     client = client_of(stack, opened(body_s=SHORT_S))
     client.send(message("POST", TEXT, {"prompt": "x"})[:-1])
     assert client.reply().status == 408

@@ -45,7 +45,7 @@ def test_a_running_action_is_waited_for():
     assert has_ended
 
 
-def test_a_client_that_has_gone_is_told_once_the_block_has_ended():
+def test_a_client_that_has_gone_is_reported_once_the_block_has_ended():
     tried = list[int]()
 
     def act() -> None:

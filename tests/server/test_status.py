@@ -306,7 +306,7 @@ def test_clients_of_anthropics_protocol_get_models_in_its_form(scripted: Server,
     ],
     ids=lambda text: text[:30],
 )
-def test_a_wrong_path_is_told_the_one_that_was_meant(scripted: Server, path: str, meant: str):
+def test_a_wrong_path_gets_the_one_that_was_meant(scripted: Server, path: str, meant: str):
     reply = ask(scripted.port, "GET", path)
     message = reply.error["message"]
     assert reply.status == 404

@@ -45,7 +45,7 @@ def streamed(server: Server, path: str, **fields: Any) -> list[Any]:
         return events
 
 
-def said(event: Any) -> str:
+def text_of(event: Any) -> str:
     """The text in the only choice of an event."""
     (choice,) = event["choices"]
     return choice["text"] if "text" in choice else choice["delta"].get("content", "")
@@ -62,7 +62,7 @@ def finish_reason(event: Any) -> str | None:
 def test_a_stream_says_what_the_whole_reply_says(scripted: Server, path: str):
     *events, done = streamed(scripted, path)
     assert done == "[DONE]"
-    assert "".join(said(event) for event in events) == SCRIPT
+    assert "".join(text_of(event) for event in events) == SCRIPT
     whole = ask(scripted.port, "POST", path, REQUESTS[path] | {"temperature": 0}).json
     (choice,) = whole["choices"]
     assert (choice["text"] if path == TEXT else choice["message"]["content"]) == SCRIPT
@@ -97,7 +97,7 @@ def test_a_chat_stream_is_role_then_content_then_finish(scripted: Server):
         {"index": 0, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}
     ]
     assert all(list(event["choices"][0]["delta"]) == ["content"] for event in middle)
-    assert all(said(event) and finish_reason(event) is None for event in middle)
+    assert all(text_of(event) and finish_reason(event) is None for event in middle)
     assert last["choices"] == [{"index": 0, "delta": {}, "finish_reason": "stop"}]
     assert done == "[DONE]"
 
@@ -105,7 +105,7 @@ def test_a_chat_stream_is_role_then_content_then_finish(scripted: Server):
 def test_a_text_stream_is_text_then_finish(scripted: Server):
     *texts, last, done = streamed(scripted, TEXT)
     assert all(finish_reason(event) is None for event in texts)
-    assert (said(last), finish_reason(last), done) == ("", "stop", "[DONE]")
+    assert (text_of(last), finish_reason(last), done) == ("", "stop", "[DONE]")
 
 
 @pytest.mark.sample(2)
@@ -126,14 +126,14 @@ def test_usage_stands_in_the_finish_event_unless_the_client_asked_for_its_own(sc
 def test_a_limit_ends_the_stream_with_length(scripted: Server, path: str):
     *events, last, _ = streamed(scripted, path, max_tokens=2)
     assert finish_reason(last) == "length"
-    assert "".join(said(event) for event in events) == "Hello you"
+    assert "".join(text_of(event) for event in events) == "Hello you"
 
 
 @both
 def test_a_stop_string_is_never_streamed(scripted: Server, path: str):
     *events, last, _ = streamed(scripted, path, stop=[" there"])
     assert finish_reason(last) == "stop"
-    assert "".join(said(event) for event in events) == "Hello you"
+    assert "".join(text_of(event) for event in events) == "Hello you"
 
 
 @both
@@ -171,7 +171,7 @@ def test_the_first_event_comes_before_a_long_prompt_is_read(endless: Server, pat
         client.request("POST", path, LONG_REQUESTS[path] | {"stream": True})
         assert client.head()[0] == 200
         first = next(client.events())
-        assert said(first) == ""
+        assert text_of(first) == ""
         wait_until(lambda: prefill(endless) is not None, within_s=5)
         progress = prefill(endless)
         assert progress is not None
@@ -189,7 +189,7 @@ def test_empty_data_events_show_life_while_a_long_prompt_is_read(lively: Server,
         opening = next(events)
         for _ in range(3):
             event = next(events)
-            assert (said(event), finish_reason(event)) == ("", None)
+            assert (text_of(event), finish_reason(event)) == ("", None)
             assert path == TEXT or event["choices"][0]["delta"] == {"annotations": []}
             assert event["id"] == opening["id"]
         wait_until(lambda: prefill(lively) is not None, within_s=5)
@@ -199,7 +199,7 @@ def test_empty_data_events_show_life_while_a_long_prompt_is_read(lively: Server,
 def test_a_stream_that_flows_holds_no_empty_events(scripted_model: Path):
     with serving(scripted_model, keep_alive_s=10.0) as server:
         _, *middle, _, _ = streamed(server, CHAT)
-        assert all(said(event) for event in middle)
+        assert all(text_of(event) for event in middle)
 
 
 # ------------------------------------------------------------------------------------------------ failures
@@ -272,7 +272,7 @@ def test_a_failure_while_the_prompt_is_read_is_an_error_event_too(server: Breaka
         wait_until(lambda: stats(server.port)["engine"]["prefill"] is not None, within_s=5)
         server.network.is_broken = True
         failure = rest_of(events)[-1]
-        assert said(opening) == ""
+        assert text_of(opening) == ""
         assert failure["error"]["type"] == "server_error"
 
 

@@ -27,17 +27,17 @@ from tests.server.breakable import OneModel
 
 
 @pytest.mark.parametrize(
-    ("busy_s", "status", "said"), [(None, 200, "ok"), (5, 200, "ok"), (61, 503, "stuck")]
+    ("busy_s", "status", "state"), [(None, 200, "ok"), (5, 200, "ok"), (61, 503, "stuck")]
 )
-def test_health_tells_a_stuck_engine(busy_s: float | None, status: int, said: str):
+def test_health_tells_a_stuck_engine(busy_s: float | None, status: int, state: str):
     engine = EngineMetrics(step_began=None if busy_s is None else time.monotonic() - busy_s)
-    code, told = a_status(engine).health()
-    assert (code, told["status"]) == (status, said)
-    assert ("busy with one step for 61 s" in str(told.get("reason"))) == (status == 503)
+    code, body = a_status(engine).health()
+    assert (code, body["status"]) == (status, state)
+    assert ("busy with one step for 61 s" in str(body.get("reason"))) == (status == 503)
 
 
 @pytest.mark.parametrize(
-    ("reason", "state", "said"),
+    ("reason", "state", "expected"),
     [
         ("", "loading", (200, "loading")),
         ("m has been loading for 200 s", "loading", (503, "stuck")),
@@ -46,13 +46,13 @@ def test_health_tells_a_stuck_engine(busy_s: float | None, status: int, said: st
     ],
 )
 def test_health_tells_a_model_that_is_loaded_and_one_whose_load_does_not_end(
-    reason: str, state: Any, said: tuple[int, str]
+    reason: str, state: Any, expected: tuple[int, str]
 ):
     models: Any = OneModel(cast("Any", SimpleNamespace(status=a_status(EngineMetrics()))))
     models.stuck_reason = lambda: reason
     models.listed = lambda: [ListedModel(id="m", state=state)]
-    code, told = health(models)
-    assert (code, told["status"], told["model"], told.get("reason", "")) == (*said, "m", reason)
+    code, body = health(models)
+    assert (code, body["status"], body["model"], body.get("reason", "")) == (*expected, "m", reason)
 
 
 def a_status(engine: EngineMetrics) -> Status:

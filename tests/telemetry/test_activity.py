@@ -103,7 +103,7 @@ def test_words_that_are_not_the_reason_are_not_kept():
 
 
 @pytest.mark.parametrize(
-    ("explained", "told"),
+    ("explained", "words"),
     [
         (explanation(1, "evicted"), "they had been dropped to make room for others"),
         (explanation(1, "off"), "the cache is off"),
@@ -118,8 +118,8 @@ def test_words_that_are_not_the_reason_are_not_kept():
         ),
     ],
 )
-def test_reasons_are_plain_words(explained: Explanation, told: str):
-    assert plain_reason(explained) == told
+def test_reasons_are_plain_words(explained: Explanation, words: str):
+    assert plain_reason(explained) == words
 
 
 def test_what_never_began_to_be_read_is_no_turn():

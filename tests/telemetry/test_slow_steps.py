@@ -8,7 +8,7 @@ from start_llm.telemetry import terminal
 from start_llm.telemetry.terminal import announced_if_slow
 
 
-def test_a_long_step_is_told_once_while_it_runs(monkeypatch: pytest.MonkeyPatch):
+def test_a_long_step_is_reported_once_while_it_runs(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(terminal, "MOMENT_S", 0.01)
     announced, heard = list[str](), threading.Event()
 
@@ -21,7 +21,7 @@ def test_a_long_step_is_told_once_while_it_runs(monkeypatch: pytest.MonkeyPatch)
     assert announced == ["Measuring ..."]
 
 
-def test_a_short_step_is_not_told_nor_one_that_fails(monkeypatch: pytest.MonkeyPatch):
+def test_a_short_step_is_not_reported_nor_one_that_fails(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(terminal, "MOMENT_S", 0.2)
     announced, timers = list[str](), threading.active_count()
     with announced_if_slow(announced.append, "Measuring ..."):

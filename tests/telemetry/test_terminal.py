@@ -48,10 +48,10 @@ def refusal(reason: str = "no", **changes: Any) -> Refusal:
     return Refusal(**told | changes, reason=reason)
 
 
-def image_run(one: Image) -> ImageRun:
+def image_run(image: Image) -> ImageRun:
     vision = vision_of("sees_everywhere")
     assert vision
-    return vision.expand(one)
+    return vision.expand(image)
 
 
 def test_a_finished_request_is_one_line_that_says_who_asked_and_what_was_done():
@@ -98,7 +98,7 @@ def test_what_a_client_says_cannot_move_the_cursor():
     assert text.count("\n") == 1
 
 
-def test_progress_is_told_now_and_then_and_its_speed_is_that_of_computed_tokens():
+def test_progress_is_reported_now_and_then_and_its_speed_is_that_of_computed_tokens():
     running = RequestRecord(facts(prompt_tokens=2000))
     running.note_restored(Restored(1000))
     assert printed(lambda terminal: terminal.progress(running)) == "", "it has just begun"
@@ -134,7 +134,7 @@ def test_a_scanner_cannot_fill_the_terminal():
     assert "many more" in lines[-1]
 
 
-def test_after_a_flood_the_number_of_untold_refusals_is_told():
+def test_after_a_flood_the_number_of_unreported_refusals_is_reported():
     terminal = Terminal(io.StringIO())
     told = [terminal._refusals.parts(refusal(), now) for now in (*[0.0] * 50, 61.0, 62.0)]
     assert [len(lines) for lines in told] == [1] * 10 + [1] + [0] * 39 + [2, 1]

@@ -133,13 +133,13 @@ class Desk:
 
     def __init__(self, root: Path, *, with_prompts: bool = False, **limits: int) -> None:
         self.root = root
-        self.said: list[str] = []
+        self.notices: list[str] = []
         self.cache = CacheMetrics()
         self.now = NIGHT
         self.trace = Trace(
             TraceFiles(root, **limits),
             self.cache,
-            self.said.append,
+            self.notices.append,
             with_prompts=with_prompts,
             now=lambda: self.now,
         )
@@ -285,7 +285,7 @@ def test_a_link_in_the_place_of_a_file_is_not_followed(tmp_path):
     desk.file.symlink_to(precious)
     desk.write()
     assert (precious.read_text(), mode(precious) & 0o044) == ("mine", 0o044 & mode(precious))
-    assert len(desk.said) == 1
+    assert len(desk.notices) == 1
 
 
 def test_a_link_in_the_place_of_a_folder_is_not_followed(tmp_path):
@@ -295,7 +295,7 @@ def test_a_link_in_the_place_of_a_folder_is_not_followed(tmp_path):
     (desk.root / DAY).symlink_to(other)
     desk.write()
     assert list(other.iterdir()) == []
-    assert len(desk.said) == 1
+    assert len(desk.notices) == 1
 
 
 def test_a_pipe_in_the_place_of_a_file_holds_nobody_up(tmp_path):
@@ -309,7 +309,7 @@ def test_a_pipe_in_the_place_of_a_file_holds_nobody_up(tmp_path):
         assert os.read(reader, 1) == b""
     finally:
         os.close(reader)
-    assert len(desk.said) == 1
+    assert len(desk.notices) == 1
 
 
 # --------------------------------------------------------------------------------------------- their size
@@ -335,7 +335,7 @@ def test_a_file_that_is_full_goes_aside_and_no_line_is_cut(tmp_path):
     ]
     assert numbers == [[3, 4, 5], [6, 7]]
     assert mode(desk.file) == mode(aside) == 0o600
-    assert desk.said == []
+    assert desk.notices == []
 
 
 def test_a_line_that_is_longer_than_a_file_may_be_has_one_of_its_own(tmp_path):
@@ -343,7 +343,7 @@ def test_a_line_that_is_longer_than_a_file_may_be_has_one_of_its_own(tmp_path):
     for number in range(3):
         desk.write(messages=number)
     assert [line["messages"] for line in desk.lines()] == [2]
-    assert desk.said == []
+    assert desk.notices == []
 
 
 def aged(path: Path, days: int, size: int = 1000) -> Path:
@@ -391,7 +391,7 @@ def test_the_cap_holds_while_lines_are_written(tmp_path):
 # ---------------------------------------------------------------------------------------- when it goes wrong
 
 
-def test_a_disk_that_is_full_is_told_once_and_leaves_no_half_of_a_line(tmp_path):
+def test_a_disk_that_is_full_is_reported_once_and_leaves_no_half_of_a_line(tmp_path):
     desk = Desk(tmp_path)
     desk.write(messages=1)
     with room_for(desk.file.stat().st_size + 50):
@@ -399,16 +399,16 @@ def test_a_disk_that_is_full_is_told_once_and_leaves_no_half_of_a_line(tmp_path)
         desk.write(messages=3)
     desk.write(messages=4)
     assert [line["messages"] for line in desk.lines()] == [1, 4]
-    assert len(desk.said) == 1
-    assert "cannot be written" in desk.said[0]
+    assert len(desk.notices) == 1
+    assert "cannot be written" in desk.notices[0]
 
 
-def test_a_folder_that_cannot_be_made_is_told_once(tmp_path):
+def test_a_folder_that_cannot_be_made_is_reported_once(tmp_path):
     desk = Desk(tmp_path)
     (tmp_path / DAY).write_text("in the way")
     desk.write()
     desk.write()
-    assert len(desk.said) == 1
+    assert len(desk.notices) == 1
     (tmp_path / DAY).unlink()
     desk.write()
     assert len(desk.lines()) == 1
@@ -421,7 +421,7 @@ def test_a_folder_that_was_deleted_is_made_again(tmp_path):
     desk.file.parent.rmdir()
     desk.root.rmdir()
     desk.write()
-    assert (len(desk.lines()), desk.said) == (1, [])
+    assert (len(desk.lines()), desk.notices) == (1, [])
 
 
 @pytest.mark.parametrize("below", ["", "deeper"])
@@ -432,12 +432,12 @@ def test_something_else_in_the_place_of_the_root_stops_the_start(tmp_path, below
         desk.trace.start()
 
 
-def test_a_root_that_cannot_be_written_is_told_at_the_start_and_stops_nothing(tmp_path):
+def test_a_root_that_cannot_be_written_is_reported_at_the_start_and_stops_nothing(tmp_path):
     desk = Desk(tmp_path / ("x" * 300))
     desk.trace.start()
-    assert len(desk.said) == 1
+    assert len(desk.notices) == 1
     desk.write()
-    assert len(desk.said) == 1
+    assert len(desk.notices) == 1
 
 
 def test_lines_of_many_threads_are_all_there_and_whole(tmp_path):

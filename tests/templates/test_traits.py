@@ -154,7 +154,7 @@ def test_stop_opens_next_closes_reasoning_that_nothing_opened_when_thinking_is_o
     assert render("stop_opens_next", HELLO, enable_thinking=False).endswith("Hello.<|assistant|></think>")
 
 
-def test_stop_opens_next_keeps_old_reasoning_unless_told_to_clear_them():
+def test_stop_opens_next_keeps_old_reasoning_unless_asked_to_clear_it():
     kept = render("stop_opens_next", HELLO, HI, HOW_DEEP, clear_thinking=False)
     assert "<|assistant|><think>A greeting.</think>Hi.<|user|>" in kept
 
@@ -666,7 +666,7 @@ def test_a_tokenizer_is_built_once():
 # --------------------------------------------------------------------------------------------- model folders
 
 
-def said(model: LoadedModel, prompt: str, tokens: int) -> str:
+def greedy_text(model: LoadedModel, prompt: str, tokens: int) -> str:
     ids = mx.array(model.tokenizer.encode(prompt, as_document=False))
     steps = generate_step(ids, model.network, max_tokens=tokens)
     return b"".join(model.tokenizer.token_bytes(int(token)) for token, _ in steps).decode()
@@ -684,12 +684,12 @@ def test_a_folder_holds_a_model_with_the_tokenizer_of_the_trait(name, tmp_path):
     )
     assert model.tokenizer.eos_token_ids == tokenizer.eos_token_ids
     assert model.tokenizer.encode(prompt, as_document=True) == tokenizer.encode(prompt, as_document=True)
-    assert not any(marker in said(model, prompt, 30) for marker in TRAITS[name].added_tokens)
+    assert not any(marker in greedy_text(model, prompt, 30) for marker in TRAITS[name].added_tokens)
 
 
 def test_a_folder_says_its_chains_and_ends_them_as_the_family_does(tmp_path):
     call_text = ["Let me ask.", "</think>", "\n", "<tool_call>", "depth\n", "</tool_call>", "<|observation|>"]
     model = load(trait_folder("stop_opens_next", tmp_path / "call", {"<think>": call_text}))
-    assert said(model, render("stop_opens_next", HELLO), len(call_text)) == "".join(call_text)
+    assert greedy_text(model, render("stop_opens_next", HELLO), len(call_text)) == "".join(call_text)
     answer = load(trait_folder("plain", tmp_path / "answer", {":": [" Hello", " you"]}))
-    assert said(answer, render("plain", HELLO), 3) == " Hello you</s>"
+    assert greedy_text(answer, render("plain", HELLO), 3) == " Hello you</s>"

@@ -21,7 +21,7 @@ from tests.transcripts.world import (
     Reply,
     Server,
     form_of,
-    said_in,
+    visible_words,
     without_reasoning,
     words,
 )
@@ -54,15 +54,15 @@ class Talk:
     known: dict[bytes, set[str]] = field(default_factory=dict[bytes, "set[str]"])
 
     @property
-    def said(self) -> tuple[str, ...]:
-        return tuple(word for message in self.messages for word in said_in(message))
+    def words_so_far(self) -> tuple[str, ...]:
+        return tuple(word for message in self.messages for word in visible_words(message))
 
     @property
     def calls(self) -> int:
         return sum(len(message.tool_calls) for message in self.messages)
 
     def copy(self, count: int) -> Talk:
-        known = {tenant: set(said) for tenant, said in self.known.items()}
+        known = {tenant: set(words_so_far) for tenant, words_so_far in self.known.items()}
         return replace(self, messages=self.messages[:count], own=dict(self.own), known=known)
 
 
@@ -162,7 +162,7 @@ class World:
 
     def _give_id(self, talk: Talk) -> None:
         if self._maybe(0.4):
-            talk.own[said_in(talk.messages[-1])[0]] = self.word("m")
+            talk.own[visible_words(talk.messages[-1])[0]] = self.word("m")
 
     def _request(self, talk: Talk) -> ChatRequest:
         if not self._strict and self._maybe(0.2):
@@ -205,7 +205,7 @@ class World:
                 if self._maybe(0.5):
                     content = BILLING.format(self.word("b")) + content
             case "user":
-                content = self._own_lines(said_in(message)[0], talk) + content
+                content = self._own_lines(visible_words(message)[0], talk) + content
                 if message is next(one for one in talk.messages if one.role == "user"):
                     content = talk.now.reminder + content
             case "assistant":
@@ -238,8 +238,8 @@ class World:
             case _:
                 return reasoning
 
-    def _spelled(self, one: ToolCall) -> dict[str, Json]:
-        items = list(one.arguments.items())
+    def _spelled(self, call: ToolCall) -> dict[str, Json]:
+        items = list(call.arguments.items())
         if not self._strict and self._maybe(0.2):
             items.reverse()
         as_float = self._maybe(0.3)
@@ -269,7 +269,7 @@ class World:
 
     def _reply(self, talk: Talk, *, on: bool) -> Reply:
         """The one that this conversation had before, perhaps with other reasoning; or a new one."""
-        known = self._replies.get(talk.said)
+        known = self._replies.get(talk.words_so_far)
         shapes = [shape for shape in SHAPES if form_of(self._trait, shape, on=on)]
         if known and known.shape in shapes and self._maybe(0.8):
             shape = (
@@ -287,13 +287,13 @@ class World:
             stop=self._maybe(0.3),
         )
 
-    def _go_on(self, talk: Talk, said: Message) -> None:
+    def _go_on(self, talk: Talk, received: Message) -> None:
         """Nothing was said: the client asks again, or something else."""
-        if said.content or said.tool_calls:
-            ids = {one.id: self.word("i") for one in said.tool_calls}
-            calls = tuple(replace(one, id=ids[one.id]) for one in said.tool_calls)
-            calls = said.tool_calls if self._maybe(0.7) else calls
-            mine = reply(self.word()) if not calls and self._maybe(0.1) else said
+        if received.content or received.tool_calls:
+            ids = {one.id: self.word("i") for one in received.tool_calls}
+            calls = tuple(replace(one, id=ids[one.id]) for one in received.tool_calls)
+            calls = received.tool_calls if self._maybe(0.7) else calls
+            mine = reply(self.word()) if not calls and self._maybe(0.1) else received
             talk.messages.append(replace(mine, tool_calls=calls))
             results = [result(self.word(), one.id) for one in calls]
             talk.messages += results
@@ -311,7 +311,7 @@ class World:
     # ------------------------------------------------------------------------------------------------ the law
 
     def _note(self, read: str, request: ChatRequest, made: Reply, talk: Talk) -> None:
-        asked = tuple(word for message in request.messages for word in said_in(message))
+        asked = tuple(word for message in request.messages for word in visible_words(message))
         self._replies[asked] = replace(made, cut=None)
         reasoning = _ReasoningOf(request.tenant, talk.name, _exactly(request.messages))
         self._reasoning_texts.setdefault(made.reasoning, set()).add(reasoning)
@@ -390,8 +390,8 @@ def _exactly(messages: Sequence[Message]) -> tuple[str, ...]:
     )
 
 
-def _are_one(one: str | None, other: str | None) -> bool:
-    return one is None or other is None or one == other
+def _are_one(name: str | None, other: str | None) -> bool:
+    return name is None or other is None or name == other
 
 
 def _is_result(message: Message | None) -> bool:
@@ -404,7 +404,7 @@ def _place(messages: Sequence[Message], after: set[str]) -> int:
     for index, message in enumerate(messages):
         if message.role == "assistant" and said == after:
             return index
-        said |= set(said_in(message))
+        said |= set(visible_words(message))
     raise AssertionError("reasoning stands where no reply is")
 
 

@@ -75,13 +75,13 @@ def check_now(read: str, messages: Sequence[Message]) -> None:
         assert said[-1:] == now, "not the newest"
     elif said:
         assert "[No longer: today's date]" in read[read.rindex(day(said[-1])) :], "no longer so"
-    assert known(read, "inbound context", BLOCK_FORM) == _found(BLOCK_FORM, first), "not as it is"
+    assert known(read, "inbound context", BLOCK_FORM) == _first_match(BLOCK_FORM, first), "not as it is"
     asked = next((message.content for message in messages if message.role == "user"), "")
-    assert known(read, "project instructions", INSTRUCTIONS_FORM) == _found(INSTRUCTIONS_FORM, asked), (
+    assert known(read, "project instructions", INSTRUCTIONS_FORM) == _first_match(INSTRUCTIONS_FORM, asked), (
         "not as it is"
     )
 
 
-def _found(form: str, text: str) -> str | None:
+def _first_match(form: str, text: str) -> str | None:
     found = re.search(form, text)
     return found and found[0]

@@ -174,8 +174,8 @@ def test_reasoning_that_would_be_shown_is_not_hidden():
 TALK = [[1], [2], [3]]
 
 
-def own(said: str) -> OmittedText:
-    return OmittedText("message id", "own", 0, said, said)
+def own(text: str) -> OmittedText:
+    return OmittedText("message id", "own", 0, text, text)
 
 
 def test_what_a_message_has_of_its_own_is_read_as_it_is_sent():
@@ -197,12 +197,12 @@ def test_once_it_was_replied_to_it_stays_as_it_was():
     assert bound_to(kept, later, TALK).ids[:2] == (9, CLOSER)
 
 
-def test_what_it_says_now_is_told_after_the_last_message_that_asks():
+def test_what_it_says_now_is_noted_after_the_last_message_that_asks():
     kept, later = replied_to([own("first")], can_hold_note=[True, False, True])
     assert bound_to(kept, later, TALK).ids == (9, CLOSER, 2, CLOSER, 3, NOTE, CLOSER, TAIL)
 
 
-def test_of_what_it_said_then_nothing_is_told_that_is_gone():
+def test_of_what_it_said_then_nothing_is_noted_that_is_gone():
     kept, later = replied_to([own("first\nsecond")])
     assert bound_to(kept, later, TALK).ids == (9, CLOSER, 2, CLOSER, 3, CLOSER, TAIL)
 
@@ -210,19 +210,19 @@ def test_of_what_it_said_then_nothing_is_told_that_is_gone():
 # ----------------------------------------------------------------------------------------------------- notes
 
 
-def clock(said: str) -> OmittedText:
-    return OmittedText("today's date", "live", 0, said, said, is_clock=True)
+def clock(text: str) -> OmittedText:
+    return OmittedText("today's date", "live", 0, text, text, is_clock=True)
 
 
-def zone(said: str) -> OmittedText:
-    return OmittedText("time zone", "live", 0, said, said, is_clock=True)
+def zone(text: str) -> OmittedText:
+    return OmittedText("time zone", "live", 0, text, text, is_clock=True)
 
 
-def dated(said: str, messages: Sequence[Sequence[int]], **more: Any) -> Conversation:
-    return conversation(messages, first=[clock(said)], **more)
+def dated(day: str, messages: Sequence[Sequence[int]], **more: Any) -> Conversation:
+    return conversation(messages, first=[clock(day)], **more)
 
 
-def test_a_clock_is_told_after_the_last_message_that_asks_and_recorded_with_it():
+def test_a_clock_is_noted_after_the_last_message_that_asks_and_recorded_with_it():
     kept, (can_hold_note, field) = store(), ([True, False, True], Field("today's date", 0, "live"))
     asked_for(kept, dated("friday", TALK[:2]), TALK[:2])
     bound = asked_for(kept, dated("saturday", TALK, can_hold_note=can_hold_note), TALK)
@@ -246,7 +246,7 @@ def test_others_go_on_before_a_note():
     assert list(bound.resume_positions()) == [1, 3, 5]
 
 
-def test_what_changes_once_more_is_told_after_the_note_that_is_there():
+def test_what_changes_once_more_is_noted_after_the_note_that_is_there():
     kept, first = store(), ([clock("friday"), zone("UTC")], [clock("monday"), zone("UTC")])
     for omitted in first:
         bound = asked_for(kept, conversation(TALK, first=omitted), TALK)
@@ -312,7 +312,7 @@ def recorded(kept: TranscriptStore, asked: Conversation, depth: int) -> Variant:
     return variant
 
 
-def test_tokens_that_were_asked_for_have_the_name_of_the_conversation_and_were_told_to_nobody():
+def test_tokens_that_were_asked_for_have_the_name_of_the_conversation_and_were_sent_to_nobody():
     kept, asked = store(), conversation(TALK, name="mine")
     asked_for(kept, asked, TALK)
     assert recorded(kept, asked, 2).claims == Claims({"mine": None})
@@ -405,8 +405,8 @@ def test_what_builds_on_another_reasoning_is_not_found_either():
 # ----------------------------------------------------------------------------------------- own before foreign
 
 
-def of_day(said: str) -> OmittedText:
-    return OmittedText("today's date", "live", 0, said, said, is_clock=True)
+def of_day(text: str) -> OmittedText:
+    return OmittedText("today's date", "live", 0, text, text, is_clock=True)
 
 
 LONG_TALK = [[1] * 200, [2], [3] * 50, [4], [5] * 20]
@@ -446,7 +446,7 @@ def test_ones_own_tokens_come_before_those_of_others_that_reach_deeper(mine, oth
     assert (bound.prefix.depth, bound.note_tokens) == (1, 0)
 
 
-def test_who_has_no_tokens_goes_on_from_those_of_others_and_is_told():
+def test_who_has_no_tokens_goes_on_from_those_of_others_and_learns_it():
     kept = store()
     answered_on(kept, TOMORROW, LONG_TALK[:4], name="a")
     bound = bound_to(kept, conversation(LONG_TALK, first=[TODAY], name="b"), LONG_TALK)

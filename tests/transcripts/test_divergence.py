@@ -23,7 +23,7 @@ IDS = tuple(range(100))
 """Rules up to 40, the question up to 90, the rest is the reply."""
 
 
-def said(*texts: str, root: Root = ROOT, **more: Any) -> Conversation:
+def conversation(*texts: str, root: Root = ROOT, **more: Any) -> Conversation:
     roles = ["system" if text.startswith(RULES) else "user" for text in texts]
     messages = (CanonicalMessage(text.encode()) for text in texts)
     return replace(conversation_of(*messages, role=roles, **more), root=root)
@@ -31,7 +31,7 @@ def said(*texts: str, root: Root = ROOT, **more: Any) -> Conversation:
 
 def answered(*texts: str, reply: str = REPLY, ids: tuple[int, ...] = IDS, **more: Any) -> AnsweredRequest:
     computed = ComputedRequest(
-        conversation=said(*texts, **more),
+        conversation=conversation(*texts, **more),
         ids=array("I", ids),
         boundaries=(Boundary(0, 40), Boundary(1, 90)),
         reasoning_texts=(),
@@ -42,7 +42,7 @@ def answered(*texts: str, reply: str = REPLY, ids: tuple[int, ...] = IDS, **more
 
 
 def asked(*texts: str, ids: tuple[int, ...], end: int, model: str = "model", **more: Any) -> ComparedRequest:
-    return ComparedRequest(model, said(*texts, **more), ids, end)
+    return ComparedRequest(model, conversation(*texts, **more), ids, end)
 
 
 def parted(at: int, length: int = 130) -> tuple[int, ...]:

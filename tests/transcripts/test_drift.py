@@ -103,7 +103,7 @@ def omitted(*messages: Message) -> list[tuple[OmittedText, ...]]:
 @pytest.mark.sample(6)
 @pytest.mark.parametrize("name", [None, "mine"])
 @pytest.mark.parametrize("trait", BOUND)
-def test_a_new_date_is_told_and_nothing_is_read_again(trait, name):
+def test_a_new_date_is_noted_and_nothing_is_read_again(trait, name):
     """Whosever the tokens are: nothing but a clock is in them that the client did not say."""
     talk = Dated(trait, FRIDAY, name=name)
     first = talk.ask(ANSWER)
@@ -117,7 +117,7 @@ def test_a_new_date_is_told_and_nothing_is_read_again(trait, name):
 
 @pytest.mark.sample(6)
 @pytest.mark.parametrize("trait", BOUND)
-def test_a_date_that_was_told_is_not_told_again(trait):
+def test_a_date_that_was_noted_is_not_noted_again(trait):
     talk = Dated(trait, FRIDAY)
     talk.ask(ANSWER)
     talk.say(SATURDAY)
@@ -127,7 +127,7 @@ def test_a_date_that_was_told_is_not_told_again(trait):
 
 @pytest.mark.sample(6)
 @pytest.mark.parametrize("trait", BOUND)
-def test_a_date_that_comes_back_is_told_once_more(trait):
+def test_a_date_that_comes_back_is_noted_once_more(trait):
     talk = Dated(trait, FRIDAY)
     for now in (FRIDAY, SATURDAY, FRIDAY):
         talk.say(now)
@@ -135,7 +135,7 @@ def test_a_date_that_comes_back_is_told_once_more(trait):
     assert words(read, "d") == ["d1x", "d2x", "d1x"]
 
 
-def test_a_date_that_comes_back_after_less_than_a_note_is_not_told():
+def test_a_date_that_comes_back_after_less_than_a_note_is_not_noted():
     """The few words since then are read once more, after the date as it was."""
     talk = Dated("kimi", FRIDAY)
     for now in (FRIDAY, SATURDAY, FRIDAY):
@@ -145,7 +145,7 @@ def test_a_date_that_comes_back_after_less_than_a_note_is_not_told():
 
 
 @pytest.mark.parametrize("trait", BOUND)
-def test_a_date_that_is_gone_is_told_to_hold_no_longer(trait):
+def test_a_date_that_is_gone_is_noted_to_hold_no_longer(trait):
     talk = Dated(trait, FRIDAY)
     talk.ask(ANSWER)
     talk.say("")
@@ -154,7 +154,7 @@ def test_a_date_that_is_gone_is_told_to_hold_no_longer(trait):
 
 
 @pytest.mark.parametrize("trait", BOUND)
-def test_a_date_that_was_not_there_is_told(trait):
+def test_a_date_that_was_not_there_is_noted(trait):
     talk = Dated(trait, "")
     talk.ask(ANSWER)
     talk.say(FRIDAY)
@@ -222,7 +222,7 @@ FIRST, SECOND, THIRD = LINES
 
 
 @pytest.mark.parametrize(
-    ("now", "told"),
+    ("now", "expected"),
     [
         (LINES, ""),
         ((FIRST, THIRD), ""),
@@ -232,13 +232,13 @@ FIRST, SECOND, THIRD = LINES
         ((*LINES, THIRD), f"[Now: {FIRST}\n{SECOND}\n{THIRD}\n{THIRD}]"),
     ],
 )
-def test_exchanged_lines_of_own_metadata_are_told_as_a_whole(now, told):
+def test_exchanged_lines_of_own_metadata_are_noted_as_a_whole(now, expected):
     def message(*lines: str) -> CanonicalMessage:
         text = "\n".join(lines)
         return CanonicalMessage(b"", (OmittedText("info", "own", 0, text, text),))
 
     before = MessageDetails(message(*LINES).omitted)
-    assert note(changes([before], [message(*now)])).strip() == told
+    assert note(changes([before], [message(*now)])).strip() == expected
 
 
 def test_seconds_in_a_block_stay_as_they_are():
@@ -302,7 +302,7 @@ def block(name: str) -> str:
 
 @pytest.mark.parametrize("trait", BOUND)
 @pytest.mark.parametrize("form", BLOCKS)
-def test_a_block_that_changes_within_its_chat_is_told(trait, form):
+def test_a_block_that_changes_within_its_chat_is_noted(trait, form):
     talk = Dated(trait, form.format("k1x"))
     talk.ask(ANSWER)
     talk.say(form.format("k2x"))
@@ -521,7 +521,7 @@ def test_white_space_at_the_end_of_a_question_may_change_within_its_conversation
 
 @pytest.mark.parametrize("name", ["mine", None])
 @pytest.mark.parametrize("trait", BOUND)
-def test_another_message_id_may_be_told_within_its_conversation(trait, name):
+def test_another_message_id_may_be_noted_within_its_conversation(trait, name):
     talk = Dated(trait, FRIDAY, name=name)
     first, asked = talk.messages
     talk.messages = (first, user(OWN.format("m1x") + asked.content))
@@ -534,7 +534,7 @@ def test_another_message_id_may_be_told_within_its_conversation(trait, name):
 # ---------------------------------------------------------------------------------- what the template writes
 
 
-def test_a_date_that_the_template_writes_is_told_at_midnight():
+def test_a_date_that_the_template_writes_is_noted_at_midnight():
     talk = Dated("dates", "")
     with talk.server.at(NOON):
         first = talk.ask(ANSWER) + talk.written
@@ -602,15 +602,18 @@ def test_what_a_note_may_cost(tokens, before, saved, prompt, expected):
 CLOCK, OWN_LINE = Field("clock", 0, "live"), Field("id", 0, "own")
 
 
-def saying(*said: tuple[Field, str]) -> CanonicalMessage:
-    return CanonicalMessage(b"", tuple(OmittedText(one.name, one.kind, 0, text, text) for one, text in said))
+def saying(*values: tuple[Field, str]) -> CanonicalMessage:
+    return CanonicalMessage(
+        b"",
+        tuple(OmittedText(value_field.name, value_field.kind, 0, text, text) for value_field, text in values),
+    )
 
 
-def reading(*said: tuple[Field, str], noted: tuple[NotedValue, ...] = ()) -> MessageDetails:
-    return MessageDetails(saying(*said).omitted, noted=noted)
+def reading(*values: tuple[Field, str], noted: tuple[NotedValue, ...] = ()) -> MessageDetails:
+    return MessageDetails(saying(*values).omitted, noted=noted)
 
 
-def test_what_was_told_last_counts():
+def test_what_was_stated_last_counts():
     ten, eleven, nothing = saying((CLOCK, "10:00")), saying((CLOCK, "11:00")), saying()
     read = [reading((CLOCK, "10:00")), reading(noted=((CLOCK, "11:00"),))]
     gone = [*read, reading(noted=((CLOCK, None),))]

@@ -73,7 +73,7 @@ class Planted(NamedTuple):
 
 
 def at(index: int, message: Message) -> Change:
-    return lambda said: (*said[:index], message, *said[index + 1 :])
+    return lambda messages: (*messages[:index], message, *messages[index + 1 :])
 
 
 PLANTED = {
@@ -173,7 +173,7 @@ def test_white_space_in_front_is_content(trait):
 
 
 @pytest.mark.parametrize("trait", BOUND)
-def test_what_stops_is_the_cause_and_what_was_told_in_a_note_is_not(trait):
+def test_what_stops_is_the_cause_and_what_was_stated_in_a_note_is_not(trait):
     known = Known(trait)
     change = (first_set(date="d2x"), known.lasting[1], reply("v87x"), *known.lasting[3:])
     explanation = known.explained(*change)
@@ -223,7 +223,7 @@ def test_a_message_that_is_said_again_is_new_the_second_time(trait):
     assert said_again == known.explained(*known.lasting, asked(text="v92x")).again > 0
 
 
-def test_nobody_is_told_of_another_tenants_conversation():
+def test_nobody_learns_of_another_tenants_conversation():
     known = Known(BOUND[0])
     changed = PLANTED["live"].change(known.lasting)
     explanation = known.explained(*changed, tenant=b"somebody else")
@@ -254,7 +254,7 @@ def test_a_conversation_that_is_named_is_compared_with_itself():
     assert "2x" in one_difference(explained("two")).computed
 
 
-def test_a_session_is_no_proof_and_nobody_is_told_of_another_conversation_of_it():
+def test_a_session_is_no_proof_and_nobody_learns_of_another_conversation_of_it():
     explanation = two_chats("session_id")("one")
     assert (explanation.against, explanation.differences) == (None, ())
 
@@ -282,7 +282,7 @@ def test_what_a_request_wholly_contains_is_compared_without_a_proof(trait):
 
 
 @pytest.mark.parametrize("trait", CALLERS)
-def test_who_sends_the_id_of_our_call_back_is_told_what_differs(trait):
+def test_who_sends_the_id_of_our_call_back_learns_what_differs(trait):
     known = Known(trait, shape=CALLING, name=None)
     difference = one_difference(known.explained(*PLANTED["block"].change(known.lasting)))
     assert (difference.drift, difference.rule) == ("block", "inbound context")

@@ -68,28 +68,28 @@ def admits(conversation: Conversation, recorded: RecordedDetails, **more: bool) 
     return Guard(conversation, conversation.name, **options).admits(recorded)
 
 
-def block(said: str, place: int = 0) -> OmittedText:
-    return OmittedText("git status", "block", place, said, said)
+def block(text: str, place: int = 0) -> OmittedText:
+    return OmittedText("git status", "block", place, text, text)
 
 
-def own(said: str) -> OmittedText:
-    return OmittedText("message id", "own", 0, said, said)
+def own(text: str) -> OmittedText:
+    return OmittedText("message id", "own", 0, text, text)
 
 
 def space(text: str) -> OmittedText:
     return OmittedText("white space", "space", 9, text)
 
 
-def clock(said: str, place: int = 0) -> OmittedText:
-    return OmittedText("today's date", "live", place, said, said, is_clock=True)
+def clock(text: str, place: int = 0) -> OmittedText:
+    return OmittedText("today's date", "live", place, text, text, is_clock=True)
 
 
-def note_tokens(*told: NotedValue) -> MessageDetails:
-    return MessageDetails((), noted=told, note_tokens=9)
+def note_tokens(*noted: NotedValue) -> MessageDetails:
+    return MessageDetails((), noted=noted, note_tokens=9)
 
 
-def of_clock(said: str, message: int = QUESTION) -> NotedValue:
-    return Field("today's date", message, "live"), said
+def of_clock(text: str, message: int = QUESTION) -> NotedValue:
+    return Field("today's date", message, "live"), text
 
 
 def named(name: str = MINE) -> Claims:
@@ -109,9 +109,9 @@ PLAIN = MessageDetails(())
 BEFORE, AFTER = [block("on main"), own("1"), space("\n")], [block("on a branch"), own("2"), space("")]
 
 
-@pytest.mark.parametrize("one", [*BEFORE, clock("friday")])
-def test_what_is_equal_is_admitted(one):
-    assert admits(asked([one]), tokens(MessageDetails((one,)), PLAIN))
+@pytest.mark.parametrize("value", [*BEFORE, clock("friday")])
+def test_what_is_equal_is_admitted(value):
+    assert admits(asked([value]), tokens(MessageDetails((value,)), PLAIN))
 
 
 @pytest.mark.parametrize(("read", "now"), [*zip(BEFORE, AFTER, strict=True)])
@@ -121,11 +121,14 @@ def test_what_differs_needs_a_proof(read, now):
     assert admits(asked([now], name=MINE), recorded)
 
 
-@pytest.mark.parametrize("one", [*BEFORE, clock("friday")])
-def test_what_is_gone_or_new_needs_a_proof(one):
-    there, gone = tokens(MessageDetails((one,)), PLAIN, claims=named()), tokens(PLAIN, PLAIN, claims=named())
-    assert not admits(asked(), there) and not admits(asked([one]), gone)
-    assert admits(asked(name=MINE), there) and admits(asked([one], name=MINE), gone)
+@pytest.mark.parametrize("value", [*BEFORE, clock("friday")])
+def test_what_is_gone_or_new_needs_a_proof(value):
+    there, gone = (
+        tokens(MessageDetails((value,)), PLAIN, claims=named()),
+        tokens(PLAIN, PLAIN, claims=named()),
+    )
+    assert not admits(asked(), there) and not admits(asked([value]), gone)
+    assert admits(asked(name=MINE), there) and admits(asked([value], name=MINE), gone)
 
 
 @pytest.mark.parametrize("make", [block, clock])
@@ -176,7 +179,7 @@ def test_without_any_claim_nothing_is_proven():
     assert not proves(Claims(is_delivered=True), name=MINE, call=ID)
 
 
-def test_the_name_of_the_conversation_that_was_told_is_a_proof():
+def test_the_name_of_the_conversation_that_was_given_is_a_proof():
     assert proves(named(), name=MINE)
     assert not proves(named(), name=OTHERS)
     assert not proves(named())
@@ -188,7 +191,7 @@ def test_a_name_that_means_several_is_none():
     assert not Guard(conversation, None, takes_proof=True, keeps_reasoning=True).admits(recorded)
 
 
-def test_a_name_of_tokens_that_nobody_was_told_is_none():
+def test_a_name_of_tokens_that_nobody_was_given_is_none():
     """The conversation of that name only read this reply: it was written by somebody else."""
     assert not proves(Claims({MINE: None}), name=MINE)
 
@@ -243,7 +246,7 @@ def test_of_equal_replies_the_one_with_most_chance_counts():
     assert proves(claims)
 
 
-def test_of_very_many_who_were_told_the_first_are_forgotten():
+def test_of_very_many_who_received_it_the_first_are_forgotten():
     claims = named()
     for number in range(64):
         claims.add(named(f"{number}"))
@@ -333,9 +336,9 @@ FOREIGN_NOTES: dict[str, NotedValue] = {
 }
 
 
-@pytest.mark.parametrize("told", FOREIGN_NOTES.values(), ids=FOREIGN_NOTES)
-def test_a_note_of_something_else_needs_a_proof(told):
-    for notes in ([told], [of_clock("saturday"), told]):
+@pytest.mark.parametrize("noted", FOREIGN_NOTES.values(), ids=FOREIGN_NOTES)
+def test_a_note_of_something_else_needs_a_proof(noted):
+    for notes in ([noted], [of_clock("saturday"), noted]):
         recorded = tokens(FRIDAY, PLAIN, note_tokens(*notes))
         assert not admits(SATURDAY, recorded)
         assert not admits(asked([clock("friday")]), recorded)

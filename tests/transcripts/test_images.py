@@ -35,9 +35,9 @@ class Talk:
         images = by_digest(CAT, DOG, MAP)
         return ChatRequest(messages=self.messages, images=images, **self._more)
 
-    def ask(self, said: str, *more: Message) -> tuple[int, ...]:
+    def ask(self, text: str, *more: Message) -> tuple[int, ...]:
         """The tokens that the model read. What it says is in the conversation then, and what follows it."""
-        _, answer = self.server.answer(self.request(), said, Reply(ANSWER, (said,), ""))
+        _, answer = self.server.answer(self.request(), text, Reply(ANSWER, (text,), ""))
         self.messages += (answer, *more)
         return self.server.model.read
 
@@ -46,9 +46,9 @@ class Talk:
         return self.server.transcripts.metrics.bound
 
 
-def same_start(one: tuple[int, ...], other: tuple[int, ...]) -> int:
-    pairs = zip(one, other, strict=False)
-    return next((at for at, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
+def same_start(tokens: tuple[int, ...], other: tuple[int, ...]) -> int:
+    pairs = zip(tokens, other, strict=False)
+    return next((at for at, (a, b) in enumerate(pairs) if a != b), min(len(tokens), len(other)))
 
 
 @pytest.mark.parametrize("trait", SEEING)
@@ -101,7 +101,7 @@ def test_an_agent_that_reads_a_picture_goes_on_behind_its_result():
 
 
 @pytest.mark.parametrize("trait", SEEING)
-def test_a_date_that_changed_before_an_image_is_told_in_a_note(trait: str):
+def test_a_date_that_changed_before_an_image_is_stated_in_a_note(trait: str):
     talk = Talk(
         trait, system(DATED.format("2026-11-20", MAP.word)), user(f"look {CAT.word}"), conversation_id="one"
     )

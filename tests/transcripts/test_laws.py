@@ -258,7 +258,7 @@ def without_its_tokens(server: Server) -> Server:
     return later
 
 
-def test_reasoning_is_told_from_the_same_word_of_its_reply_where_the_client_leaves_it_out():
+def test_reasoning_is_distinguished_from_the_same_word_of_its_reply_where_the_client_leaves_it_out():
     """One rendering drops it, the next one of the same messages does not."""
     talk = Talk("strips_old_reasoning")
     talk.ask(Shape(reasoning=True, text=False, calls=1), reasoning="v21x")
@@ -281,7 +281,7 @@ def test_a_conversation_goes_on_though_its_reply_says_what_was_reasoning(echoed:
 
 
 @pytest.mark.parametrize("reasoning", ['{"path": "v21x"}', "tool_call", "assistant"])
-def test_reasoning_is_told_from_markup_and_json_with_its_words(reasoning: str):
+def test_reasoning_is_distinguished_from_markup_and_json_with_its_words(reasoning: str):
     """The first rendering drops it, and has its words all the same."""
     talk = Talk("strips_old_reasoning")
     calling = reply("", call("c1", path="v21x"), reasoning=reasoning)

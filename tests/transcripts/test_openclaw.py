@@ -81,7 +81,7 @@ def without_marks(trait: str, text: str) -> str:
 
 @pytest.mark.parametrize("change", SYSTEMS)
 @pytest.mark.parametrize("trait", BOUND)
-def test_a_section_that_changes_is_told_and_nothing_is_read_again(trait: str, change: str):
+def test_a_section_that_changes_is_noted_and_nothing_is_read_again(trait: str, change: str):
     before, now, told = SYSTEMS[change]
     talk = talk_of(trait, before)
     computed = talk.ask(ANSWER) + talk.written
@@ -125,7 +125,7 @@ def test_what_stands_before_the_words_of_another_conversation_is_not_read(gone: 
 
 
 @pytest.mark.parametrize("trait", BOUND)
-def test_an_envelope_that_is_refreshed_is_told_by_what_is_new_in_it(trait: str):
+def test_an_envelope_that_is_refreshed_is_noted_by_what_is_new_in_it(trait: str):
     talk = talk_of(trait, "", OLD + HINT.format("41"))
     computed = talk.ask(ANSWER) + talk.written
     begins(talk, "", OLD.replace("41", "57") + HINT.format("57"))
@@ -136,7 +136,7 @@ def test_an_envelope_that_is_refreshed_is_told_by_what_is_new_in_it(trait: str):
     assert "Ann" not in told
 
 
-def test_the_runtime_line_of_another_surface_is_told():
+def test_the_runtime_line_of_another_surface_is_noted():
     line = "\n\nRuntime: agent=main | session=agent:main:main | channel={}\n"
     talk = Dated("kimi", FRIDAY)
     first, asked = talk.messages

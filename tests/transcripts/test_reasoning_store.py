@@ -96,7 +96,7 @@ def test_each_of_two_who_got_the_same_reply_gets_the_own_reasoning():
     assert [known(store, asked(day=day)) for day in ("friday", "saturday")] == ["Hm.", "Ha!"]
 
 
-def test_who_has_the_name_of_who_was_told_gets_the_reasoning():
+def test_who_has_the_name_of_who_received_it_gets_the_reasoning():
     store = one_kept(asked(day="friday"), Claims({"mine": None}, is_delivered=True))
     later = asked(day="saturday", name="mine")
     assert known(store, later, name="mine") == "Hm."
@@ -109,7 +109,7 @@ def test_who_sends_an_id_that_was_made_for_the_reply_gets_the_reasoning():
     assert known(store, asked(day="saturday", ids=ids)) == "Hm."
 
 
-def test_chance_that_nobody_was_told_proves_nothing():
+def test_chance_that_nobody_received_proves_nothing():
     """The reasoning itself is what the client has left out."""
     store = one_kept(
         asked(day="friday"), Claims(is_delivered=True, reply_surprisal_bits=63, reasoning_surprisal_bits=1000)

@@ -11,7 +11,7 @@ from start_llm.transcripts.recent import ComputedRequest, RecentConversations
 from tests.transcripts.fakes import conversation_of
 
 
-def said(*texts: str, **more: Any) -> Conversation:
+def conversation(*texts: str, **more: Any) -> Conversation:
     return conversation_of(*(CanonicalMessage(text.encode()) for text in texts), **more)
 
 
@@ -19,7 +19,7 @@ def computed(
     *texts: str, reply: str = "", tokens: int = 4, claims: Claims | None = None, **more: Any
 ) -> ComputedRequest:
     return ComputedRequest(
-        conversation=said(*texts, **more),
+        conversation=conversation(*texts, **more),
         ids=array("I", range(tokens)),
         boundaries=(),
         reasoning_texts=(),
@@ -46,31 +46,31 @@ def test_of_one_session_the_one_with_most_messages_in_common_is_meant():
         computed("be brief", "hello", reply="hi", **mine),
     )
     recent = kept(chat, title)
-    assert recent.nearest(said("be brief", "hello", "hi", "go on", **mine), "s") is chat
-    assert recent.nearest(said("name it", "another", **mine), "s") is title
+    assert recent.nearest(conversation("be brief", "hello", "hi", "go on", **mine), "s") is chat
+    assert recent.nearest(conversation("name it", "another", **mine), "s") is title
 
 
 def test_without_a_session_any_conversation_that_it_goes_on_from_is_meant():
     one, other = computed("be brief", "hello", session="a"), computed("be long", "hello", session="b")
     recent = kept(one, other)
-    assert recent.nearest(said("be long", "hello", "yes", session="c"), None) is other
-    assert recent.nearest(said("be short", "nothing", session="c"), None) is None
+    assert recent.nearest(conversation("be long", "hello", "yes", session="c"), None) is other
+    assert recent.nearest(conversation("be short", "nothing", session="c"), None) is None
 
 
 def test_of_two_that_it_goes_on_from_the_longer_one_is_meant():
     short, long = computed("be brief", session="a"), computed("be brief", "hello", session="b")
-    assert kept(long, short).nearest(said("be brief", "hello", "yes", session="c"), None) is long
+    assert kept(long, short).nearest(conversation("be brief", "hello", "yes", session="c"), None) is long
 
 
 def test_a_session_that_is_named_is_compared_with_itself_even_if_all_has_changed():
     mine = computed("be brief", session="mine", name="mine")
     recent = kept(computed("be long", session="other", name="other"), mine)
-    assert recent.nearest(said("be long", session="mine", name="mine"), "mine") is mine
+    assert recent.nearest(conversation("be long", session="mine", name="mine"), "mine") is mine
 
 
 def test_nobody_is_compared_with_another_tenant():
     recent = kept(computed("be brief", session="s", name="s", tenant=b"one"))
-    assert recent.nearest(said("be brief", session="s", name="s", tenant=b"two"), "s") is None
+    assert recent.nearest(conversation("be brief", session="s", name="s", tenant=b"two"), "s") is None
 
 
 # ------------------------------------------------------------------------------------------- whose they are
@@ -78,17 +78,17 @@ def test_nobody_is_compared_with_another_tenant():
 
 def test_nobody_is_compared_with_what_only_begins_in_the_same_words():
     recent = kept(computed("be brief", "a secret", session="s"))
-    assert recent.nearest(said("be brief", "hello", session="s"), None) is None
+    assert recent.nearest(conversation("be brief", "hello", session="s"), None) is None
 
 
 def test_another_name_is_another_conversation_though_it_begins_alike():
     first = computed("a", name="anns", session="anns")
-    assert kept(first).nearest(said("a", "b", name="bobs", session="bobs"), "bobs") is None
+    assert kept(first).nearest(conversation("a", "b", name="bobs", session="bobs"), "bobs") is None
 
 
 def test_a_name_of_several_shows_nothing():
     recent = kept(computed("be brief", "a secret", session="s", name="s"))
-    assert recent.nearest(said("be brief", "hello", session="s", name="s"), None) is None
+    assert recent.nearest(conversation("be brief", "hello", session="s", name="s"), None) is None
 
 
 def test_nobody_is_compared_with_what_says_something_else_beside_the_same_words():
@@ -99,14 +99,14 @@ def test_nobody_is_compared_with_what_says_something_else_beside_the_same_words(
             conversation=theirs, ids=array("I"), boundaries=(), reasoning_texts=(), note_tokens=()
         )
     )
-    assert recent.nearest(said("be brief"), None) is None
+    assert recent.nearest(conversation("be brief"), None) is None
 
 
-def goes_on_from_the_reply(told: Claims, *, ids: str = "", **more: Any) -> bool:
+def goes_on_from_the_reply(claims: Claims, *, ids: str = "", **more: Any) -> bool:
     """A request that asks on after the reply is compared with the one that got the reply."""
-    mine = computed("be brief", "hello", reply="hi", claims=told)
+    mine = computed("be brief", "hello", reply="hi", claims=claims)
     sent = [frozenset({"of another call"}), frozenset({ids} - {""}), frozenset[str]()]
-    return kept(mine).nearest(said("be long", "hi", "go on", ids=sent, **more), None) is mine
+    return kept(mine).nearest(conversation("be long", "hi", "go on", ids=sent, **more), None) is mine
 
 
 def test_a_reply_that_others_may_get_too_shows_nothing():
@@ -116,14 +116,14 @@ def test_a_reply_that_others_may_get_too_shows_nothing():
     )
 
 
-def test_who_sends_a_reply_that_nobody_gets_by_accident_was_told_it():
+def test_who_sends_a_reply_that_nobody_gets_by_accident_received_it():
     assert goes_on_from_the_reply(Claims(is_delivered=True, reply_surprisal_bits=64))
     assert not goes_on_from_the_reply(
         Claims({"another": None}, is_delivered=True, reply_surprisal_bits=64), name="mine"
     )
 
 
-def test_who_sends_an_id_that_was_made_for_the_reply_was_told_it():
+def test_who_sends_an_id_that_was_made_for_the_reply_received_it():
     told = Claims({"another": None}, is_delivered=True, ids={"minted": None})
     assert goes_on_from_the_reply(told, ids="minted", name="mine")
     assert not goes_on_from_the_reply(told, ids="own", name="mine")
@@ -155,8 +155,8 @@ def test_of_one_session_the_last_four_are_kept_and_32_in_all():
     ]
     recent = kept(*(computed(f"chat {number}", session=f"s{number}") for number in range(50)))
     assert len(recent._computed) == 32
-    assert recent.nearest(said("chat 17", session="s17"), None) is None
-    assert recent.nearest(said("chat 18", session="s18"), None)
+    assert recent.nearest(conversation("chat 17", session="s17"), None) is None
+    assert recent.nearest(conversation("chat 18", session="s18"), None)
 
 
 def test_beyond_its_bytes_the_oldest_go_and_the_newest_stays():
@@ -169,4 +169,4 @@ def test_beyond_its_bytes_the_oldest_go_and_the_newest_stays():
 def test_another_tenant_with_the_same_session_id_pushes_nothing_out():
     mine = computed("first", tenant=b"mine", session="main")
     recent = kept(mine, *(computed(f"{number}", tenant=b"another", session="main") for number in range(9)))
-    assert recent.nearest(said("first", "more", tenant=b"mine", session="main"), None) is mine
+    assert recent.nearest(conversation("first", "more", tenant=b"mine", session="main"), None) is mine

@@ -78,7 +78,7 @@ def test_a_reminder_counts_in_the_first_question_alone():
 
 
 @pytest.mark.parametrize("trait", BOUND)
-def test_what_a_reminder_says_anew_is_told(trait):
+def test_what_a_reminder_says_anew_is_noted(trait):
     talk = Reminded(trait, reminder("r1x"))
     computed = talk.ask(ANSWER) + talk.written
     talk.remind(reminder("r2x", "d2x"))
@@ -89,7 +89,7 @@ def test_what_a_reminder_says_anew_is_told(trait):
 
 
 @pytest.mark.parametrize("trait", BOUND)
-def test_instructions_that_come_and_go_are_told(trait):
+def test_instructions_that_come_and_go_are_noted(trait):
     talk = Reminded(trait, reminder("r1x"))
     talk.ask(ANSWER)
     for rule in ("", "r1x", "r2x"):
@@ -110,7 +110,7 @@ def test_another_reminder_that_changes_is_read_anew(trait):
 
 @pytest.mark.sample(4)
 @pytest.mark.parametrize("trait", BOUND)
-def test_without_a_proof_a_new_date_is_told_and_other_instructions_are_read_anew(trait):
+def test_without_a_proof_a_new_date_is_noted_and_other_instructions_are_read_anew(trait):
     talk = Reminded(trait, reminder("r1x"), name=None)
     computed = talk.ask(ANSWER) + talk.written
     talk.remind(reminder("r1x", "d2x"))

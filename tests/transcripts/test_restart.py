@@ -140,9 +140,11 @@ def make_transcripts(clock: WallClock, table: DatabaseTable | None) -> Transcrip
 
 def look_over(store: TranscriptStore) -> None:
     """Do what loading does beside loading: parents count as used with their children, and old ones go."""
-    for one in sorted((one for known in store._nodes.values() for one in known), key=lambda one: -one.depth):
-        if one.parent:
-            one.parent.last_used = max(one.parent.last_used, one.last_used)
+    for node in sorted(
+        (node for known in store._nodes.values() for node in known), key=lambda node: -node.depth
+    ):
+        if node.parent:
+            node.parent.last_used = max(node.parent.last_used, node.last_used)
     store._next_look = 0
     store._forget_some()
 

@@ -46,7 +46,7 @@ def add(
     return store.add(PrefixNode(key, depth, len(whole)), whole, details, claims=claims or Claims(), **more)
 
 
-def found(store: TranscriptStore, keys: Sequence[CanonicalKey]) -> list[tuple[int, tuple[int, ...]]]:
+def known_tokens(store: TranscriptStore, keys: Sequence[CanonicalKey]) -> list[tuple[int, tuple[int, ...]]]:
     """Depth and tokens of all that is known of each prefix, the longest first."""
     return [(one.depth, tuple(one.tokens())) for key in reversed(keys) for one in store.at(key)]
 
@@ -78,9 +78,9 @@ def test_each_known_prefix_is_found():
     store, keys = store_of(), keys_of("a", "b", "c")
     first = add(store, keys[0], 0, [1, 2])
     add(store, keys[1], 1, [1, 2, 3], parent=first)
-    assert found(store, keys) == [(1, (1, 2, 3)), (0, (1, 2))]
-    assert found(store, keys_of("a", "x")) == [(0, (1, 2))]
-    assert found(store, keys_of("x", "b")) == []
+    assert known_tokens(store, keys) == [(1, (1, 2, 3)), (0, (1, 2))]
+    assert known_tokens(store, keys_of("a", "x")) == [(0, (1, 2))]
+    assert known_tokens(store, keys_of("x", "b")) == []
 
 
 def test_only_what_is_new_is_stored():
@@ -120,7 +120,7 @@ def test_the_same_tokens_that_mean_something_else_are_another_variant():
     store, (key,) = store_of(), keys_of("a")
     add(store, key, 0, [1, 2])
     add(store, key, 0, [1, 2], last=MessageDetails((), b"some reasoning"))
-    assert found(store, [key]) == [(0, (1, 2))] * 2
+    assert known_tokens(store, [key]) == [(0, (1, 2))] * 2
 
 
 def test_the_same_tokens_after_others_are_another_variant():
@@ -145,20 +145,20 @@ def test_tokens_that_were_computed_again_belong_to_both_conversations():
     assert first.claims == Claims({"one": None, "two": None}, reply_surprisal_bits=3)
 
 
-def test_a_reply_that_is_read_again_was_still_told():
+def test_a_reply_that_is_read_again_was_still_reported():
     store, (key,) = store_of(), keys_of("a")
     add(store, key, 0, [1], claims=Claims(is_delivered=True))
     assert add(store, key, 0, [1]).claims.is_delivered
 
 
-def test_a_reply_that_was_only_read_is_told_when_it_is_written():
+def test_a_reply_that_was_only_read_is_reported_when_it_is_written():
     store, (key,) = store_of(), keys_of("a")
     read = add(store, key, 0, [1])
     add(store, key, 0, [1], claims=Claims(is_delivered=True))
     assert read.claims.is_delivered
 
 
-def test_texts_that_were_told_take_room():
+def test_texts_that_were_sent_take_room():
     store, (key,) = store_of(), keys_of("a")
     status = OmittedText("git status", "block", 0, "x" * 5000)
     add(store, key, 0, [1, 2], last=MessageDetails((status,)))
@@ -181,11 +181,11 @@ def test_a_branch_and_a_side_request_leave_the_main_conversation_alone():
     last: Variant | None = None
     for depth in range(3):
         last = add(store, main[depth], depth, range(depth + 1), parent=last, session="s")
-    before = found(store, main)
+    before = known_tokens(store, main)
     for texts in (("system", "another question"), ("title prompt",), ("system", "question", "other answer")):
         keys = keys_of(*texts)
         add(store, keys[-1], len(texts) - 1, [0, 9, 9], session="s")
-    assert found(store, main) == before
+    assert known_tokens(store, main) == before
 
 
 # ------------------------------------------------------------------------------------------------ forgetting
@@ -199,8 +199,8 @@ def test_a_prefix_keeps_32_and_forgets_what_was_used_least_recently_with_all_aft
     store.use(kept)
     add(store, keys[0], 0, [32])
     assert [one.delta[0] for one in store.at(keys[0])] == [0, *range(2, 33)]
-    assert found(store, keys[1:]) == []
-    assert found(store, other[1:]) == [(1, (0, 5))]
+    assert known_tokens(store, keys[1:]) == []
+    assert known_tokens(store, other[1:]) == [(1, (0, 5))]
 
 
 def test_what_was_used_least_recently_goes_first_and_never_what_others_build_on():
@@ -212,10 +212,10 @@ def test_what_was_used_least_recently_goes_first_and_never_what_others_build_on(
     use(store, kept)
     for number in range(20):
         add(store, keys_of(f"new {number}")[0], 0, range(10))
-        assert found(store, kept)[0][0] == 1, "it is used all the time"
+        assert known_tokens(store, kept)[0][0] == 1, "it is used all the time"
         use(store, kept)
         assert store.metrics.nbytes <= room.max_bytes
-    assert found(store, other) == []
+    assert known_tokens(store, other) == []
     assert store.metrics.forgotten > 0
 
 
@@ -225,7 +225,7 @@ def test_a_whole_conversation_goes_for_one_that_needs_its_room():
     for depth in range(3):
         last = add(store, old[depth], depth, range(depth + 1), parent=last)
     add(store, new[0], 0, range(500))
-    assert (found(store, old), [depth for depth, _ in found(store, new)]) == ([], [0])
+    assert (known_tokens(store, old), [depth for depth, _ in known_tokens(store, new)]) == ([], [0])
 
 
 def test_what_is_not_used_for_too_long_goes():
@@ -234,7 +234,7 @@ def test_what_is_not_used_for_too_long_goes():
     add(store, old[0], 0, [1])
     for number in range(10):
         add(store, keys_of(f"{number}")[0], 0, [1])
-    assert found(store, old) == []
+    assert known_tokens(store, old) == []
 
 
 def test_without_an_age_nothing_gets_too_old():
@@ -243,7 +243,7 @@ def test_without_an_age_nothing_gets_too_old():
     add(store, old[0], 0, [1])
     for number in range(50):
         add(store, keys_of(f"{number}")[0], 0, [1])
-    assert found(store, old) == [(0, (1,))]
+    assert known_tokens(store, old) == [(0, (1,))]
 
 
 @given(
@@ -261,7 +261,7 @@ def test_everything_that_is_found_was_added_and_is_counted(added):
             tokens += [ord(text), seed]
             last = add(store, keys[depth], depth, tokens, parent=last)
             known.setdefault(keys[depth], set()).add(tuple(tokens))
-        for depth, there in found(store, keys):
+        for depth, there in known_tokens(store, keys):
             assert there in known[keys[depth]]
         assert store.metrics.nbytes <= store.limits.max_bytes
     assert_all_is_counted(store)
@@ -307,5 +307,5 @@ def test_the_conversations_that_came_back_most_are_those_with_most_messages_of_l
     store = store_of()
     for name, depth in (("long ago", 50), ("a", 2), ("b", 8), ("c", 4), ("b", 3), ("d", 4)):
         add(store, CanonicalKey(f"{name} {depth}".encode()), depth, range(depth + 1), session=name)
-    found = [(one.session, one.depth) for one in store.returning(3, within_s=10)]
-    assert found == [("b", 8), ("d", 4), ("c", 4)]
+    known_tokens = [(one.session, one.depth) for one in store.returning(3, within_s=10)]
+    assert known_tokens == [("b", 8), ("d", 4), ("c", 4)]

@@ -39,11 +39,11 @@ def test_a_note_for_a_block_tells_the_lines_that_changed():
     ],
     ids=["never told", "short", "all in another order", "no telling where", "in front", "too long"],
 )
-def test_a_block_is_told_as_a_whole_where_its_lines_would_not_be_shorter_or_not_clear(before, now):
+def test_a_block_is_noted_as_a_whole_where_its_lines_would_not_be_shorter_or_not_clear(before, now):
     assert change(before, now) == f"[Now: {now}]"
 
 
-def test_a_line_of_a_live_value_is_told_as_it_is():
+def test_a_line_of_a_live_value_is_noted_as_it_is():
     clock = Field("clock", 0, "live")
     assert Change(clock, LONG + "\nx", LONG).line == f"[Now: {LONG}\nx]"
 

@@ -132,7 +132,11 @@ def test_a_reply_that_ends_inside_a_character_is_recorded_as_its_client_received
     """The tokens in front of the character stay as they were written."""
     text, last, received = CUTS[cut]
     token = 0x110000
-    known = kept(token_bytes=lambda one: last if one == token else chr(one).encode(errors="surrogateescape"))
+    known = kept(
+        token_bytes=lambda token_id: (
+            last if token_id == token else chr(token_id).encode(errors="surrogateescape")
+        )
+    )
     turn = asked(known, ASKED)
     turn.add_output(Content(received))
     turn.add_generated_tokens([*map(ord, text), token])
@@ -234,7 +238,7 @@ def test_a_prompt_that_would_not_fit_is_read_fresh_and_begins_a_path_of_its_own(
 
 
 @pytest.mark.parametrize(("shown", "is_proof"), [("aB3x" * 6, True), ("another", False), ("", False)])
-def test_who_shows_the_name_of_a_reply_has_been_told_it(shown: str, is_proof: bool):
+def test_who_shows_the_name_of_a_reply_has_received_it(shown: str, is_proof: bool):
     """Then white space that is gone in the question is its own."""
     known = kept()
     turn = Turn.begin(known, prompt_of(user("Where?\n")), WINDOW)
@@ -401,7 +405,9 @@ def test_each_message_is_noted_once_while_a_prompt_is_computed(monkeypatch: pyte
     keys, all_keys = prompt_of(ASKED, reply("Here"), user("And there?")).conversation, Conversation.keys.fget
     assert keys and all_keys
     monkeypatch.setattr(PrefixHistory, "note", lambda _, *keys: noted.extend(keys))
-    monkeypatch.setattr(Conversation, "keys", property(lambda one: built.append(1) or all_keys(one)))
+    monkeypatch.setattr(
+        Conversation, "keys", property(lambda conversation: built.append(1) or all_keys(conversation))
+    )
     for computed in range(len(turn.tokens) + 1):
         turn.note_prefilled(computed)
     for _ in range(9):

@@ -78,11 +78,11 @@ def day(word: str) -> str:
 
 
 def words(text: str, kinds: str) -> list[str]:
-    text = _DAYS.sub(lambda found: f"d{(date.fromisoformat(found[0]) - _FIRST_DAY).days}x", text)
+    text = _DAYS.sub(lambda day: f"d{(date.fromisoformat(day[0]) - _FIRST_DAY).days}x", text)
     return [word for word in WORD.findall(text) if word[0] in kinds]
 
 
-def said_in(message: Message) -> list[str]:
+def visible_words(message: Message) -> list[str]:
     """The words of a message that nobody may hide."""
     arguments = [str(dict(one.arguments)) for one in message.tool_calls]
     return words(" ".join([message.content, *arguments]), "v")
@@ -121,7 +121,7 @@ def form_of(trait: str, shape: Shape, *, on: bool) -> str | None:
     calls = [call(f"c{n}", path=f"v{n}x", ratio=1000.0) for n in range(1, shape.calls + 1)]
     message = reply("v0x" if shape.text else "", *calls, reasoning="t0x" if shape.reasoning else None)
     try:
-        said = turn(trait, message, on=on).said
+        said = turn(trait, message, on=on).reply
     except NoEndError:
         return None
     return None if any(end in said for end in TRAITS[trait].eos) else said

@@ -142,7 +142,7 @@ def pictures(model: LoadedModel, count: int) -> list[Picture]:
 
 
 @dataclass(frozen=True)
-class Said:
+class GreedyReply:
     """Greedy tokens with their log-probabilities."""
 
     tokens: list[int]
@@ -160,7 +160,7 @@ class Reference:
             VISION_FAMILIES[model_type].processor().from_pretrained(str(folder), trust_remote_code=False)
         )
 
-    def says(self, asked: SeenPrompt, length: int) -> Said:
+    def says(self, asked: SeenPrompt, length: int) -> GreedyReply:
         """Computed in one shot, and generated, by mlx_vlm alone."""
         from mlx_vlm.generate.ar import generate_step
 
@@ -180,7 +180,7 @@ class Reference:
             ):
                 tokens.append(int(token))
                 logprobs.append(cast("float", scores[tokens[-1]].item()))
-        return Said(tokens, logprobs)
+        return GreedyReply(tokens, logprobs)
 
     def _forget(self) -> None:
         """mlx_vlm keeps positions of the last prompt in the model."""
@@ -201,15 +201,15 @@ def mlx_vlm_of(family: str) -> Reference:
     return Reference(folder_of(family), str(model_of(family).config["model_type"]))
 
 
-def said(watched: Watched) -> Said:
+def greedy_reply(watched: Watched) -> GreedyReply:
     """A reply to a request with `top_logprobs`."""
     scored = [
         one.chosen.logprob for event in watched.seen if isinstance(event, Text) for one in event.logprobs
     ]
-    return Said(watched.tokens, scored)
+    return GreedyReply(watched.tokens, scored)
 
 
-def difference(ours: Said, theirs: Said) -> float:
+def difference(ours: GreedyReply, theirs: GreedyReply) -> float:
     """The largest one of log-probabilities."""
     assert ours.tokens == theirs.tokens
     return max(abs(left - right) for left, right in zip(ours.logprobs, theirs.logprobs, strict=True))

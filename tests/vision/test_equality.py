@@ -12,15 +12,15 @@ from tests.cache.conversations import Cached
 from tests.engine.harness import Stepper, engine_request
 from tests.vision.seeing import (
     FAMILIES,
-    Said,
+    GreedyReply,
     SeenPrompt,
     difference,
+    greedy_reply,
     mlx_vlm_of,
     model_of,
     picture,
     prompt,
     resources_of,
-    said,
     usage,
     words,
 )
@@ -40,27 +40,27 @@ def asked(family: str) -> SeenPrompt:
 
 
 @cache
-def expected(family: str) -> Said:
+def expected(family: str) -> GreedyReply:
     return mlx_vlm_of(family).says(asked(family), LENGTH)
 
 
-def alone(resources: EngineResources, seen: SeenPrompt) -> Said:
+def alone(resources: EngineResources, seen: SeenPrompt) -> GreedyReply:
     engine = Stepper(resources, longest_chunk=2048)
     watched = engine.submit(seen.request(LENGTH, top_logprobs=1))
     engine.finish(watched)
     assert engine.metrics.tower_runs == 2
-    return said(watched)
+    return greedy_reply(watched)
 
 
-def in_pieces(resources: EngineResources, seen: SeenPrompt) -> Said:
+def in_pieces(resources: EngineResources, seen: SeenPrompt) -> GreedyReply:
     engine = Stepper(resources, longest_chunk=PIECE)
     watched = engine.submit(seen.request(LENGTH, top_logprobs=1))
     engine.finish(watched)
     assert engine.metrics.tower_runs == 2
-    return said(watched)
+    return greedy_reply(watched)
 
 
-def beside_text(resources: EngineResources, seen: SeenPrompt) -> Said:
+def beside_text(resources: EngineResources, seen: SeenPrompt) -> GreedyReply:
     """One reply begins before it and ends after it; another one comes and goes meanwhile."""
     engine = Stepper(resources, longest_chunk=64)
     before = engine.submit(engine_request([7, 8, 9] * 40, LENGTH + 60))
@@ -69,20 +69,20 @@ def beside_text(resources: EngineResources, seen: SeenPrompt) -> Said:
     engine.step_until(lambda: len(watched.tokens) > 3)
     beside = engine.submit(engine_request([5, 6] * 20, 9))
     engine.finish(before, watched, beside)
-    return said(watched)
+    return greedy_reply(watched)
 
 
-def beside_itself(resources: EngineResources, seen: SeenPrompt) -> Said:
+def beside_itself(resources: EngineResources, seen: SeenPrompt) -> GreedyReply:
     """In one batch with another prompt that has one image less, and so another shift."""
     engine = Stepper(resources, longest_chunk=64)
     end = seen.spans[0][1] + 9
     other = engine.submit(engine_request(seen.ids[:end], LENGTH + 20, images=seen.runs[:1]))
     watched = engine.submit(seen.request(LENGTH, top_logprobs=1))
     engine.finish(other, watched)
-    return said(watched)
+    return greedy_reply(watched)
 
 
-def restored(resources: EngineResources, seen: SeenPrompt) -> Said:
+def restored(resources: EngineResources, seen: SeenPrompt) -> GreedyReply:
     engine = Cached(resources)
     boundary = (seen.spans[1][1] + 5,)
     engine.say(seen.ids, 3, boundary, images=seen.runs)
@@ -90,10 +90,10 @@ def restored(resources: EngineResources, seen: SeenPrompt) -> Said:
     watched = engine.say(seen.ids, LENGTH, boundary, images=seen.runs, top_logprobs=1)
     assert usage(watched).cached >= boundary[0]
     assert engine.metrics.tower_runs == ran == 2
-    return said(watched)
+    return greedy_reply(watched)
 
 
-def after_a_cancel(resources: EngineResources, seen: SeenPrompt) -> Said:
+def after_a_cancel(resources: EngineResources, seen: SeenPrompt) -> GreedyReply:
     """Its client left in the middle of the second image, and asks again."""
     engine = Cached(resources, longest_chunk=PIECE)
     boundary = (seen.spans[0][1] + 5,)
@@ -108,10 +108,10 @@ def after_a_cancel(resources: EngineResources, seen: SeenPrompt) -> Said:
         assert engine.cached.cut_images == 1
     assert usage(watched).cached >= boundary[0]
     assert engine.metrics.tower_runs == 2
-    return said(watched)
+    return greedy_reply(watched)
 
 
-def preempted(resources: EngineResources, seen: SeenPrompt) -> Said:
+def preempted(resources: EngineResources, seen: SeenPrompt) -> GreedyReply:
     """It gives its place to another request in the middle of its reply, and goes on."""
     now = 0.0
 
@@ -127,10 +127,10 @@ def preempted(resources: EngineResources, seen: SeenPrompt) -> Said:
     engine.finish(watched, other)
     assert engine.metrics.preemptions
     assert engine.metrics.tower_runs == 2
-    return said(watched)
+    return greedy_reply(watched)
 
 
-WAYS: list[Callable[[EngineResources, SeenPrompt], Said]] = [
+WAYS: list[Callable[[EngineResources, SeenPrompt], GreedyReply]] = [
     alone,
     in_pieces,
     beside_text,
@@ -162,5 +162,5 @@ def test_another_picture_makes_another_reply(family):
     engine = Stepper(resources)
     watched = [engine.submit(each.request(16, top_logprobs=1)) for each in (seen, other)]
     engine.finish(*watched)
-    ours, theirs = (said(one) for one in watched)
+    ours, theirs = (greedy_reply(one) for one in watched)
     assert ours.tokens != theirs.tokens or difference(ours, theirs) > 0.01

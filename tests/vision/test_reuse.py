@@ -15,11 +15,11 @@ from tests.vision.seeing import (
     FAMILIES,
     SeenPrompt,
     difference,
+    greedy_reply,
     model_of,
     picture,
     prompt,
     resources_of,
-    said,
     usage,
     words,
 )
@@ -58,7 +58,7 @@ def test_another_picture_with_the_same_words_shares_nothing_behind_its_start(fam
 
 
 @pytest.mark.sample(6)
-def test_the_same_picture_behind_the_same_words_is_restored_and_not_looked_at(family):
+def test_the_same_image_behind_the_same_words_is_restored_and_not_encoded_again(family):
     engine = Cached(resources_of(family))
     first, other = question(family, 1), question(family, 1, seed=9)
     engine.say(first.ids, 4, ends(first), images=first.runs)
@@ -89,7 +89,7 @@ def _without_pixels(run):
 
 
 @pytest.mark.sample(6)
-def test_a_picture_behind_other_words_is_computed_again_and_not_looked_at(family):
+def test_an_image_behind_other_words_is_computed_again_and_not_encoded_again(family):
     engine, seen = Cached(resources_of(family)), question(family, 1)
     moved = prompt(model_of(family), words(17, 5), picture(1, 160, 128), words(25, 2))
     engine.say(seen.ids, 4, images=seen.runs)
@@ -124,14 +124,14 @@ def test_a_restore_never_ends_inside_an_image(family):
     """Whatever part of an image is stored."""
     resources, seen = resources_of(family), question(family, 1)
     start, end = seen.spans[0]
-    expected = said(_fresh(resources, seen))
+    expected = greedy_reply(_fresh(resources, seen))
     for stored in (start + 1, (start + end) // 2, end - 1):
         engine = Cached(resources)
         _store(engine, seen, stored)
         watched = engine.say(seen.ids, 6, images=seen.runs, top_logprobs=1)
         assert usage(watched).cached <= start
         assert engine.cached.cut_images == 1
-        assert difference(said(watched), expected) < 1e-3
+        assert difference(greedy_reply(watched), expected) < 1e-3
 
 
 def _fresh(resources: EngineResources, seen: SeenPrompt):
@@ -193,9 +193,9 @@ def test_what_the_disk_has_of_half_an_image_ends_in_front_of_it(family, tmp_path
     start, end = seen.spans[0]
     with on_disk(resources, tmp_path) as engine:
         _store(engine, seen, (start + end) // 2)
-    expected = said(_fresh(resources, seen))
+    expected = greedy_reply(_fresh(resources, seen))
     with on_disk(resources, tmp_path) as engine:
         watched = engine.say(seen.ids, 6, images=seen.runs, top_logprobs=1)
         assert engine.disk.hits == 1
         assert usage(watched).cached == (start - 4 if family == "qwen3_5" else start)
-        assert difference(said(watched), expected) < 1e-3
+        assert difference(greedy_reply(watched), expected) < 1e-3

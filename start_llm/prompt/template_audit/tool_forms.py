@@ -1,7 +1,7 @@
 """Finds the form in which a template shows all of a tool: it renders the tool and looks for its words.
 
 Templates that do not print a tool's JSON schema leave parts of it out, or refuse what they do not expect.
-What is not shown is told in the tool's description.
+What is not shown is added to the tool's description.
 """
 
 import json

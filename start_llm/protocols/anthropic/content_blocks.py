@@ -91,9 +91,9 @@ class BlockWriter:
             if text:
                 yield BlockGrew("text", text)
         elif text.strip():
-            said = "".join([*self._space, text])
+            first_text = "".join([*self._space, text])
             yield from self._begin("text", {"type": "text", "text": ""})
-            yield BlockGrew("text", said)
+            yield BlockGrew("text", first_text)
         else:
             self._space.append(text)
 

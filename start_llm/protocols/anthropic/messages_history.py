@@ -9,13 +9,13 @@ from start_llm.protocols.fields import Fields
 from start_llm.protocols.mending import (
     Item,
     Mend,
+    as_text,
     content_of,
     flag,
     is_name,
     listed,
     text,
     text_part,
-    told,
     with_members,
 )
 
@@ -41,18 +41,18 @@ def mended_message(message: Item, role: str) -> Item:
 def _block(block: Json) -> Json:
     if not isinstance(block, dict) or not is_name(block.get("type")):
         return text_part(block)
-    kind = told(block["type"])
+    kind = as_text(block["type"])
     if kind in _NAMES and not is_name(block.get(_NAMES[kind])):
         return text_part(block)
     mended = with_members(block, _MEMBERS.get(kind, {}))
-    return {**mended, "text": told(block.get("text"))} if kind == "text" else mended
+    return {**mended, "text": as_text(block.get("text"))} if kind == "text" else mended
 
 
 def _input(value: Json) -> Json:
     """Mend the input of a call. Text is what the model wrote, where a client could not parse it."""
     if value is None or isinstance(value, dict):
         return value
-    return dict(read_arguments(Fields({"arguments": told(value)})))
+    return dict(read_arguments(Fields({"arguments": as_text(value)})))
 
 
 def _source(source: Json) -> Json:

@@ -31,7 +31,7 @@ _BETWEEN_BLOCKS_OF_A_RESULT = "\n"
 """The tool returned them as separate blocks."""
 _FAILED = "[The call failed]\n"
 _TEXT, _IMAGE, _CALL, _RESULT = "text", "image", "tool_use", "tool_result"
-_TOLD_REASONING, _HIDDEN_REASONING = "thinking", "redacted_thinking"
+_CLEAR_REASONING, _HIDDEN_REASONING = "thinking", "redacted_thinking"
 _FUNCTION_TYPES = (None, "custom")
 
 
@@ -152,11 +152,11 @@ def _system_in_place(blocks: Sequence[Fields], reading: _Reading) -> Iterator[Me
 
 def _question(blocks: Sequence[Fields], reading: _Reading) -> Iterator[Message]:
     """Yield a message per tool result, in the order sent, then the user's text."""
-    results, said = _parted(blocks, _RESULT)
+    results, content = _parted(blocks, _RESULT)
     for result in results:
         yield _result(result, reading)
     refusing = replace(reading, refuses_images=reading.is_newest_user and not results)
-    text, kept = refusing.content(said)
+    text, kept = refusing.content(content)
     if text or not results:
         yield Message(role="user", content=text, kept=kept)
 
@@ -177,15 +177,15 @@ def _result(block: Fields, reading: _Reading) -> Message:
 def _reply(blocks: Sequence[Fields], reading: _Reading) -> Iterator[Message]:
     """Yield one message. Only calls separated the texts of the reply, so they are joined directly."""
     calls, others = _parted(blocks, _CALL)
-    reasoning_texts, said = _parted(others, _TOLD_REASONING, _HIDDEN_REASONING)
-    found = [_reasoning(one, reading.open_reasoning) for one in reasoning_texts]
-    text, kept = reading.content(said)
+    reasoning_texts, content = _parted(others, _CLEAR_REASONING, _HIDDEN_REASONING)
+    opened = [_reasoning(block, reading.open_reasoning) for block in reasoning_texts]
+    text, kept = reading.content(content)
     yield Message(
         role="assistant",
         content=text,
-        reasoning="".join(one.reasoning for one in found) or None,
+        reasoning="".join(sealed.reasoning for sealed in opened) or None,
         tool_calls=tuple(map(_call, calls)),
-        reply_name=next((one.reply_name for one in found if one.reply_name), ""),
+        reply_name=next((sealed.reply_name for sealed in opened if sealed.reply_name), ""),
         kept=(*kept, *_whole(calls)),
     )
 
@@ -213,9 +213,9 @@ def _reasoning(block: Fields, open_reasoning: Opener) -> Sealed:
     Otherwise return the client's text. Reasoning hidden by another server cannot be read.
     """
     is_hidden = block.value("type") == _HIDDEN_REASONING
-    told = "" if is_hidden else block.text("thinking") or ""
+    clear = "" if is_hidden else block.text("thinking") or ""
     sealed = open_reasoning(block.text("data" if is_hidden else "signature") or "")
-    return sealed.unless_edited(told) if sealed else Sealed(told, "")
+    return sealed.unless_edited(clear) if sealed else Sealed(clear, "")
 
 
 # ------------------------------------------------------------------------------------------------- blocks

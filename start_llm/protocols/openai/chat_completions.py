@@ -161,7 +161,7 @@ class ChatReply(CompletionReply):
 
     def opening(
         self,
-        prompt_tokens: int,  # noqa: ARG002 - told at the end
+        prompt_tokens: int,  # noqa: ARG002 - reported at the end
         divergence: Divergence | None = None,  # noqa: ARG002 - no client can ask for it
     ) -> Iterable[SSEFrame]:
         """Return nothing: programs take the first chunk, which names the role, for the first token."""

@@ -164,10 +164,10 @@ def _custom(tool: Fields) -> dict[str, Json]:
 
 
 def _required(tool: Fields, name: str) -> Fields:
-    found = tool.object(name)
-    if found is None:
+    member = tool.object(name)
+    if member is None:
         raise tool.fail(name, "is required and must be an object")
-    return found
+    return member
 
 
 _TOOL_READERS: Mapping[str, Callable[[Fields], dict[str, Json]]] = {"function": _function, _CUSTOM: _custom}

@@ -54,8 +54,8 @@ class CompletionReply:
     def progress_frames(self, kind: str, choice: dict[str, Json], progress: Prefilling) -> Iterator[SSEFrame]:
         """Yield a chunk that says how far the prompt is read, if the client asks for it."""
         if self.with_progress:
-            told: dict[str, Json] = {"choices": [choice], "prompt_progress": progress_json(progress)}
-            yield SSEFrame({**self.head(kind), **told})
+            fields: dict[str, Json] = {"choices": [choice], "prompt_progress": progress_json(progress)}
+            yield SSEFrame({**self.head(kind), **fields})
 
     def closing_frames(self, kind: str, choice: dict[str, Json], end: Finished) -> Iterator[SSEFrame]:
         """Yield the last frames: usage is in the last chunk, or in a separate one for clients that ask so."""

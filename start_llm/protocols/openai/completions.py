@@ -107,7 +107,7 @@ class TextReply(CompletionReply):
 
     def opening(
         self,
-        prompt_tokens: int,  # noqa: ARG002 - told at the end
+        prompt_tokens: int,  # noqa: ARG002 - reported at the end
         divergence: Divergence | None = None,  # noqa: ARG002 - no client can ask for it
     ) -> Iterable[SSEFrame]:
         yield self._chunk("")

@@ -1,7 +1,7 @@
 """Reads output constraints of OpenAI's protocols: `tool_choice`, `response_format`, `text.format`.
 
-Requests that demand a tool of OpenAI's servers are told that it is unavailable: the model would invent its
-results.
+For requests that demand a tool of OpenAI's servers, the reply says that it is unavailable: the model would
+invent its results.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -50,12 +50,12 @@ def demanded_tool(body: Fields, names: Collection[str], elsewhere: Sequence[str]
     if not isinstance(value, dict):
         return elsewhere[0] if value == "required" and elsewhere and not names else None
     choice = Fields(value, "tool_choice")
-    kind = choice.value("type")
-    if kind != _ALLOWED:
-        return kind if isinstance(kind, str) and kind in elsewhere else None
+    choice_kind = choice.value("type")
+    if choice_kind != _ALLOWED:
+        return choice_kind if isinstance(choice_kind, str) and choice_kind in elsewhere else None
     allowed, mode = allowed_tools(choice)
     kinds = [tool.value("type") for tool in allowed.objects("tools")]
-    demanded = [one for one in kinds if isinstance(one, str) and one in elsewhere]
+    demanded = [kind for kind in kinds if isinstance(kind, str) and kind in elsewhere]
     return demanded[0] if mode == "required" and demanded and len(demanded) == len(kinds) else None
 
 

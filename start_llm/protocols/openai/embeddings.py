@@ -55,15 +55,15 @@ def _inputs(body: Fields, vocabulary: int) -> tuple[EmbeddingInput, ...]:
     items = value if isinstance(value, list) else [value]
     if not items or len(items) > _MOST_INPUTS:
         raise body.fail("input", f"must have 1 to {_MOST_INPUTS} texts")
-    found = list[EmbeddingInput]()
+    inputs = list[EmbeddingInput]()
     for place, item in enumerate(items):
         if isinstance(item, str) and item:
-            found.append(item)
+            inputs.append(item)
         elif isinstance(item, list) and item:
-            found.append(token_ids(item, f"{path}[{place}]", vocabulary))
+            inputs.append(token_ids(item, f"{path}[{place}]", vocabulary))
         else:
             raise body.fail("input", "must be a text, token ids, or a list of either, and none may be empty")
-    return tuple(found)
+    return tuple(inputs)
 
 
 def reply_body(
@@ -71,7 +71,7 @@ def reply_body(
 ) -> dict[str, Json]:
     """Return the reply with one vector for each input, in order."""
     data: list[Json] = [
-        {"object": "embedding", "index": index, "embedding": _told(_shortened(vector, request), request)}
+        {"object": "embedding", "index": index, "embedding": _encoded(_shortened(vector, request), request)}
         for index, vector in enumerate(vectors)
     ]
     usage: dict[str, Json] = {"prompt_tokens": tokens, "total_tokens": tokens}
@@ -87,7 +87,7 @@ def _shortened(vector: Sequence[float], request: EmbeddingRequest) -> Sequence[f
     return [number * math.hypot(*vector) / length for number in kept] if length else kept
 
 
-def _told(vector: Sequence[float], request: EmbeddingRequest) -> Json:
+def _encoded(vector: Sequence[float], request: EmbeddingRequest) -> Json:
     if request.as_base64:
         return base64.b64encode(struct.pack(f"<{len(vector)}f", *vector)).decode("ascii")
     return list(vector)

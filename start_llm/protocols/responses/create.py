@@ -185,15 +185,15 @@ def _check_unread(body: Fields) -> None:
 def _read_conversation(body: Fields, context: RequestContext) -> _Conversation:
     """Read the conversation. Instructions default to those of the earlier response."""
 
-    def found(name: str, param: str) -> Item:
+    def stored_item(name: str, param: str) -> Item:
         return context.responses.item(context.tenant, name, param=param)
 
     instructions, previous = body.text("instructions"), body.text("previous_response_id")
     if previous is None:
-        return _Conversation((), new_items(body, found), instructions)
+        return _Conversation((), new_items(body, stored_item), instructions)
     earlier = context.responses.get(context.tenant, previous, param="previous_response_id")
-    told = earlier.instructions if instructions is None else instructions
-    return _Conversation(earlier.items, new_items(body, found), told)
+    instructions_in_force = earlier.instructions if instructions is None else instructions
+    return _Conversation(earlier.items, new_items(body, stored_item), instructions_in_force)
 
 
 def _read_messages(
@@ -215,8 +215,8 @@ def _read_messages(
     messages = reader.messages(items)
     if not messages:
         raise body.fail("input", "must be a string, or an array with at least one item that says something")
-    told = conversation.instructions
-    messages = (Message(role="system", content=told), *messages) if told else messages
+    instructions = conversation.instructions
+    messages = (Message(role="system", content=instructions), *messages) if instructions else messages
     return with_end_kept(with_tools_kept(messages, body.objects("tools")), keep_s)
 
 
@@ -314,10 +314,10 @@ def _keep(
     context: RequestContext, conversation: _Conversation, is_wanted: bool, name: str, body: Mapping[str, Json]
 ) -> None:
     if is_wanted:
-        told = StoredResponse(
+        response = StoredResponse(
             input=with_ids(conversation.items), instructions=conversation.instructions, body=body
         )
-        context.responses.keep(context.tenant, name, told)
+        context.responses.keep(context.tenant, name, response)
 
 
 # ---------------------------------------------------------------------------------- the items of a response

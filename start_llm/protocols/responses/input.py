@@ -59,15 +59,15 @@ def new_items(body: Fields, find: Callable[[str, str], Item]) -> list[Item]:
         raise body.expected("input", "a string or an array of items")
     items = list(body.objects("input"))
     question = max((at for at, item in enumerate(items) if _role_of(item) in ("user", "tool")), default=-1)
-    found: list[Item] = []
+    read: list[Item] = []
     for at, item in enumerate(items):
         try:
-            found.append(_referred(item, find))
+            read.append(_referred(item, find))
         except NotFound:
             if at > question:
                 raise
             body.note_mended(item.path)
-    return found
+    return read
 
 
 def _referred(item: Fields, find: Callable[[str, str], Item]) -> Item:

@@ -74,14 +74,14 @@ class OutputItem:
             yield f"{self._form.part}.added", {**self._place, "part": self._part("")}
 
     def grows(self, text: str, scores: Parts) -> Iterator[Event]:
-        said = self._reader.feed(text) if self._reader else text
-        yield from self._grows(said, scores)
+        written = self._reader.feed(text) if self._reader else text
+        yield from self._grows(written, scores)
 
-    def _grows(self, said: str, scores: Parts) -> Iterator[Event]:
-        self._written.append(said)
+    def _grows(self, text: str, scores: Parts) -> Iterator[Event]:
+        self._written.append(text)
         self._scores += scores
-        if self._form.is_live and said:
-            yield self._delta(said, scores)
+        if self._form.is_live and text:
+            yield self._delta(text, scores)
 
     def ends(self, status: str) -> Iterator[Event]:
         """Yield the last events. The final one has the whole item."""
@@ -90,7 +90,7 @@ class OutputItem:
         if form.text:
             yield (
                 f"{form.text}.done",
-                {**self._place, form.whole: text, **self._told(self._scores), **self._named},
+                {**self._place, form.whole: text, **self._logprobs(self._scores), **self._named},
             )
         if form.part:
             yield f"{form.part}.done", {**self._place, "part": self._part(text)}
@@ -108,12 +108,12 @@ class OutputItem:
         return "".join(self._written)
 
     def _part(self, text: str) -> dict[str, Json]:
-        return {"text": text, **self._form.part_fields, **self._told(self._scores)}
+        return {"text": text, **self._form.part_fields, **self._logprobs(self._scores)}
 
     def _delta(self, text: str, scores: Parts) -> Event:
-        return f"{self._form.text}.delta", {**self._place, "delta": text, **self._told(scores)}
+        return f"{self._form.text}.delta", {**self._place, "delta": text, **self._logprobs(scores)}
 
-    def _told(self, scores: Parts) -> dict[str, Json]:
+    def _logprobs(self, scores: Parts) -> dict[str, Json]:
         return {"logprobs": [*scores]} if self._form.is_scored else {}
 
 
@@ -156,34 +156,34 @@ def reasoning_item(
     """Return an item with clear and sealed reasoning; clients may keep either."""
 
     def described(text: str, parts: Parts) -> Mapping[str, Json]:
-        told: Mapping[str, Json] = {"summary": parts} if as_summary else {"summary": [], "content": parts}
-        return {"type": "reasoning", **told, "encrypted_content": sealed(text, reply_name) if text else None}
+        shown: Mapping[str, Json] = {"summary": parts} if as_summary else {"summary": [], "content": parts}
+        return {"type": "reasoning", **shown, "encrypted_content": sealed(text, reply_name) if text else None}
 
     return OutputItem(_SUMMARY if as_summary else _REASONING, index, "rs_", reply_name, described)
 
 
 def call_item(index: int, reply_name: str, tool: ClientTool, call_id: str) -> OutputItem:
     """Return an item for a call, with the client's names for the tool."""
-    told: dict[str, Json] = {"type": tool.call_item, "call_id": f"call{call_id}"}
+    fields: dict[str, Json] = {"type": tool.call_item, "call_id": f"call{call_id}"}
     if tool.call_item in BUILT_IN_CALLS:
-        return _built_in_call_item(index, reply_name, BUILT_IN_CALLS[tool.call_item], told)
+        return _built_in_call_item(index, reply_name, BUILT_IN_CALLS[tool.call_item], fields)
     is_custom = tool.call_item == CUSTOM_CALL
     form = _CUSTOM_CALL if is_custom else _CALL
-    told["name"] = tool.name
+    fields["name"] = tool.name
     if tool.namespace is not None:
-        told["namespace"] = tool.namespace
+        fields["namespace"] = tool.namespace
 
     def described(text: str, _: Parts) -> Mapping[str, Json]:
-        return {**told, form.whole: text}
+        return {**fields, form.whole: text}
 
     named: Mapping[str, Json] = {} if is_custom else {"name": tool.name}
     return OutputItem(form, index, "ctc_" if is_custom else "fc_", reply_name, described, named)
 
 
 def _built_in_call_item(
-    index: int, reply_name: str, call: BuiltInCall, told: Mapping[str, Json]
+    index: int, reply_name: str, call: BuiltInCall, fields: Mapping[str, Json]
 ) -> OutputItem:
     def described(text: str, _: Parts) -> Mapping[str, Json]:
-        return {**told, call.member: call.written(text)}
+        return {**fields, call.member: call.written(text)}
 
     return OutputItem(_BUILT_IN_CALL, index, call.prefix, reply_name, described)

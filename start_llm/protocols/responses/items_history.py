@@ -95,7 +95,7 @@ def _outputs(value: Json) -> Json:
     """Mend what commands wrote: a text, or an object for each of them."""
     if not isinstance(value, list):
         return text(value)
-    return [with_members(one, _OF_OUTPUTS) for one in value if isinstance(one, dict)]
+    return [with_members(output, _OF_OUTPUTS) for output in value if isinstance(output, dict)]
 
 
 _OF_OUTPUTS: Mapping[str, Mend] = {"stdout": text, "stderr": text, "outcome": _object}

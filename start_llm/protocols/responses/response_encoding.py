@@ -65,8 +65,8 @@ class ResponseReply:
 
     def opening(
         self,
-        prompt_tokens: int,  # noqa: ARG002 - told at the end
-        divergence: Divergence | None = None,  # noqa: ARG002 - told at the end
+        prompt_tokens: int,  # noqa: ARG002 - reported at the end
+        divergence: Divergence | None = None,  # noqa: ARG002 - reported at the end
     ) -> Iterable[SSEFrame]:
         yield self._state("created")
         yield self._state("in_progress")
@@ -78,7 +78,7 @@ class ResponseReply:
         return ()
 
     def output(self, event: Output) -> Iterable[SSEFrame]:
-        return self._frames(self._told(event))
+        return self._frames(self._item_events(event))
 
     def closing(self, end: Finished) -> Iterable[SSEFrame]:
         yield from self._frames(self._close_last(end))
@@ -90,13 +90,13 @@ class ResponseReply:
 
     def whole(self, events: list[Output], end: Finished) -> Mapping[str, Json]:
         for event in events:
-            list(self._told(event))
+            list(self._item_events(event))
         list(self._close_last(end))
         return self._ended(end)
 
     # ------------------------------------------------------------------------------------------------- items
 
-    def _told(self, event: Output) -> Iterator[Event]:
+    def _item_events(self, event: Output) -> Iterator[Event]:
         match event:
             case Content(text) | Reasoning(text):
                 if text and self._kind is not type(event):

@@ -124,8 +124,10 @@ def _function(item: Fields, tell: Tell) -> Iterator[ClientTool]:  # noqa: ARG001
     item.text("description")
     item.object("parameters")
     # Other fields, such as `strict`, are for the server and not for the model.
-    told = ("description", "parameters")
-    yield ClientTool(name=name, schema={key: item.data[key] for key in told if item.value(key) is not None})
+    for_the_model = ("description", "parameters")
+    yield ClientTool(
+        name=name, schema={key: item.data[key] for key in for_the_model if item.value(key) is not None}
+    )
 
 
 def _custom(item: Fields, tell: Tell) -> Iterator[ClientTool]:  # noqa: ARG001 - one of `_READERS`
@@ -140,8 +142,12 @@ def _namespace(item: Fields, tell: Tell) -> Iterator[ClientTool]:
     for nested in item.objects("tools"):
         for tool in _read(nested, tell, _NESTED):
             own = tool.schema.get("description")
-            said = "\n\n".join(text for text in (about, own) if text and isinstance(text, str))
-            schema = {"description": said, **_without_description(tool.schema)} if said else tool.schema
+            description = "\n\n".join(text for text in (about, own) if text and isinstance(text, str))
+            schema = (
+                {"description": description, **_without_description(tool.schema)}
+                if description
+                else tool.schema
+            )
             yield replace(tool, namespace=namespace, schema=schema)
             about = None
 

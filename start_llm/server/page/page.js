@@ -119,8 +119,8 @@ function showRunning(now) {
 
 /** Who has asked: the session, the program, the protocol and the model. */
 function who(one, name) {
-  const told = [one.client, one.endpoint.replace("/v1/", ""), one.model].filter(Boolean).join(" · ");
-  return make("div", {}, make("span", { class: "name" }, name), make("p", { class: "what" }, told));
+  const words = [one.client, one.endpoint.replace("/v1/", ""), one.model].filter(Boolean).join(" · ");
+  return make("div", {}, make("span", { class: "name" }, name), make("p", { class: "what" }, words));
 }
 
 const PARTS = {
@@ -129,7 +129,7 @@ const PARTS = {
   checkpoints: "checkpoints: places from which a conversation can go on",
   sequence_caches: "conversations that rest",
   live: "conversations that run",
-  images: "images that were looked at",
+  images: "images that the model has seen",
   free: "free, for computing and for more of these",
 };
 
@@ -240,9 +240,9 @@ function differenceButton(one) {
     button.setAttribute("aria-expanded", String(!texts.hidden));
     if (texts.hidden || texts.children.length) return;
     try {
-      const told = await ask(`/activity/${encodeURIComponent(one.id)}`);
-      texts.replaceChildren(make("p", {}, "Read before:"), make("pre", {}, told.computed || "(nothing)"),
-        make("p", {}, "In this request:"), make("pre", {}, told.asked || "(nothing)"));
+      const difference = await ask(`/activity/${encodeURIComponent(one.id)}`);
+      texts.replaceChildren(make("p", {}, "Read before:"), make("pre", {}, difference.computed || "(nothing)"),
+        make("p", {}, "In this request:"), make("pre", {}, difference.asked || "(nothing)"));
     } catch (error) {
       texts.replaceChildren(make("p", { class: "alarm" }, error.message));
     }
@@ -343,8 +343,8 @@ function headers(more = {}) {
 
 async function checked(reply) {
   if (reply.ok) return reply;
-  const told = await reply.json().catch(() => ({}));
-  const message = told.error?.message ?? `The server answered ${reply.status}.`;
+  const body = await reply.json().catch(() => ({}));
+  const message = body.error?.message ?? `The server answered ${reply.status}.`;
   throw reply.status === 401 ? new KeyNeeded(message) : new Error(message);
 }
 
