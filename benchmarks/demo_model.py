@@ -111,7 +111,7 @@ class Examiner:
         return Prompt("plain", [_user(text)], self._tools(self._rng.choice((0, 1, 3))), ANSWER)
 
     def _echo(self) -> Prompt:
-        wanted = self._words.said_word()
+        wanted = self._words.word_to_say()
         text = self._rng.choice(ECHOES).replace("{x}", wanted)
         return Prompt("echo", [_user(text)], self._tools(self._rng.choice((0, 1, 3))), wanted)
 
