@@ -1,6 +1,7 @@
 """The import direction of start_llm, read from its sources. See docs/ARCHITECTURE.md."""
 
 import ast
+import re
 from collections import Counter
 from collections.abc import Mapping
 from graphlib import CycleError, TopologicalSorter
@@ -135,6 +136,25 @@ def package() -> dict[str, str]:
 
 def test_the_package_keeps_the_table(package):
     assert breaches(package) == []
+
+
+def documented_layers(text: str) -> dict[str, frozenset[str]]:
+    """The table of layers in a document: each layer, and what it may import."""
+    rows = [
+        line.strip("| ").split(" | ") for line in text.splitlines() if re.match(r"\| `\w+`.*\|.*\|", line)
+    ]
+    imported = {"everything": EVERYTHING, "nothing of ours": frozenset[str]()}
+    return {
+        layer: imported.get(names, frozenset(re.findall(r"`(\w+)`", names)))
+        for layers, _, names in rows
+        for layer in re.findall(r"`(\w+)`", layers)
+    }
+
+
+def test_the_document_has_the_same_table():
+    text = (ROOT / "docs" / "ARCHITECTURE.md").read_text(encoding="utf-8")
+    table = text.partition("\n## Layers\n")[2].partition("\n## ")[0]
+    assert documented_layers(table) == {layer: LAYERS[layer] for layer in LAYERS.keys() - {"__main__"}}
 
 
 def test_every_module_of_the_package_is_of_a_layer_in_the_table(package):
