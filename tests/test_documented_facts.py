@@ -1,0 +1,147 @@
+"""What documents say of the program: clients, formats, model types, settings, endpoints, lessons, figures."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+from scripts.model_types import model_types
+from start_llm.access.backend_secret import OWN_HEADERS
+from start_llm.config.settings import all_rows
+from start_llm.core.errors import NotFound
+from start_llm.formats.registry import MODEL_FORMATS
+from start_llm.launch.clients import CLIENTS
+from start_llm.protocols.routes import ROUTES, RouteTable
+
+ROOT = Path(__file__).resolve().parent.parent
+README = ROOT / "README.md"
+DOCUMENTS = [
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CLAUDE.md")),
+    *(ROOT / "docs").rglob("*.md"),
+]
+SHAPES = {
+    "20 tool turns, append-only": "append-only tool turns",
+    "four sub-agents with one system prompt at once": "4 sub-agents at once",
+    "branch and return": "branch and return",
+    "a chat resumed after 20 others": "resumed after other chats",
+    "a billing header that changes with each request": "billing header changes",
+    "tools in another order each time": "tools in another order",
+}
+"""Rows of the README's table, by their names in `benchmarks/RESULTS.md`."""
+
+KINDS_OF_REUSE = ("to the token", "at checkpoints")
+
+
+def read(path: Path) -> str:
+    return path.read_text(encoding="utf-8")
+
+
+def rows_of(text: str) -> Iterator[list[str]]:
+    """The rows of the tables of a document."""
+    for line in text.splitlines():
+        if line.startswith("|"):
+            yield [cell.strip().strip("`") for cell in line.strip("|").split("|")]
+
+
+def section(document: str, heading: str) -> str:
+    """What stands below a heading of the second level."""
+    return document.partition(f"\n## {heading}")[2].partition("\n## ")[0]
+
+
+def lowest_efficiencies(results: str) -> Mapping[tuple[str, str], float]:
+    """The lowest efficiency of each shape and server."""
+    lowest: dict[tuple[str, str], float] = {}
+    for row in rows_of(section(results, "Prompt tokens that are computed twice")):
+        if len(row) == 11 and (figure := re.search(r"\d\.\d\d", row[7])):
+            key = (row[1], row[2])
+            lowest[key] = min(lowest.get(key, 2.0), float(figure[0]))
+    return lowest
+
+
+def test_the_table_of_the_readme_has_the_lowest_figures_of_the_results():
+    lowest = lowest_efficiencies(read(ROOT / "benchmarks" / "RESULTS.md"))
+    servers = ("start_llm", "mlx_lm.server", "bare mlx_lm")
+    table = {row[0]: row[1:] for row in rows_of(section(read(README), "See it work")) if row[0] in SHAPES}
+    assert table == {
+        row: [f"{lowest[shape, server]:.2f}" if (shape, server) in lowest else "" for server in servers]
+        for row, shape in SHAPES.items()
+    }
+
+
+def test_model_types_are_counted():
+    text = read(ROOT / "docs" / "model-types.md")
+    cached = {row[0]: row[2] for row in rows_of(text) if row[2] in KINDS_OF_REUSE}
+    assert cached.keys() == {*model_types()}
+    exact, at_checkpoints = (sum(kind == one for one in cached.values()) for kind in KINDS_OF_REUSE)
+    assert f"Prompt cache: {exact} to the token, {at_checkpoints} at checkpoints, 0 none." in text
+    assert f"works with {len(cached)} [model types]" in read(README)
+
+
+def test_the_readme_and_the_document_of_clients_name_each_client():
+    (started,) = re.findall(r"In your project folder, start (.*):\n", read(README))
+    assert {*re.findall(r"`(\w+)`", started)} == CLIENTS.keys()
+    assert CLIENTS.keys() <= {row[0] for row in rows_of(read(ROOT / "docs" / "clients.md"))}
+
+
+def test_the_api_document_names_each_format():
+    formats = section(read(ROOT / "docs" / "api.md"), "Tool calls").partition("\n\n")[2].partition("\n\n")[0]
+    letters = re.sub(r"[^a-z0-9]", "", formats.lower())
+    assert [model.name for model in MODEL_FORMATS if re.split(r"[_\d]", model.name)[0] not in letters] == []
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_lessons_and_decisions_that_a_document_cites_are_there(document: Path):
+    lessons = {*re.findall(r"^## (\d+)\.", read(ROOT / ".context" / "LESSONS.md"), re.MULTILINE)}
+    decisions = {str(int(path.name[:4])) for path in (ROOT / "docs" / "adr").iterdir()}
+    assert {*re.findall(r"\b[Ll]essons? (\d+)", read(document))} <= lessons
+    assert {*re.findall(r"\bADR (\d+)", read(document))} <= decisions
+
+
+def test_defaults_that_stand_behind_a_variable_are_right():
+    defaults = {row.name: row.default for row in all_rows()}
+    named = [
+        (name, value)
+        for document in DOCUMENTS
+        if "adr" not in document.parts
+        for name, value in re.findall(r"`([A-Z][A-Z_]+)` \(([\d.]+)\)", read(document))
+    ]
+    assert named
+    assert [(name, value) for name, value in named if defaults[name] != value] == []
+
+
+def sources() -> str:
+    files = [
+        path for name in ("start_llm", "tests", "scripts", "benchmarks") for path in (ROOT / name).rglob("*")
+    ]
+    return "\n".join(read(path) for path in files if path.suffix in (".py", ".sh"))
+
+
+def test_variables_and_headers_of_documents_are_read_by_something():
+    texts = [read(document) for document in DOCUMENTS if "adr" not in document.parts]
+    named = {
+        name for text in texts for name in re.findall(r"`([A-Z]+_[A-Z_\d]+|x-start-llm-[a-z-]+)[`=:]", text)
+    }
+    code = sources()
+    headers = {f"{OWN_HEADERS}{name}" for name in re.findall(r"\{OWN_HEADERS\}([a-z-]+)", code)}
+    known = {*re.findall(r"[A-Z]+_[A-Z_\d]+|x-start-llm-[a-z-]+", code)} | headers
+    assert len(named) > 100
+    assert sorted(named - known) == []
+
+
+def documented_routes() -> Iterator[tuple[str, str]]:
+    for document in DOCUMENTS:
+        if document.name != "CONTRIBUTING.md":  # its recipe adds an endpoint
+            yield from re.findall(r"`(GET|POST|DELETE) (/[\w./{}-]*)[`?]", read(document))
+
+
+@pytest.mark.parametrize(("method", "path"), sorted({*documented_routes()}))
+def test_an_endpoint_that_a_document_names_is_there(method: str, path: str):
+    assert RouteTable(ROUTES).find(method, path.replace("{id}", "name"))
+
+
+def test_what_is_no_endpoint_is_found():
+    with pytest.raises(NotFound):
+        RouteTable(ROUTES).find("GET", "/v1/gone")
