@@ -1,7 +1,8 @@
-"""What documents say of the program: clients, formats, model types, settings, endpoints, lessons, figures."""
+"""What documents say of the program: clients, formats, model types, settings, limits, endpoints, figures."""
 
 from __future__ import annotations
 
+import importlib
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -145,3 +146,41 @@ def test_an_endpoint_that_a_document_names_is_there(method: str, path: str):
 def test_what_is_no_endpoint_is_found():
     with pytest.raises(NotFound):
         RouteTable(ROUTES).find("GET", "/v1/gone")
+
+
+LIMITS = (
+    ("ARCHITECTURE.md", "A key has up to {} variants", "transcripts.turn_store:_MAX_VARIANTS"),
+    ("ARCHITECTURE.md", "give way for {:g} s", "engine.schedule:BACKGROUND_PATIENCE_S"),
+    ("api.md", "at most {:,} values", "protocols.fields:MOST_VALUES"),
+    ("api.md", "After {:g} s it is served as any other request", "engine.schedule:BACKGROUND_PATIENCE_S"),
+    ("api.md", "is one like any other {:g} s after it came", "engine.schedule:BACKGROUND_PATIENCE_S"),
+    ("api.md", "of this API key is remembered: the last {} are", "transcripts.divergence:_MOST"),
+    ("api.md", "a list of up to {:,} of either", "protocols.openai.embeddings:_MOST_INPUTS"),
+    ("api.md", "A text has at most {:,} tokens", "engine.embedding:LONGEST_TEXT"),
+    ("api.md", "one text for at most {:g} s", "server.embedding_page:_PATIENCE_OF_A_TEXT_S"),
+    ("api.md", "a request for at most {:g} s", "server.embedding_page:_PATIENCE_S"),
+    ("api.md", "one side may be {} times as long", "images.checking:MAX_RATIO"),
+    ("api.md", "a definition has at most {:,} characters", "output.grammar.enforcer:_MAX_DEFINITION"),
+    ("api.md", "over at most {} levels", "output.grammar.depth:MAX_LEVELS"),
+    ("api.md", "repeats a piece of at most {} tokens", "core.repetition:LONGEST_PERIOD"),
+    ("api.md", "tokens for {:,} tokens ends", "core.repetition:RUNAWAY_TOKENS"),
+    ("api.md", "keeps the list for {:g} s", "library.folders:_KEPT_S"),
+    ("explain.md", "remembers up to {} requests of each session", "transcripts.recent:_MAX_OF_A_SESSION"),
+    ("explain.md", "and {} in all, in memory only", "transcripts.recent:_MOST"),
+    ("explain.md", "on both sides: {} tokens before it", "transcripts.explain:_BEFORE"),
+    ("explain.md", "tokens before it and {} from it on", "transcripts.explain:_BEHIND"),
+    ("proxy.md", "one of which is sent every {:g} s", "proxy.launcher:_PROBE_S"),
+    ("status-page.md", "| The last {}, with up to", "telemetry.activity:_MAX_CONVERSATIONS"),
+    ("status-page.md", "with up to {} turns", "telemetry.activity:_MAX_TURNS"),
+    ("status-page.md", "The last {} kinds of refusals", "telemetry.activity:_MAX_REFUSED"),
+    ("status-page.md", "up to {} characters on each side", "telemetry.activity:_MAX_TEXT"),
+    ("terminal.md", "up to {:,} lines wait for it", "telemetry.screen:_MOST_LINES"),
+)
+"""A document, a sentence of it with a limit, and the constant that is the limit."""
+
+
+@pytest.mark.parametrize(("document", "sentence", "constant"), LIMITS)
+def test_a_limit_that_a_document_names_is_that_of_the_program(document: str, sentence: str, constant: str):
+    module, name = constant.split(":")
+    limit = getattr(importlib.import_module(f"start_llm.{module}"), name)
+    assert sentence.format(limit) in " ".join(read(ROOT / "docs" / document).split())
