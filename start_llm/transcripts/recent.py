@@ -1,4 +1,7 @@
-"""Remembers the last computed request of each conversation, to explain how the next one differs."""
+"""Remembers the last computed request of each conversation, to explain how the next one differs.
+
+In memory only: after a restart nothing is explained until a conversation was computed once more.
+"""
 
 import threading
 from array import array
