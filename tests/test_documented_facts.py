@@ -16,6 +16,7 @@ from start_llm.core.errors import NotFound
 from start_llm.formats.registry import MODEL_FORMATS
 from start_llm.launch.clients import CLIENTS
 from start_llm.protocols.routes import ROUTES, RouteTable
+from tests.launch.test_suitability import CUT_BY_THE_DEMO
 
 ROOT = Path(__file__).resolve().parent.parent
 README = ROOT / "README.md"
@@ -84,6 +85,8 @@ def test_model_types_are_counted():
 def test_the_readme_and_the_document_of_clients_name_each_client():
     (started,) = re.findall(r"In your project folder, start (.*):\n", read(README))
     assert {*re.findall(r"`(\w+)`", started)} == CLIENTS.keys()
+    (suited,) = re.findall(r"The demo model can read the prompts of (.*), not", read(README))
+    assert {*re.findall(r"`(\w+)`", suited)} == CLIENTS.keys() - {*CUT_BY_THE_DEMO}
     assert CLIENTS.keys() <= {row[0] for row in rows_of(read(ROOT / "docs" / "clients.md"))}
 
 
