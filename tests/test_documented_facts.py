@@ -34,6 +34,15 @@ SHAPES = {
 }
 """Rows of the README's table, by their names in `benchmarks/RESULTS.md`."""
 
+KV_BITS = {
+    "**Gemma 3 270M**, prose": "prompt-cache.md",
+    "code": "loop.py",
+    "JSON": "codex.json",
+    "a mix": "ARCHITECTURE.md",
+    "demo model, worst of four texts": "demo, prompt-cache.md",
+    "random tiny qwen3": "tiny qwen3",
+}
+"""Rows of the table in prompt-cache.md, by their names in `benchmarks/RESULTS.md`."""
 KINDS_OF_REUSE = ("to the token", "at checkpoints")
 
 
@@ -71,6 +80,17 @@ def test_the_table_of_the_readme_has_the_lowest_figures_of_the_results():
         row: [f"{lowest[shape, server]:.2f}" if (shape, server) in lowest else "" for server in servers]
         for row, shape in SHAPES.items()
     }
+
+
+def test_the_table_of_kv_bits_has_the_figures_of_the_results():
+    measured = {
+        row[0]: [re.sub(r" \(.*?\)", "", cell).replace(" ", ", ") for cell in row[1:]]
+        for row in rows_of(section(read(ROOT / "benchmarks" / "RESULTS.md"), "KV bits"))
+    }
+    documented = {
+        row[0]: row[1:] for row in rows_of(section(read(ROOT / "docs" / "prompt-cache.md"), "KV bits"))
+    }
+    assert {row: documented[row] for row in KV_BITS} == {row: measured[text] for row, text in KV_BITS.items()}
 
 
 def test_model_types_are_counted():
