@@ -20,11 +20,7 @@ BANNED_IN_TESTS = frozenset("bell hurt seat told twin".split())
 BANNED_IN_PROSE = frozenset("bell bells hurt seat seats told twin twins".split())
 """In docstrings and comments: reported, written, notified, recognized or damaged say which."""
 _BANNED_IN_PROSE = re.compile(rf"\b(?:{'|'.join(sorted(BANNED_IN_PROSE))})\b", re.IGNORECASE)
-LATER = frozenset(
-    f"engine/{name}.py" for name in "batch executor planner sampler scores shared_passes".split()
-)
-"""Files whose names have not been read with this in mind."""
-PROSE_LATER = LATER | frozenset("cache proxy/server_group.py ranks serving/read_ahead.py transcripts".split())
+PROSE_LATER = frozenset("cache proxy/server_group.py ranks serving/read_ahead.py transcripts".split())
 """Files and folders whose prose has not been read."""
 PROGRAMS = ("benchmarks", "scripts")
 PROGRAMS_LATER = frozenset(
@@ -76,7 +72,7 @@ def prose(text: str) -> Iterator[tuple[int, str]]:
             yield token.start[0], token.string
 
 
-def modules(folder: str, later: frozenset[str]) -> Iterator[tuple[str, str]]:
+def modules(folder: str, later: frozenset[str] = frozenset()) -> Iterator[tuple[str, str]]:
     """Yield the path and the text of each module of a folder of the package, `.` for its own."""
     paths = PACKAGE.glob("*.py") if folder == "." else (PACKAGE / folder).rglob("*.py")
     for path in sorted(paths):
@@ -126,7 +122,7 @@ def is_banned(name: str, words: frozenset[str] = BANNED) -> bool:
 def test_no_name_has_a_word_that_could_mean_anything(folder: str):
     banned = [
         f"{path}:{line} {name}"
-        for path, text in modules(folder, LATER)
+        for path, text in modules(folder)
         for line, name in bound_names(ast.parse(text))
         if is_banned(name)
     ]
