@@ -42,7 +42,7 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     yield started
 
 
-def test_a_mac_is_reported_before_the_download(start: Any, tmp_path: Path):
+def test_a_user_of_a_mac_is_warned_before_the_download(start: Any, tmp_path: Path):
     lines = start(is_mac=True).splitlines()
     assert lines[0] == f"The first start downloads {DEFAULT_APPLE_MODEL}: 16.8 GB."
     assert "M2 16 GB lets models use 10.1 GiB" in lines[1]

@@ -83,7 +83,7 @@ class BatchGroup:
 
     Args:
         mount: makes the network compute under adapters.
-        gain: is told how long passes take and which drafts were right; None: nothing is ever drafted.
+        gain: learns how long passes take and which drafts were right; None: nothing is ever drafted.
         agree: see `engine.followers`.
 
     Attributes:
@@ -150,8 +150,8 @@ class BatchGroup:
         stepped, newcomers = self._sequences[: len(scores)], self._sequences[len(scores) :]
         tokens = mx.concatenate([fed, _last_tokens(newcomers)]) if newcomers else fed
         self._next = self._launch(tokens[:, None])
-        found = zip(stepped, cast("list[int]", fed.tolist()), _numbers(chances), scores, strict=True)
-        return [_sampled(*each) for each in found]
+        results = zip(stepped, cast("list[int]", fed.tolist()), _numbers(chances), scores, strict=True)
+        return [_sampled(*each) for each in results]
 
     def _may_draft(self, expected: Draft | None, draft_lengths: Sequence[int]) -> bool:
         """Return whether it is worth to wait for the next token. A guide waits for it in any case."""
@@ -181,7 +181,7 @@ class BatchGroup:
         """Wait for the tokens of the launched step. Feed the last with a draft behind it, if there is one."""
         verified, self._verified = self._verified, None
         sampled = self._accepted(verified, self._next) if verified and self._next else self._only()
-        new = [one.token for one in sampled]
+        new = [result.token for result in sampled]
         draft = self._sequences[0].draft_behind(new, draft_lengths) if draft_lengths else None
         known, self._carried = [*self._carried, new[-1]], []
         before = RollbackPoint(self._caches) if draft else None
@@ -207,10 +207,10 @@ class BatchGroup:
         self._logits.note_accepted(sequence, drafted[:accepted])
         if self._gain:
             self._gain.note_verified(verified.draft.match, len(drafted), accepted)
-        found = zip(picked[: accepted + 1], chances, launched.scores, strict=False)
+        results = zip(picked[: accepted + 1], chances, launched.scores, strict=False)
         return [
             _sampled(sequence, *each)._replace(is_drafted=place < accepted)
-            for place, each in enumerate(found)
+            for place, each in enumerate(results)
         ]
 
     def _keep(self, verified: _Verified, accepted: int) -> None:
@@ -287,7 +287,7 @@ class BatchGroup:
         return merging.copy_of(self._caches, self._place(sequence))
 
     def _place(self, sequence: EngineSequence) -> int:
-        return next(place for place, one in enumerate(self._sequences) if one is sequence)
+        return next(place for place, member in enumerate(self._sequences) if member is sequence)
 
     def release(self, sequence: EngineSequence) -> Sampled | None:
         """Return the token that has already been computed for a sequence that is about to be removed.
@@ -389,7 +389,7 @@ class BatchGroup:
         sampled = self._agree(computed, sampled)
         places = range(len(self._sequences)) if not drafted else [0] * rows
         scores = [self._scores(place, logits[row], sampled[row]) for row, place in enumerate(places)]
-        mx.async_eval(sampled, chances, [one.arrays for one in scores if one])
+        mx.async_eval(sampled, chances, [score.arrays for score in scores if score])
         return _Launched(sampled, chances, scores, tokens.shape[1])
 
     def _sampler(self, rows: int, vocabulary: int) -> BatchSampler:
@@ -418,12 +418,12 @@ def _last_tokens(sequences: Sequence[EngineSequence]) -> mx.array:
 def _equal_at_start(drafted: Sequence[int], picked: Sequence[int]) -> int:
     """Return how many drafted tokens were picked, before the first one that was not."""
     pairs = enumerate(zip(drafted, picked, strict=False))
-    return next((place for place, (one, other) in pairs if one != other), min(len(drafted), len(picked)))
+    return next((place for place, (token, other) in pairs if token != other), min(len(drafted), len(picked)))
 
 
 def _sampled(sequence: EngineSequence, token: int, chance: float, scores: Scores | None) -> Sampled:
     return Sampled(
-        sequence, token, sequence.chooser.surprisal(chance), scores.told(token) if scores else None
+        sequence, token, sequence.chooser.surprisal(chance), scores.logprobs_of(token) if scores else None
     )
 
 

@@ -49,7 +49,7 @@ class StepExecutor:
 
     Args:
         schedule: has the requests that wait; a part takes its own by number.
-        time: is told how long prefill and decoding take.
+        time: learns how long prefill and decoding take.
 
     Attributes:
         prefills: the prompts that are being computed: one, or several short ones together.
@@ -88,7 +88,7 @@ class StepExecutor:
 
     @property
     def running(self) -> list[EngineSequence]:
-        return [*(one.sequence for one in self.prefills), *self.decoder.sequences]
+        return [*(prefill.sequence for prefill in self.prefills), *self.decoder.sequences]
 
     def execute(self, part: StepPart, at: float) -> None:
         """Do a part of a step.
@@ -262,7 +262,9 @@ class StepExecutor:
         Raises:
             ValueError: it is not being prefilled.
         """
-        prefill = next((one for one in self.prefills if one.sequence.number == number), None)
+        prefill = next(
+            (candidate for candidate in self.prefills if candidate.sequence.number == number), None
+        )
         if prefill is None:
             raise ValueError(f"request {number} is not being prefilled")
         return prefill
@@ -306,7 +308,7 @@ class StepExecutor:
             ValueError: they are not the next ones.
         """
         count = len(part.numbers)
-        if [one.number for one in self.decoder.queued[:count]] != list(part.numbers):
+        if [queued.number for queued in self.decoder.queued[:count]] != list(part.numbers):
             numbers = ", ".join(map(str, part.numbers))
             raise ValueError(f"request {numbers} is not the next to decode")
         with self._time.decoding(), self.failures.on_failure(self._abandon_joining):
@@ -322,10 +324,11 @@ class StepExecutor:
 
     def _step(self, group: BatchGroup, draft_lengths: Sequence[int]) -> None:
         sampled = group.step(draft_lengths)
-        ended = [one.sequence for one in sampled if self._accept(one)]
-        for one in sampled:
-            one.sequence.generation.send()
-        if left := [one for one in ended if self.decoder.contains(one)]:  # unless everything was abandoned
+        ended = [result.sequence for result in sampled if self._accept(result)]
+        for result in sampled:
+            result.sequence.generation.send()
+        left = [sequence for sequence in ended if self.decoder.contains(sequence)]
+        if left:  # unless everything was abandoned
             self._take_out_ended(group, left)
 
     def _accept(self, sampled: Sampled) -> bool:
@@ -352,10 +355,10 @@ class StepExecutor:
         )
 
     def _decoding(self, number: int | None) -> EngineSequence | None:
-        return next((one for one in self.decoder.sequences if one.number == number), None)
+        return next((sequence for sequence in self.decoder.sequences if sequence.number == number), None)
 
     def _running_as(self, number: int) -> EngineSequence | None:
-        return next((one for one in self.running if one.number == number), None)
+        return next((sequence for sequence in self.running if sequence.number == number), None)
 
     # ----------------------------------------------------------------------------------------------- failures
 
@@ -390,7 +393,7 @@ class StepExecutor:
         self._fail(sequences)
         broken = [group for group in self.decoder.groups if group.is_broken]
         for group in broken:
-            others = [one for one in self.decoder.drop(group) if one not in sequences]
+            others = [member for member in self.decoder.drop(group) if member not in sequences]
             self._retry_alone(others, are_innocent=True)
         if not broken:
             for sequence in sequences:
@@ -440,14 +443,14 @@ class StepExecutor:
 
     def _take_prefills(self, numbers: Collection[int] | None = None) -> list[EngineSequence]:
         """Take prompts out of prefill: those of these requests, or all."""
-        sequences = [one.sequence for one in self.prefills]
-        taken = [one for one in sequences if numbers is None or one.number in numbers]
-        self.prefills = [one for one in self.prefills if one.sequence not in taken]
+        sequences = [prefill.sequence for prefill in self.prefills]
+        taken = [sequence for sequence in sequences if numbers is None or sequence.number in numbers]
+        self.prefills = [prefill for prefill in self.prefills if prefill.sequence not in taken]
         return taken
 
     def report(self) -> None:
         """Tell the metrics what is waiting and running."""
         self._metrics.waiting = len(self._schedule)
         self._metrics.active_sequences = len(self.decoder.sequences)
-        done, total = (sum(getattr(one, name) for one in self.prefills) for name in ("done", "total"))
+        done, total = (sum(getattr(prefill, name) for prefill in self.prefills) for name in ("done", "total"))
         self._metrics.prefill = (done, total) if self.prefills else None

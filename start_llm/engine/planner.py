@@ -87,16 +87,20 @@ class StepPlanner:
     def _ends(self) -> list[EndRequest]:
         """End requests whose clients went away, and replies that exceeded their deadline."""
         now, running = self._clock(), self._executor.running
-        gone = [*self._schedule.cancelled, *(one.generation for one in running if one.cancelled)]
-        gone += [one for one in self._schedule.generations if self._has_no_place(one)]
+        gone = [
+            *self._schedule.cancelled,
+            *(sequence.generation for sequence in running if sequence.cancelled),
+        ]
+        gone += [generation for generation in self._schedule.generations if self._has_no_place(generation)]
         late = [
-            one
-            for one in (*self._schedule.preempted, *running)
-            if not one.cancelled and self._is_late(one, now if one in running else one.running_since)
+            sequence
+            for sequence in (*self._schedule.preempted, *running)
+            if not sequence.cancelled
+            and self._is_late(sequence, now if sequence in running else sequence.running_since)
         ]
         return [
-            *(EndRequest(one.number, is_given_up=one.is_given_up) for one in gone),
-            *(EndRequest(one.number, is_cut=True) for one in late),
+            *(EndRequest(generation.number, is_given_up=generation.is_given_up) for generation in gone),
+            *(EndRequest(sequence.number, is_cut=True) for sequence in late),
         ]
 
     def _has_no_place(self, generation: Generation) -> bool:
@@ -122,15 +126,19 @@ class StepPlanner:
         """Preempt a prompt that is prefilled alone. Of those that share passes, only the ones that nobody
         waits for make way.
         """
-        for one in prefills:
-            sequence = one.sequence
+        for prefill in prefills:
+            sequence = prefill.sequence
             makes_way = self._schedule.yields(sequence.generation, first.generation)
-            if (len(prefills) == 1 or makes_way) and self._should_overtake(first, one):
+            if (len(prefills) == 1 or makes_way) and self._should_overtake(first, prefill):
                 yield PreemptRequest(sequence.number, sequence.due)  # it keeps its place
 
     def _should_overtake(self, first: QueuedRequest, prefill: Prefill) -> bool:
         decoding = self._executor.decoder.sequences
-        stay = [one for one in decoding if not self._schedule.yields(one.generation, first.generation)]
+        stay = [
+            sequence
+            for sequence in decoding
+            if not self._schedule.yields(sequence.generation, first.generation)
+        ]
         return (
             self._executor.cache.supports_reuse
             and self._schedule.should_preempt(first, prefill.sequence, prefill.done)
@@ -154,9 +162,9 @@ class StepPlanner:
         are none: of those for which it does not make way itself.
         """
         sequences, asked = self._executor.decoder.sequences, first.generation
-        yielding = [one for one in sequences if self._schedule.yields(one.generation, asked)]
-        equals = [one for one in sequences if not self._schedule.yields(asked, one.generation)]
-        return min(yielding or equals, key=lambda one: one.running_since, default=None)
+        yielding = [sequence for sequence in sequences if self._schedule.yields(sequence.generation, asked)]
+        equals = [sequence for sequence in sequences if not self._schedule.yields(asked, sequence.generation)]
+        return min(yielding or equals, key=lambda sequence: sequence.running_since, default=None)
 
     def _preempt_beyond_memory(self) -> Iterator[PreemptRequest]:
         """Preempt the sequence that started or resumed last if all together have outgrown the memory
@@ -165,14 +173,14 @@ class StepPlanner:
         sequences = self._executor.decoder.sequences
         lengths = [len(sequence.tokens) for sequence in self._executor.running]
         if len(sequences) > 1 and not self._resources.admission.fits(lengths):
-            newest = max(sequences, key=lambda one: one.running_since)
+            newest = max(sequences, key=lambda running: running.running_since)
             yield PreemptRequest(newest.number, self._clock())
 
     def _has_room(self, waiting: QueuedRequest, beside: list[EngineSequence]) -> bool:
         """True if a queued request can run beside these sequences, which stay in the engine."""
         restoring = self._schedule.restoring
         has_slot = len(beside) + len(restoring) < self._resources.max_sequences
-        reserved = [planned_tokens(one.generation.request, one.tokens) for one in restoring]
+        reserved = [planned_tokens(queued.generation.request, queued.tokens) for queued in restoring]
         request = waiting.generation.request
         return has_slot and self._resources.admission.has_room(beside, request, waiting.tokens, reserved)
 
@@ -202,14 +210,14 @@ class StepPlanner:
         """Return whether a request makes way: for prompts, and if nothing is generated for replies too."""
         others = self._prompts
         if first.request.is_prewarm:
-            others += [one.generation for one in self._executor.decoder.sequences]
-        return any(self._schedule.yields(first, one) for one in others)
+            others += [sequence.generation for sequence in self._executor.decoder.sequences]
+        return any(self._schedule.yields(first, generation) for generation in others)
 
     @property
     def _prompts(self) -> list[Generation]:
         """The requests whose prompts are read, from the disk or by the network, up to their first token."""
-        begun = [one for one in self._executor.running if not one.has_begun]
-        return [one.generation for one in (*self._schedule.restoring, *begun)]
+        begun = [sequence for sequence in self._executor.running if not sequence.has_begun]
+        return [waiting.generation for waiting in (*self._schedule.restoring, *begun)]
 
     @property
     def is_prompt_awaited(self) -> bool:
@@ -223,7 +231,7 @@ class StepPlanner:
 
     @property
     def _is_decoding(self) -> bool:
-        return any(not self._pauses(one) for one in self._executor.decoder.sequences)
+        return any(not self._pauses(sequence) for sequence in self._executor.decoder.sequences)
 
     def _prefill_parts(self) -> Iterator[StepPart]:
         """Prefill one chunk of a long prompt, or as many short prompts as take no longer than that."""
@@ -239,27 +247,27 @@ class StepPlanner:
             if self._has_used_its_time(part):
                 return
             yield from self._starts()
-            if not self._has_time_for([one.remaining for one in self._executor.prefills]):
+            if not self._has_time_for([prefill.remaining for prefill in self._executor.prefills]):
                 return
 
     def _has_used_its_time(self, part: LookAtImage | ComputeChunk | ComputeChunks) -> bool:
         """Return whether a chunk was as long as it might be, or part of an image, whose time is not known."""
         numbers = part.numbers if isinstance(part, ComputeChunks) else (part.number,)
         return any(
-            one.sequence.number in numbers and (one.image or not one.is_at_checkpoint)
-            for one in self._executor.prefills
+            prefill.sequence.number in numbers and (prefill.image or not prefill.is_at_checkpoint)
+            for prefill in self._executor.prefills
         )
 
     def _next_chunk(self) -> LookAtImage | ComputeChunk | ComputeChunks:
         prefills = self._executor.prefills
-        complete = next((one for one in prefills if one.is_complete), None)
+        complete = next((prefill for prefill in prefills if prefill.is_complete), None)
         if complete or len(prefills) == 1:
             return self._next_of(complete or prefills[0])
-        return ComputeChunks(tuple(one.sequence.number for one in prefills))
+        return ComputeChunks(tuple(prefill.sequence.number for prefill in prefills))
 
     def _has_time_for(self, left: Sequence[int]) -> bool:
         """Return whether prompts that have so many tokens left still fit into a chunk's time in this step."""
-        before = max((one.done for one in self._executor.prefills), default=0)
+        before = max((prefill.done for prefill in self._executor.prefills), default=0)
         return not left or self._time.fits(len(left) * max(left), before)
 
     def _next_of(self, prefill: Prefill) -> LookAtImage | ComputeChunk:
@@ -286,10 +294,10 @@ class StepPlanner:
     def _shares_passes(self, first: QueuedRequest, restored: int) -> bool:
         """Return whether a request that may share the passes of others, if there are any, should."""
         prefills = self._executor.prefills
-        left = [*(one.remaining for one in prefills), first.tokens - 1 - restored]
+        left = [*(prefill.remaining for prefill in prefills), first.tokens - 1 - restored]
         return not prefills or (
             self._has_time_for(left)
-            and self._time.saves_time(left, max(one.done for one in prefills))
+            and self._time.saves_time(left, max(prefill.done for prefill in prefills))
             and not repeats_others(first, restored, prefills, self._executor.cache)
         )
 
@@ -322,9 +330,11 @@ class StepPlanner:
         decoder = self._executor.decoder
         while decoder.queued:
             joining, partner = decoder.next_to_join()
-            yield JoinBatch(tuple(one.number for one in joining), partner.number if partner else None)
+            yield JoinBatch(
+                tuple(sequence.number for sequence in joining), partner.number if partner else None
+            )
         if groups := self.decoding:
-            numbers = tuple(tuple(one.number for one in group.sequences) for group in groups)
+            numbers = tuple(tuple(sequence.number for sequence in group.sequences) for group in groups)
             yield DecodeToken(numbers, self._draft_lengths())
 
     @property

@@ -132,15 +132,15 @@ class _Group:
         self._choosers = list(choosers)
         wanted = [chooser.sampling for chooser in choosers]
         self._columns = _Columns(
-            temperature=_column([one.temperature or 1.0 for one in wanted]),
-            top_k=_column([one.top_k for one in wanted]),
-            top_p=_column([one.top_p if 0 < one.top_p < 1 else _OFF for one in wanted]),
-            min_p=_column([one.min_p for one in wanted]),
-            width=_column([one.hlg_width for one in wanted]),
-            shoulder=_column([one.hlg_shoulder for one in wanted]),
-            toe=_column([one.hlg_toe for one in wanted]),
-            pivot_offset=_column([one.hlg_pivot_offset for one in wanted]),
-            candidates=max(one.top_k for one in wanted),
+            temperature=_column([sampling.temperature or 1.0 for sampling in wanted]),
+            top_k=_column([sampling.top_k for sampling in wanted]),
+            top_p=_column([sampling.top_p if 0 < sampling.top_p < 1 else _OFF for sampling in wanted]),
+            min_p=_column([sampling.min_p for sampling in wanted]),
+            width=_column([sampling.hlg_width for sampling in wanted]),
+            shoulder=_column([sampling.hlg_shoulder for sampling in wanted]),
+            toe=_column([sampling.hlg_toe for sampling in wanted]),
+            pivot_offset=_column([sampling.hlg_pivot_offset for sampling in wanted]),
+            candidates=max(sampling.top_k for sampling in wanted),
             uniform=_column([0.0]),
         )
 
@@ -326,7 +326,7 @@ def _height(vocabulary: int, k: int) -> int:
     """Return the tokens of a block, so that there are about as many blocks as candidates in k of them."""
     if vocabulary < _SMALL_VOCABULARY:
         return 1
-    return next(one for one in range(math.isqrt(vocabulary // k), 0, -1) if vocabulary % one == 0)
+    return next(rows for rows in range(math.isqrt(vocabulary // k), 0, -1) if vocabulary % rows == 0)
 
 
 def _partitioned(scores: mx.array, k: int) -> mx.array:

@@ -31,10 +31,10 @@ class Scores:
 
     @property
     def arrays(self) -> list[mx.array]:
-        """The arrays that must be evaluated before `told` is called."""
-        return [one for one in (self._scores, self._chosen, self._ids, self._best) if one is not None]
+        """The arrays that must be evaluated before `logprobs_of` is called."""
+        return [array for array in (self._scores, self._chosen, self._ids, self._best) if array is not None]
 
-    def told(self, token: int) -> TokenLogprobs:
+    def logprobs_of(self, token: int) -> TokenLogprobs:
         """Return the log-probability of `token` and its alternatives.
 
         `token` may be a forced one instead of the sampled one. Alternatives of probability 0 are left out:
@@ -50,4 +50,4 @@ class Scores:
             cast("list[int]", self._ids.tolist()), cast("list[float]", self._best.tolist()), strict=True
         )
         best = [ScoredToken(token, score) for token, score in pairs if score > float("-inf")]
-        return tuple(sorted(best, key=lambda one: -one.logprob))
+        return tuple(sorted(best, key=lambda scored: -scored.logprob))

@@ -22,15 +22,15 @@ _CHEAPER_TWICE = 16
 
 def may_share_passes(first: QueuedRequest, prefills: Sequence[Prefill]) -> bool:
     """Return whether a request may share the passes of prompts that are being prefilled, by its kind."""
-    request, others = first.generation.request, [one.sequence for one in prefills]
+    request, others = first.generation.request, [prefill.sequence for prefill in prefills]
     is_excluded = first.sequence is not None and first.sequence.excluded_from_batches
     return (
         len(prefills) < _MOST_TOGETHER
         and not is_excluded
-        and not any(one.excluded_from_batches for one in others)
+        and not any(other.excluded_from_batches for other in others)
         and _is_short_text(request, first.tokens)
-        and all(_is_short_text(one.generation.request, len(one.tokens)) for one in others)
-        and all(one.adapters == request.adapters for one in others)
+        and all(_is_short_text(other.generation.request, len(other.tokens)) for other in others)
+        and all(other.adapters == request.adapters for other in others)
     )
 
 
@@ -48,8 +48,8 @@ def repeats_others(
     """
     salt = first.generation.request.salt
     return any(
-        cache.shared_with(first.ids, one.sequence.tokens, one.checkpoint_positions)
+        cache.shared_with(first.ids, prefill.sequence.tokens, prefill.checkpoint_positions)
         > restored + _CHEAPER_TWICE
-        for one in prefills
-        if one.sequence.generation.request.salt == salt
+        for prefill in prefills
+        if prefill.sequence.generation.request.salt == salt
     )

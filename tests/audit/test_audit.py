@@ -122,7 +122,7 @@ def test_a_request_that_the_template_refuses_is_reported(tmp_path):
     assert lost[1].endswith(": late")
 
 
-def test_a_reply_that_does_not_go_on_from_its_prompt_cannot_be_reported(tmp_path):
+def test_a_reply_that_does_not_go_on_from_its_prompt_cannot_be_recognized(tmp_path):
     other = ("{{- '<|im_start|>assistant\\n' -}}", "{{- '<|im_start|>model\\n' -}}")
     page = page_of(folder_of("strips_old_reasoning", tmp_path, other))
     assert not page.is_fine

@@ -381,7 +381,7 @@ def test_caches_that_no_sequence_describes_are_reported():
         (lambda: [ArraysCache(1), RotatingKVCache(8), ChunkedKVCache(8)], False, True),
     ],
 )
-def test_what_a_network_needs_is_measured_on_its_caches(make, has_trimmable, has_state):
+def test_what_a_network_needs_follows_from_its_caches(make, has_trimmable, has_state):
     layers = Layers(Caches(make))
     assert (layers.unknown, layers.has_trimmable, layers.has_state) == ([], has_trimmable, has_state)
 

@@ -249,7 +249,7 @@ def test_changed_files_are_named_and_nothing_is_done(clone):
 
 
 @pytest.mark.thorough
-def test_commits_of_ones_own_are_noted(clone):
+def test_commits_of_ones_own_are_reported(clone):
     clone.publish()
     clone.git("commit", "--quiet", "--allow-empty", "--message", "mine", folder=clone.root)
     assert "The branch main has commits that origin/main lacks." in refusal(clone)

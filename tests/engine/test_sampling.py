@@ -443,7 +443,7 @@ def test_penalties_do_not_depend_on_how_the_prompt_was_computed(
 
 
 def logprobs_of(logprobs: np.ndarray, token: int, alternatives: int) -> TokenLogprobs:
-    return Scores(mx.array(logprobs), mx.array(token), alternatives).told(token)
+    return Scores(mx.array(logprobs), mx.array(token), alternatives).logprobs_of(token)
 
 
 def test_log_probabilities_name_the_choice_and_the_best(logprobs):
@@ -460,7 +460,7 @@ def test_no_alternatives_and_more_than_there_are_both_work(logprobs):
 
 
 def test_a_token_that_took_the_place_of_the_sampled_one_is_reported_with_its_own_score(logprobs):
-    told = Scores(mx.array(logprobs), mx.array(3), 1).told(7)
+    told = Scores(mx.array(logprobs), mx.array(3), 1).logprobs_of(7)
     assert (told.chosen.token, told.chosen.logprob) == (7, pytest.approx(logprobs[7]))
 
 
@@ -469,7 +469,7 @@ def test_everything_that_is_reported_was_computed_with_the_step(logprobs):
     scores = Scores(mx.array(logprobs), mx.array(3), 5)
     arrays = scores.arrays
     mx.eval(arrays)
-    told = scores.told(3)
+    told = scores.logprobs_of(3)
     assert len(arrays) == 4
     assert [told.chosen.logprob, *(one.logprob for one in told.top)] == pytest.approx(
         [arrays[1].item(), *sorted(np.array(arrays[3]), reverse=True)]

@@ -98,7 +98,7 @@ def test_a_long_text_is_known_to_be_long(made, name):
 
 
 @pytest.mark.parametrize("name", UNKNOWN)
-def test_nothing_is_noted_where_something_may_be_dropped(made, name):
+def test_no_bound_is_given_where_something_may_be_dropped(made, name):
     assert made[name].fewest_tokens("x" * 10**6) == 0
 
 
