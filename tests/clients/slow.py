@@ -16,6 +16,7 @@ from start_llm.app import App
 from start_llm.cli import main
 from start_llm.config.settings import Settings
 from start_llm.engine.resources import EngineResources
+from start_llm.ranks.leader import Leader
 from start_llm.telemetry.terminal import Terminal
 from tests.engine.harness import Wrapped
 
@@ -39,9 +40,9 @@ class Brake:
     def off(self, in_s: float = 0) -> None:
         self._until = time.monotonic() + in_s
 
-    def app(self, settings: Settings, terminal: Terminal) -> App:
+    def app(self, settings: Settings, terminal: Terminal, leader: Leader | None = None) -> App:
         """A server that has it."""
-        return _BrakedApp(self, settings, terminal)
+        return _BrakedApp(self, settings, terminal, leader)
 
     @property
     def _is_on(self) -> bool:
@@ -62,8 +63,8 @@ class Brake:
 
 
 class _BrakedApp(App):
-    def __init__(self, brake: Brake, settings: Settings, terminal: Terminal) -> None:
-        super().__init__(settings, terminal)
+    def __init__(self, brake: Brake, settings: Settings, terminal: Terminal, leader: Leader | None) -> None:
+        super().__init__(settings, terminal, leader)
         self._brake = brake
 
     def start(self) -> None:

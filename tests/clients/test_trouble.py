@@ -44,7 +44,9 @@ AT_FIRST = {"opencode": 2}
 RULES, FEW, NOTICED_S = 1500, 500, 12
 MAX_REQUESTS = 8
 ROOT = Path(__file__).resolve().parents[2]
-GIVE_UP = {(client, port) for client in ("claude", "pi", "codex", "opencode") for port in (8080, 4000)}
+GIVE_UP = {
+    (client, port) for client in ("claude", "pi", "codex", "opencode", "openclaw") for port in (8080, 4000)
+}
 """Clients that give up within five minutes without a sign of life of the server."""
 
 
