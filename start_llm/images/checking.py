@@ -10,7 +10,6 @@ import struct
 import threading
 import warnings
 import zlib
-from collections import OrderedDict
 from dataclasses import replace
 from importlib.util import find_spec
 
@@ -27,6 +26,7 @@ from PIL.WebPImagePlugin import WebPImageFile
 from start_llm.core.client_presence import held_in_turn
 from start_llm.core.images import Image
 from start_llm.core.limits import ImageLimits
+from start_llm.core.recently_used import RecentlyUsed
 from start_llm.images.problems import (
     could_not_process,
     has_another_format,
@@ -98,8 +98,7 @@ class ImageChecker:
         self.limits = limits
         self._formats = readable_formats() if formats is None else formats
         self._decoding = threading.BoundedSemaphore(_DECODED_AT_ONCE)
-        self._lock = threading.Lock()
-        self._sizes: OrderedDict[bytes, tuple[int, int]] = OrderedDict()
+        self._sizes = RecentlyUsed[bytes, tuple[int, int]](_MAX_KNOWN, lambda _: 1)
 
     def check(self, data: bytes) -> Image:
         """Return the image in a file. Its content decides what it is, not what the client calls it.
@@ -115,12 +114,11 @@ class ImageChecker:
         width, height = self._open(data).size
         self._require_size(width, height)
         image = Image(data, width, height)
-        with self._lock:
-            size = self._sizes.get(image.digest)
+        size = self._sizes.get(image.digest)
         if size is None:
             with held_in_turn(self._decoding):
                 size = self._decoded_size(data)
-            self._remember(image.digest, size)
+            self._sizes.put(image.digest, size)
         return image if size == (width, height) else replace(image, width=size[0], height=size[1])
 
     def _open(self, data: bytes) -> Pillow.Image:
@@ -158,9 +156,3 @@ class ImageChecker:
         except _DAMAGE as error:
             raise could_not_process(str(error) or type(error).__name__) from error
         return (height, width) if is_sideways else (width, height)
-
-    def _remember(self, digest: bytes, size: tuple[int, int]) -> None:
-        with self._lock:
-            self._sizes[digest] = size
-            while len(self._sizes) > _MAX_KNOWN:
-                self._sizes.popitem(last=False)

@@ -5,10 +5,10 @@ import socket
 import ssl
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
+from start_llm.core.recently_used import RecentlyUsed
 from start_llm.images.addresses import ImageAddress, Resolve, is_public, parse_address, resolve
 from start_llm.images.problems import could_not_fetch, has_too_many_bytes, is_bad_address
 
@@ -50,8 +50,7 @@ class ImageFetcher:
         self._max_bytes = max_bytes
         self._resolve = resolve
         self._connect = connect
-        self._kept: OrderedDict[tuple[bytes, str], bytes] = OrderedDict()
-        self._lock = threading.Lock()
+        self._kept = RecentlyUsed[tuple[bytes, str], bytes](max(_MAX_KEPT_BYTES, max_bytes), len)
 
     def fetch(self, url: str, tenant: bytes, deadline: float) -> bytes:
         """Return what is at a URL.
@@ -62,15 +61,10 @@ class ImageFetcher:
         Raises:
             ImageProblem: the URL is refused, or the server does not answer as it has to.
         """
-        with self._lock:
-            kept = self._kept.get((tenant, url))
-        if kept is not None:
-            return kept
-        data = self._fetched(parse_address(url), deadline)
-        with self._lock:
-            self._kept[tenant, url] = data
-            while sum(map(len, self._kept.values())) > max(_MAX_KEPT_BYTES, len(data)):
-                self._kept.popitem(last=False)
+        data = self._kept.get((tenant, url))
+        if data is None:
+            data = self._fetched(parse_address(url), deadline)
+            self._kept.put((tenant, url), data)
         return data
 
     def _fetched(self, place: ImageAddress, deadline: float) -> bytes:

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import hashlib
 import re
-import threading
 from array import array
-from collections import OrderedDict
 from collections.abc import Sequence
 from itertools import pairwise
 
 from start_llm.core.chat import Message
+from start_llm.core.recently_used import RecentlyUsed
 from start_llm.prompt.template import PromptTokenizer
 
 _NUMBER = re.compile(r"^ *(\d{1,9})(→|\t|:| ?\|)", re.MULTILINE)
@@ -33,37 +32,26 @@ class DraftTexts:
 
     def __init__(self, tokenizer: PromptTokenizer) -> None:
         self._tokenizer = tokenizer
-        self._known: OrderedDict[bytes, array[int] | None] = OrderedDict()
-        self._tokens = 0
-        self._lock = threading.Lock()
+        self._known = RecentlyUsed[bytes, array[int]](_MOST_TOKENS, _weight)
 
     def of(self, messages: Sequence[Message]) -> tuple[Sequence[int], ...]:
         """Return the tokens of the tool results that were written otherwise than they would be repeated."""
         written = (self._of(message.content) for message in messages if message.role == "tool")
-        return tuple(ids for ids in written if ids is not None)
+        return tuple(filter(None, written))
 
-    def _of(self, text: str) -> array[int] | None:
+    def _of(self, text: str) -> array[int]:
+        """Return the tokens of a result without its marks; none if it has none."""
         name = hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=16).digest()
-        with self._lock:
-            if name in self._known:
-                self._known.move_to_end(name)
-                return self._known[name]
-        plain = without_marks(text)
-        ids = None if plain is None else array("I", self._tokenizer.encode_continuation(plain))
-        with self._lock:
-            self._keep(name, ids)
+        ids = self._known.get(name)
+        if ids is None:
+            plain = without_marks(text)
+            ids = array("I", self._tokenizer.encode_continuation(plain) if plain else ())
+            self._known.put(name, ids)
         return ids
 
-    def _keep(self, name: bytes, ids: array[int] | None) -> None:
-        if name not in self._known:
-            self._known[name] = ids
-            self._tokens += _weight(ids)
-        while self._tokens > _MOST_TOKENS:
-            self._tokens -= _weight(self._known.popitem(last=False)[1])
 
-
-def _weight(ids: array[int] | None) -> int:
-    return 16 + (len(ids) if ids is not None else 0)
+def _weight(ids: array[int]) -> int:
+    return 16 + len(ids)
 
 
 def without_marks(text: str) -> str | None:
