@@ -8,13 +8,13 @@ from __future__ import annotations
 import io
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import takewhile
 
 from start_llm.audit.reply_message import message_from_events
 from start_llm.audit.requests import tool
 from start_llm.audit.subject import AuditedModel
 from start_llm.config.settings import Settings
 from start_llm.core.chat import ChatRequest, Json, Message, RequestOrigin, Thinking, ToolCall
+from start_llm.core.common_beginning import common_length
 from start_llm.core.engine_request import EngineRequest
 from start_llm.core.errors import InvalidRequest
 from start_llm.core.events import Event, Finished, Restored, Text, Usage
@@ -114,7 +114,7 @@ class _Talk:
         self._model = _ScriptedEngine(subject)
         self._service = _service(subject, self._model)
         self._request = replace(_ASKED, thinking=Thinking(on=thinks), conversation_id="audit")
-        self._sequences: list[Sequence[int]] = []
+        self._sequences: list[list[int]] = []
         self._unavoidable = self._computed = 0
         self._reasoning = "I think about it." if thinks and subject.family.reasoning else None
 
@@ -147,16 +147,12 @@ class _Talk:
         content = message.content if keeps_text or not calls else ""
         return replace(message, content=content, reasoning=self._reasoning, tool_calls=calls)
 
-    def _count(self, read: Sequence[int], written: Sequence[int]) -> None:
+    def _count(self, read: list[int], written: Sequence[int]) -> None:
         before = len(self._sequences[-1]) if self._sequences else 0
-        known = max((_shared(read, sequence) for sequence in self._sequences), default=0)
+        known = max((common_length(read, sequence) for sequence in self._sequences), default=0)
         self._unavoidable += max(len(read) - before, 0)
         self._computed += len(read) - known
         self._sequences.append([*read, *written])
-
-
-def _shared(tokens: Sequence[int], other: Sequence[int]) -> int:
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(tokens, other, strict=False)))
 
 
 def _next(reply: Message) -> tuple[Message, ...]:

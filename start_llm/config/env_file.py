@@ -8,6 +8,7 @@ from typing import NamedTuple
 from dotenv import dotenv_values
 from dotenv.parser import parse_stream
 
+from start_llm.core.common_beginning import common_length
 from start_llm.core.errors import SettingsError
 
 _LEAST_LETTERS = 4
@@ -88,10 +89,7 @@ def _is_slip(written: str, meant: str) -> bool:
     written = written.upper()
     if len(meant) < _LEAST_LETTERS or abs(len(written) - len(meant)) > 1:
         return False
-    pairs = enumerate(zip(written, meant, strict=False))
-    start = next(
-        (place for place, (letter, other) in pairs if letter != other), min(len(written), len(meant))
-    )
+    start = common_length(written, meant)
     rest, other = written[start:], meant[start:]
     swapped = rest[1:2] + rest[:1] + rest[2:]
     return other in (rest[1:], swapped) or rest == other[1:] or rest[1:] == other[1:]

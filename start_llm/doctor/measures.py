@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import statistics
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from start_llm.core.common_beginning import common_length
 from start_llm.doctor.findings import Finding
 from start_llm.doctor.network import AGAINST_THE_END, Network
 from start_llm.doctor.server import ExaminedServer, TimedAnswer
@@ -85,7 +86,7 @@ class _GrowingChat:
         """Ask something else; the conversation does not go on with it."""
         ours, theirs = self.server.tokens(messages), self.server.tokens(self.messages)
         answer = self.server.chat(messages, _REPLY_TOKENS)
-        return ReuseShape(name, max(len(ours) - _common(ours, theirs), 1), answer)
+        return ReuseShape(name, max(len(ours) - common_length(ours, theirs), 1), answer)
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,14 +145,6 @@ def _rules_in(server: ExaminedServer, tokens: int) -> str:
 
 def _rules_of(words: int) -> Message:
     return {"role": "user", "content": prose("rules of the house", words)}
-
-
-def _common(ours: Sequence[int], theirs: Sequence[int]) -> int:
-    """Return the length of the common beginning."""
-    pairs = zip(ours, theirs, strict=False)
-    return next(
-        (place for place, (own, other) in enumerate(pairs) if own != other), min(len(ours), len(theirs))
-    )
 
 
 def prompt_length(server: ExaminedServer, seconds: float) -> int:

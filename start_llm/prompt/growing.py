@@ -7,18 +7,18 @@ differs, everything after it has moved by the same number of characters.
 """
 
 import threading
-from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from start_llm.core.common_beginning import common_length
 from start_llm.core.errors import InvalidRequest
 from start_llm.prompt.boundaries import MARKINGS, Marking, MessageEnd, Render, Rendered, TurnClosers, locate
 
 _MAX_CONVERSATIONS = 16
 _MAX_CHARACTERS = 16 * 2**20
-_CHARACTERS, _MESSAGES = 4096, 64
-"""Numbers of items that are compared at once."""
+_CHARACTERS = 4096
+"""Characters that are compared at once."""
 _WORTH = 32
 """Minimum number of messages that are spared a second rendering: below it this does not pay."""
 
@@ -33,7 +33,6 @@ class _KnownPrefix(NamedTuple):
     """A part of a conversation that a known one has too: its beginning, or what follows its first question.
 
     Attributes:
-        known: the known conversation.
         places: ends of the part's messages, as offsets in the new conversation.
         is_whole: the part holds all messages of the known conversation.
     """
@@ -164,7 +163,7 @@ def _of_same_text(prompt: _GrownPrompt, rendered: Rendered, asked: MessageEnd | 
     )
     if known is None:
         return _KnownPrefix(prompt, (), is_whole=False)
-    same = _common(prompt.rendered.text[known:], rendered.text[start:], _CHARACTERS)
+    same = common_length(prompt.rendered.text[known:], rendered.text[start:], _CHARACTERS)
     places = [place for place in prompt.places if known < place.offset <= known + same]
     return _KnownPrefix(
         prompt, [MessageEnd(place.message, place.offset - known + start) for place in places], is_whole=False
@@ -184,21 +183,12 @@ def _of_same_messages(
         return None
     was = begun.known.rendered
     same = min(
-        _common(was.messages[first:], rendered.messages[first:], _MESSAGES),
-        _common(was.lasts[first:], rendered.lasts[first:], _MESSAGES),
+        common_length(was.messages[first:], rendered.messages[first:]),
+        common_length(was.lasts[first:], rendered.lasts[first:]),
     )
     last = rendered.lasts[first + same - 1] if same else -1
     places = [*places, *(place for place in begun.places[:-1] if place.message < last)]
     return _KnownPrefix(begun.known, places, is_whole=first + same == len(was.messages)) if places else None
-
-
-def _common[T](left: Sequence[T], right: Sequence[T], step: int) -> int:
-    """Return the number of equal items at the beginning: compare steps, then bisect the unequal one."""
-    whole = min(len(left), len(right))
-    parted = (at for at in range(0, whole, step) if left[at : at + step] != right[at : at + step])
-    at = next(parted, whole)
-    rest = range(1, min(step, whole - at) + 1)
-    return at + bisect_left(rest, True, key=lambda count: left[at : at + count] != right[at : at + count])
 
 
 def _asked(rendered: Rendered) -> int:

@@ -4,10 +4,10 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import datetime
-from itertools import takewhile
 
 from start_llm.core.canonical import reasoning_digest
 from start_llm.core.chat import ChatRequest, GenerationRequest, KeptPlace, Message, TextRequest
+from start_llm.core.common_beginning import common_length
 from start_llm.core.errors import ContextOverflow, InvalidRequest
 from start_llm.core.family import Family
 from start_llm.core.images import ImageRun, hide_images
@@ -35,10 +35,6 @@ _LARGE = 2**18
 type RefuseBeyondDoubt = Callable[[str, str], None]
 """Raises `ContextOverflow` if the length of a text proves that its prompt does not fit. The second argument
 is the field that it comes from."""
-
-
-def _any_length(text: str, param: str) -> None:
-    del text, param
 
 
 class Preparer:
@@ -74,7 +70,7 @@ class Preparer:
         self._tools = ToolForms(tokenizer, self.facts)
 
     def prepare(
-        self, request: GenerationRequest, refuse_beyond_doubt: RefuseBeyondDoubt = _any_length
+        self, request: GenerationRequest, refuse_beyond_doubt: RefuseBeyondDoubt = lambda _text, _param: None
     ) -> Prompt:
         """Render and tokenise a request.
 
@@ -177,12 +173,12 @@ class Preparer:
         return tuple(KeptPrefix(tokens_before(message, place), place.seconds) for message, place in marked)
 
     def _tokens_alike(
-        self, text: RenderedText, offset: int, runs: Mapping[bytes, ImageRun], ids: Sequence[int]
+        self, text: RenderedText, offset: int, runs: Mapping[bytes, ImageRun], ids: tuple[int, ...]
     ) -> int:
         """Return how many of a text's tokens do not depend on what follows its first `offset` characters."""
         cuts = [place.offset for place in text.places if place.offset <= offset]
         alone = self._encoded(text.whole[:offset], cuts, runs).ids
-        return sum(1 for _ in takewhile(_are_equal, zip(alone, ids, strict=False)))
+        return common_length(alone, ids)
 
     def _encoded(self, text: str, cuts: Sequence[int], runs: Mapping[bytes, ImageRun]) -> Encoded:
         broken = self._client_marks.broken(text, cuts)
@@ -229,10 +225,6 @@ def _going_on(prompt: Prompt, reply: Message) -> Prompt:
         thinking=False,
         begun_reply=reply,
     )
-
-
-def _are_equal(pair: tuple[int, int]) -> bool:
-    return pair[0] == pair[1]
 
 
 def _tokens(ids: tuple[int, ...], param: str) -> ModelTokens:

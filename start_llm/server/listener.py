@@ -46,10 +46,6 @@ _NO_ROOM_BODY = (
 )
 
 
-def _shown_nowhere(refusal: Refusal) -> None:
-    del refusal
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerContext:
     """Everything that handlers need to answer requests.
@@ -71,7 +67,7 @@ class ServerContext:
     adapter_root: Path | None = None
     prometheus: ServerMetrics = field(default_factory=ServerMetrics)
     activity: Activity = field(default_factory=Activity)
-    show_refusal: Callable[[Refusal], None] = _shown_nowhere
+    show_refusal: Callable[[Refusal], None] = lambda _: None
     machine: ServingMachine = field(default_factory=ServingMachine)
 
     @property

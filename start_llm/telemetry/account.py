@@ -14,11 +14,6 @@ from start_llm.telemetry.terminal import Terminal
 from start_llm.telemetry.trace import Texts, Trace
 
 
-def _nowhere(tenant: bytes, count: int) -> None:
-    """Count nothing."""
-    del tenant, count
-
-
 @dataclass(frozen=True, slots=True)
 class Reports:
     """The receivers of reports.
@@ -36,7 +31,7 @@ class Reports:
     observer: RequestObserver = field(default_factory=lambda: ServerMetrics().observer(""))
     shows_images: bool = False
     activity: Activity = field(default_factory=Activity)
-    note_tokens: Callable[[bytes, int], None] = _nowhere
+    note_tokens: Callable[[bytes, int], None] = lambda _tenant, _count: None
 
 
 type Explain = Callable[[Restored], Explanation]
