@@ -1,7 +1,7 @@
 """Find markers in text that arrives in pieces."""
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 
 
@@ -27,7 +27,7 @@ def first_marker(text: str, markers: Sequence[str], *, goes_on: bool = True) -> 
     Args:
         goes_on: more text may follow. None then, too, while the marker may become a longer one.
     """
-    match = _any_of(tuple(markers)).search(text)
+    match = any_of(tuple(markers)).search(text)
     if match is None:
         return None
     rest = text[match.start() :]
@@ -36,10 +36,6 @@ def first_marker(text: str, markers: Sequence[str], *, goes_on: bool = True) -> 
 
 
 @lru_cache(maxsize=64)
-def _any_of(markers: tuple[str, ...]) -> re.Pattern[str]:
-    return re.compile(_alternatives(markers))
-
-
-def _alternatives(texts: Collection[str]) -> str:
+def any_of(texts: tuple[str, ...]) -> re.Pattern[str]:
     """Return a pattern for these texts, the longest first; it matches nothing if there are none."""
-    return "|".join(re.escape(text) for text in sorted(texts, key=len, reverse=True)) or r"(?!)"
+    return re.compile("|".join(map(re.escape, sorted(texts, key=len, reverse=True))) or r"(?!)")

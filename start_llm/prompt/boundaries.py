@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, cast
 
 from start_llm.core.chat import Json
 from start_llm.core.errors import InvalidRequest
+from start_llm.core.markers import any_of
 from start_llm.prompt.template import TemplateMessage
 
 RARE = range(0x10600, 0x10737)
@@ -44,12 +45,7 @@ class TurnClosers:
 
     @classmethod
     def of(cls, added: Sequence[str], of_assistant: frozenset[str]) -> TurnClosers:
-        return cls(_any_of(added), _any_of(sorted(of_assistant)))
-
-
-def _any_of(texts: Sequence[str]) -> re.Pattern[str]:
-    ordered = sorted(texts, key=len, reverse=True)
-    return re.compile("|".join(map(re.escape, ordered)) or r"(?!)")
+        return cls(any_of(tuple(added)), any_of(tuple(sorted(of_assistant))))
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +55,6 @@ class Rendered:
     Attributes:
         messages: the messages as the template got them.
         lasts: for each message the index of the last request message that it holds a part of.
-        text: the whole text.
         tail: character offset at which the generation prompt begins.
     """
 

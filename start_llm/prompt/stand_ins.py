@@ -4,7 +4,6 @@ A template that cuts an answer at a mark of reasoning does so even if the answer
 template that shows no text beside calls still shows the calls: the text is inserted where the model wrote it.
 """
 
-import re
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from typing import cast
 
 from start_llm.core.chat import Json
 from start_llm.core.family import ReasoningMarks
+from start_llm.core.markers import any_of
 
 _WORD = f"standin{secrets.token_hex(16)}"
 """Random in each process and in no prompt, so no text can contain it."""
@@ -70,8 +70,7 @@ class StandIns:
         if self.inline and text.lstrip().startswith(self.inline.opening) and self.inline.closing in text:
             start = text.find(self.inline.closing) + len(self.inline.closing)
         words = {mark: f"{_WORD}q{number}x" for number, mark in enumerate(self.quoted)}
-        longest_first = sorted(map(re.escape, self.quoted), key=len, reverse=True)
-        return text[:start] + re.sub("|".join(longest_first), lambda mark: words[mark[0]], text[start:])
+        return text[:start] + any_of(self.quoted).sub(lambda mark: words[mark[0]], text[start:])
 
     def _restored(self, rendering: str, texts: Mapping[int, str]) -> str:
         """Restore the originals.

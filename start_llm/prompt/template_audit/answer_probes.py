@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from start_llm.core.family import Family
-from start_llm.prompt.boundaries import TurnClosers
 from start_llm.prompt.template import TemplateMessage
 from start_llm.prompt.template_audit.call_probes import samples_for
 from start_llm.prompt.template_audit.facts import TemplateFacts
@@ -37,12 +36,11 @@ def _marks(probe: TemplateProbe, facts: TemplateFacts, family: Family) -> list[s
     """Return the marks of reasoning and the added tokens that the template writes."""
     samples, key = samples_for(facts), facts.reasoning_key
     reasoning: TemplateMessage = {key: "probethought"} if key else {}
-    added = TurnClosers.of(probe.tokenizer.added_tokens, frozenset()).added
     talks = ((USER, REPLY | reasoning, NEXT), (USER, samples.calling() | reasoning, samples.result()))
     shown = [
         mark
         for talk in talks
-        for mark in added.findall(probe.text(*talk, tools=(TOOL,), add_generation_prompt=True))
+        for mark in probe.added.findall(probe.text(*talk, tools=(TOOL,), add_generation_prompt=True))
     ]
     reasoning_texts = (family.reasoning.opening, family.reasoning.closing) if family.reasoning else ()
     return [mark for mark in dict.fromkeys((*reasoning_texts, *shown)) if not mark.isspace()]

@@ -5,7 +5,6 @@ from dataclasses import replace
 
 from start_llm.core.chat import Json
 from start_llm.core.family import Family
-from start_llm.prompt.boundaries import TurnClosers
 from start_llm.prompt.template import TemplateMessage, TemplateTokenizer
 from start_llm.prompt.template_audit.answer_probes import answer_facts
 from start_llm.prompt.template_audit.call_probes import (
@@ -136,8 +135,7 @@ def _reasoning_facts(probe: TemplateProbe, facts: TemplateFacts) -> TemplateFact
     samples = samples_for(facts)
     reasoning = ReasoningFacts(probe, samples.calling(), samples.result())
     facts = reasoning.facts(facts)
-    added = TurnClosers.of(probe.tokenizer.added_tokens, frozenset()).added
-    return OptionProbes(probe, reasoning.talks(facts), added).facts(facts)
+    return OptionProbes(probe, reasoning.talks(facts)).facts(facts)
 
 
 # ------------------------------------------------------------------------------------------------- boundaries
@@ -168,20 +166,20 @@ def _lead(probe: TemplateProbe) -> str:
 def _closers(probe: TemplateProbe) -> frozenset[str]:
     """Return the eos texts; if none follows a reply in the history, also the added token that does."""
     text = probe.text(USER, REPLY, NEXT) or probe.text(USER, REPLY)
-    added = TurnClosers.of(probe.tokenizer.added_tokens, frozenset()).added
-    after = added.findall(text.partition("probereply")[2].partition("probesecond")[0])
+    after = probe.added.findall(text.partition("probereply")[2].partition("probesecond")[0])
     ends = probe.tokenizer.end_texts & frozenset(probe.tokenizer.added_tokens)
     return ends if ends.intersection(after) else ends.union(after[:1])
 
 
 def _can_be_cut(probe: TemplateProbe) -> bool:
     """Return whether text cut before added tokens tokenises like the whole, also at awkward cuts."""
-    added = TurnClosers.of(probe.tokenizer.added_tokens, frozenset()).added
     awkward: list[TemplateMessage] = [
         {"role": "user", "content": content} for content in ("  Über \n\n", "日本 ", "a\t", " .", "\n", "1 ")
     ]
     texts = [probe.text(*awkward), *(probe.text(message, REPLY, message) for message in awkward)]
-    return all(_pieces(probe, text, [match.start() for match in added.finditer(text)]) for text in texts)
+    return all(
+        _pieces(probe, text, [match.start() for match in probe.added.finditer(text)]) for text in texts
+    )
 
 
 def _pieces(probe: TemplateProbe, text: str, cuts: Sequence[int]) -> bool:

@@ -2,11 +2,11 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import product, takewhile
+from itertools import product
 
 from start_llm.core.chat import Json
+from start_llm.core.common_beginning import common_length
 from start_llm.core.family import CallIds, Family
-from start_llm.prompt.boundaries import TurnClosers
 from start_llm.prompt.stand_ins import StandIns
 from start_llm.prompt.template import TemplateMessage
 from start_llm.prompt.template_audit.facts import HiddenByReasoning, TemplateFacts, TextBesideCalls
@@ -210,19 +210,17 @@ def _call_head(probe: TemplateProbe, samples: Samples) -> str:
     calls = between(
         probe.text(USER, samples.calling(), samples.result(), tools=(TOOL,)), "probefirst", "probetool"
     )
-    same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(answer, calls, strict=False)))
-    return calls[same:]
+    return calls[common_length(answer, calls) :]
 
 
 def _stays_in_its_turn(probe: TemplateProbe, samples: Samples) -> bool:
     """Return whether a call after a text begins with the same marks as a second text would."""
-    added = TurnClosers.of(probe.tokenizer.added_tokens, frozenset()).added
     text: TemplateMessage = {"role": "assistant", "content": "probetext"}
     second = between(probe.text(USER, text, REPLY, NEXT, tools=(TOOL,)), "probetext", "probereply")
     calls = between(
         probe.text(USER, text, samples.calling(), samples.result(), tools=(TOOL,)), "probetext", "probetool"
     )
-    usual, marks = added.findall(second)[:2], added.findall(calls)
+    usual, marks = probe.added.findall(second)[:2], probe.added.findall(calls)
     return marks[: len(usual)] == usual
 
 

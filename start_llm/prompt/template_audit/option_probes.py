@@ -5,7 +5,7 @@ option is part of the conversation's root: with another value it is another conv
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
@@ -27,19 +27,18 @@ class OptionProbes:
 
     Attributes:
         talks: conversations whose words begin with `probe`.
-        added: matches the added tokens, which end what a message says.
     """
 
     probe: TemplateProbe
     talks: Sequence[_Talk]
-    added: re.Pattern[str]
 
     def facts(self, facts: TemplateFacts) -> TemplateFacts:
         """Add the options that were tried, and those that change the generation prompt alone."""
         tried = _tried(facts)
         combinations = [*product(*tried.values())]
         inside: set[str] = set()
-        for talk, tools in product(self._with_system(), ((), (TOOL,))):
+        talks = [(*lead, *talk) for talk in self.talks for lead in ((), (SYSTEM,))]
+        for talk, tools in product(talks, ((), (TOOL,))):
             texts = {
                 values: self._in_front(talk, tools, _options_of(tried, values)) for values in combinations
             }
@@ -50,16 +49,11 @@ class OptionProbes:
             generation_prompt_options=_of_requests(facts) & (tried.keys() - inside),
         )
 
-    def _with_system(self) -> Iterator[_Talk]:
-        for talk in self.talks:
-            yield talk
-            yield (SYSTEM, *talk)
-
     def _in_front(self, talk: _Talk, tools: Sequence[Mapping[str, Json]], options: Mapping[str, Json]) -> str:
         """Return the prompt up to the end of the last message; empty if the template refuses."""
         text = self.probe.text(*talk, tools=tools, options=options, add_generation_prompt=True)
         last = max((match.end() for match in _WORD.finditer(text)), default=0)
-        closer = self.added.search(text, last)
+        closer = self.probe.added.search(text, last)  # an added token ends what a message says
         return text[: closer.start()] if closer else text
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from start_llm.core.chat import Json
 from start_llm.core.errors import InvalidRequest
 from start_llm.core.family import CallIds
+from start_llm.core.markers import any_of
 from start_llm.prompt.stand_ins import NO_STAND_INS, StandIns
 from start_llm.prompt.template import Rendering, TemplateMessage, TemplateTokenizer
 
@@ -63,6 +65,11 @@ class TemplateProbe:
             probe = listing if listing.text(USER) else probe
         taken = all(probe.text(SYSTEM, USER, tools=tools) for tools in ((), (TOOL,)))
         return replace(probe, leads=((), (SYSTEM,))) if taken else probe
+
+    @property
+    def added(self) -> re.Pattern[str]:
+        """Matches the added tokens."""
+        return any_of(tuple(self.tokenizer.added_tokens))
 
     def text(
         self,
