@@ -17,16 +17,12 @@ from start_llm.formats.writing.call_text import CallText
 from start_llm.formats.writing.gemma_arguments import GemmaArguments
 
 _QUOTE = '<|"|>'
-_REASONING = replace(
-    unmistakable("<|channel>thought", "<channel|>", cut="\n<channel|>"),
-    label="thought",
-)
 
 GEMMA4 = ModelFormat(
     name="gemma4",
     marks=("<|channel>", "<|tool_call>"),
     types=("gemma4",),
-    reasoning=_REASONING,
+    reasoning=replace(unmistakable("<|channel>thought", "<channel|>", cut="\n<channel|>"), label="thought"),
     notations=(
         Notation(
             name="gemma4",

@@ -23,7 +23,6 @@ from start_llm.formats.reasoning_marks import unmistakable
 from start_llm.formats.writing.arguments import TaggedArguments
 from start_llm.formats.writing.call_text import CallText
 
-_REASONING = unmistakable("<ifm|think>", "</ifm|think>")
 _BLOCK, _BLOCK_END = "<ifm|tool_calls>", "</ifm|tool_calls>"
 _CALL, _CALL_END = "<ifm|tool_call>", "</ifm|tool_call>"
 _OPENERS = (_BLOCK, _CALL)
@@ -51,7 +50,7 @@ K2_HORIZON = ModelFormat(
     name="k2_horizon",
     marks=_OPENERS,
     types=("k2_horizon",),
-    reasoning=_REASONING,
+    reasoning=unmistakable("<ifm|think>", "</ifm|think>"),
     notations=(
         Notation(
             name="k2_horizon",

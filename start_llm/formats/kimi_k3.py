@@ -16,7 +16,6 @@ from start_llm.formats.reasoning_marks import unmistakable
 from start_llm.formats.writing.arguments import TaggedArguments
 from start_llm.formats.writing.call_text import CallText
 
-_REASONING = unmistakable("<|open|>think<|sep|>", "<|close|>think<|sep|>")
 _OPENER, _BLOCK_END = "<|open|>tools<|sep|>", "<|close|>tools<|sep|>"
 _CALL, _CALL_END = "<|open|>call", "<|close|>call<|sep|>"
 _OPENERS = (_OPENER, _CALL)
@@ -74,7 +73,7 @@ KIMI_K3 = ModelFormat(
     name="kimi_k3",
     marks=("<|open|>",),
     types=("kimi_k3",),
-    reasoning=_REASONING,
+    reasoning=unmistakable("<|open|>think<|sep|>", "<|close|>think<|sep|>"),
     answer_marks=(_ANSWER, _ANSWER_END, _MESSAGE_END),
     around_answer=((_ANSWER, _ANSWER_END + _MESSAGE_END),),
     reply_end=_MESSAGE_END,

@@ -18,7 +18,6 @@ from start_llm.formats.reasoning_marks import unmistakable
 from start_llm.formats.writing.arguments import TaggedArguments
 from start_llm.formats.writing.call_text import CallText
 
-_REASONING = unmistakable("<longcat_think>", "</longcat_think>", cut="\n</longcat_think>\n")
 _OPENER, _END = "<longcat_tool_call>", "</longcat_tool_call>"
 _KEY = "<longcat_arg_key>"
 _OBJECTS = Objects(
@@ -31,7 +30,7 @@ LONGCAT = ModelFormat(
     name="longcat",
     marks=(_OPENER,),
     types=("longcat",),
-    reasoning=_REASONING,
+    reasoning=unmistakable("<longcat_think>", "</longcat_think>", cut="\n</longcat_think>\n"),
     notations=(
         Notation(
             name="longcat",

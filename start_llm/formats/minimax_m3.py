@@ -17,7 +17,6 @@ from start_llm.formats.reasoning_marks import unmistakable
 from start_llm.formats.writing.call_text import CallText
 from start_llm.formats.writing.nested_arguments import NestedArguments
 
-_REASONING = unmistakable("<mm:think>", "</mm:think>")
 _MARK = "]<]minimax[>["
 _OPENER, _END = f"{_MARK}<tool_call>", f"{_MARK}</tool_call>"
 _TAG = regex.escape(_MARK, literal_spaces=True)
@@ -38,7 +37,7 @@ MINIMAX_M3 = ModelFormat(
     name="minimax_m3",
     marks=(_MARK,),
     types=("minimax_m3",),
-    reasoning=_REASONING,
+    reasoning=unmistakable("<mm:think>", "</mm:think>"),
     notations=(
         Notation(
             name="minimax_m3",

@@ -13,7 +13,6 @@ from start_llm.formats.reading.lists import list_end
 from start_llm.formats.reasoning_marks import unmistakable
 from start_llm.formats.writing.call_text import CallText
 
-_REASONING = unmistakable("[THINK]", "[/THINK]")
 _OPENER = "[TOOL_CALLS]"
 _LIST = Objects(
     head=r"(?:\s{0,64}[\[,])?\s{0,64}(?=\{)",
@@ -28,7 +27,7 @@ MISTRAL = ModelFormat(
     name="mistral",
     marks=(_OPENER,),
     types=("mistral", "ministral"),
-    reasoning=_REASONING,
+    reasoning=unmistakable("[THINK]", "[/THINK]"),
     call_ids="nine",
     notations=(
         Notation(

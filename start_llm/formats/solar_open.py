@@ -11,8 +11,6 @@ from start_llm.formats.reading.json_calls import ObjectReader, Objects
 from start_llm.formats.reasoning_marks import unmistakable
 from start_llm.formats.writing.call_text import CallText
 
-_NEXT_MESSAGE = "<|end|><|begin|>assistant"
-_REASONING = unmistakable("<|think|>", _NEXT_MESSAGE)
 _OPENER, _BEGIN = "<|tool_calls|>", "<|tool_call:begin|>"
 _NAME, _ARGUMENTS, _END = "<|tool_call:name|>", "<|tool_call:args|>", "<|tool_call:end|>"
 _AFTER = r"(?:\s{0,64}<\|tool_call:end\|>)?\s{0,64}"
@@ -27,7 +25,7 @@ SOLAR_OPEN = ModelFormat(
     name="solar_open",
     marks=(_BEGIN,),
     types=("solar_open",),
-    reasoning=_REASONING,
+    reasoning=unmistakable("<|think|>", "<|end|><|begin|>assistant"),
     answer_marks=("<|content|>", "<|end|>"),
     notations=(
         Notation(

@@ -5,7 +5,7 @@ import regex
 from start_llm.core.chat import Json
 from start_llm.formats.reading.cursor import Cursor
 from start_llm.formats.reading.json_text import parsed, written
-from start_llm.formats.reading.literals import literal_text
+from start_llm.formats.reading.literals import CONSTANTS, unescaped
 
 _DEEPEST = 64
 _COMMENTS = regex.compile(r"(?:\s*+(?://[^\n]*+|/\*.*?\*/))*+", regex.DOTALL)
@@ -15,9 +15,6 @@ _NOTHING = regex.compile(r"\s*+\Z")
 _KEY = regex.compile(r"\s*+([A-Za-z_]\w*+)(?=\s*+:)")
 _WORD = regex.compile(r"\s*+([\w.+\-]++)")
 _NUMBER = regex.compile(r"-?(?:\d++(?:\.\d++)?(?:[eE][+\-]?\d++)?|Infinity|NaN)")
-_CONSTANTS: dict[str, Json] = {
-    "True": True, "False": False, "None": None, "true": True, "false": False, "null": None,
-}  # fmt: skip
 _ESCAPE = regex.compile(r"\\(u[\da-fA-F]{4}|.)", regex.DOTALL)
 _LETTERS = '"\\/bfnrt'
 _DRIVE = regex.compile(r"[A-Za-z]:\\(?!\\)|\\\\(?!\\)[\w.\-]+\\(?!\\)")
@@ -90,14 +87,14 @@ class _Almost(Cursor):
         if text := self.take(_TEXT):
             return _unescaped(text[1])
         quoted = self.take(_QUOTED)
-        return literal_text(quoted[1]) if quoted else None
+        return unescaped(quoted[1][1:-1]) if quoted else None
 
     def _constant(self) -> Json:
         word = self.take(_WORD)
         if word is None:
             raise ValueError("a value is missing")
-        if word[1] in _CONSTANTS:
-            return _CONSTANTS[word[1]]
+        if word[1] in CONSTANTS:
+            return CONSTANTS[word[1]]
         if not _NUMBER.fullmatch(word[1]):
             raise ValueError(f"{word[1]!r} is no value")
         try:

@@ -3,7 +3,7 @@
 What is almost in this notation is read too, where it can mean only one thing.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import cache, partial
 from typing import NamedTuple
 
@@ -15,14 +15,12 @@ from start_llm.formats.reading.block import compiled
 from start_llm.formats.reading.cursor import Cursor
 from start_llm.formats.reading.json_calls import STEPS, Objects, ParsedCall, TypedObjectReader, depth_after
 from start_llm.formats.reading.json_text import parsed, written
+from start_llm.formats.reading.literals import CONSTANTS
 from start_llm.formats.reading.parts import Part
 from start_llm.formats.reading.schema import Tools, is_text
 
 _LITERAL = regex.compile(r"\s*(\"(?:[^\"\\]|\\.)*+\"|[^\s,{}\[\]<>]+)")
 _WORDS = regex.compile(r"\s*(?!NaN\b|Infinity\b)([^\W\d_][^,{}\[\]<>:\"]*+)(?=[,}\]])")
-_CONSTANTS: Mapping[str, Json] = {
-    "true": True, "false": False, "null": None, "True": True, "False": False, "None": None,
-}  # fmt: skip
 
 
 class _Patterns(NamedTuple):
@@ -108,7 +106,7 @@ class GemmaValues(Cursor):
             return quoted[1]
         if words := self.take(_WORDS):  # a text without quotes, which small models forget
             text = words[1].rstrip()
-            return _CONSTANTS.get(text, text)
+            return CONSTANTS.get(text, text)
         literal = self.take(_LITERAL)
         if literal is None:
             raise ValueError("a value is missing")

@@ -1,77 +1,89 @@
-"""Parses arrays and objects in Python's notation: `{'a': [True, None]}`."""
+"""Parses literals in Python's notation: `{'a': [True, None]}`."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 
 import regex
 
 from start_llm.core.chat import Json
-from start_llm.formats.reading.json_text import parsed, written
+from start_llm.formats.reading.cursor import Cursor
+from start_llm.formats.reading.json_text import parsed
 
 _DEEPEST = 64
-_TOKEN = regex.compile(
-    r"""(?P<text>'(?:[^'\\]|\\.)*+'|"(?:[^"\\]|\\.)*+")|(?P<name>\b(?:True|False|None)\b)"""
-    r"""|(?P<comma>,\s*+(?=[\]}]))|(?P<other>[^'"])""",
+_TEXT = regex.compile(
+    r'''\s*+(?:"""(?P<text>(?:[^"\\]++|\\.|"(?!""))*+)"""|\'{3}(?P<text>(?:[^'\\]++|\\.|'(?!''))*+)\'{3}'''
+    r"""|"(?P<text>(?:[^"\\]++|\\.)*+)"|'(?P<text>(?:[^'\\]++|\\.)*+)')""",
     regex.DOTALL,
 )
+_WORD = regex.compile(r"\s*+([\w.+\-]++)")
+_ZEROS = regex.compile(r"^(-?)0+(?=\d)")
+"""Zeros before a number, which models write as in dates. Neither Python nor JSON allows them."""
 _ESCAPE = regex.compile(
     r"\\(?:x([\da-fA-F]{2})|u([\da-fA-F]{4})|U(00(?:0[\da-fA-F]|10)[\da-fA-F]{4})|(?P<letter>.))",
     regex.DOTALL,
 )
-_NAMES: Mapping[str, str] = {"True": "true", "False": "false", "None": "null"}
+CONSTANTS: Mapping[str, Json] = {
+    "True": True, "False": False, "None": None, "true": True, "false": False, "null": None,
+}  # fmt: skip
+"""As Python and as JSON write them: models mix the two."""
 _LETTERS: Mapping[str, str] = {"n": "\n", "r": "\r", "t": "\t", "\\": "\\", "'": "'", '"': '"'}
 
 
 def literal(text: str) -> Json:
-    """Parse an array or an object in Python's notation.
+    """Parse a literal.
 
     Raises:
-        ValueError: the text is neither, or is nested more than 64 levels deep.
+        ValueError: the text is none, or a value stands in more than 64 others.
     """
-    tokens = list(_tokens(text))
-    if _depth(tokens) > _DEEPEST:
-        raise ValueError("the value is nested too deeply")
-    return parsed("".join(tokens))
+    cursor = Literals(text)
+    value = cursor.value(_DEEPEST + 1)
+    if cursor.rest.strip():
+        raise ValueError("something follows the value")
+    return value
 
 
-def literal_text(quoted: str) -> str:
+def unescaped(text: str) -> str:
     """Return what a text between Python's quotes says."""
-    return _ESCAPE.sub(_unescaped, quoted[1:-1])
+    return joined(_ESCAPE.sub(_character, text))
 
 
-def _tokens(text: str) -> Iterator[str]:
-    """Yield the same value in JSON, token by token."""
-    place = 0
-    while place < len(text):
-        token = _TOKEN.match(text, place)
-        if token is None:
-            raise ValueError("a text has no end")
-        place = token.end()
-        yield _as_json(token)
+def joined(text: str) -> str:
+    """Join surrogate pairs, which JSON escapes one by one."""
+    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "surrogatepass")
 
 
-def _as_json(token: regex.Match[str]) -> str:
-    match token.lastgroup:
-        case "text":
-            return written(literal_text(token[0]))
-        case "name":
-            return _NAMES[token[0]]
-        case "comma":
-            return ""
-        case _:
-            return token[0]
-
-
-def _unescaped(escape: regex.Match[str]) -> str:
+def _character(escape: regex.Match[str]) -> str:
     letter = escape["letter"]
     if letter is None:
         return chr(int(escape[0][2:], base=16))
     return _LETTERS.get(letter, escape[0])
 
 
-def _depth(tokens: Iterable[str]) -> int:
-    """Return the largest bracket depth. Tokens that are strings begin with a quote."""
-    depth = deepest = 0
-    for token in tokens:
-        depth += (token in ("[", "{")) - (token in ("]", "}"))
-        deepest = max(deepest, depth)
-    return deepest
+class Literals(Cursor):
+    """Takes literals from the front of a text."""
+
+    def value(self, depth: int = _DEEPEST) -> Json:
+        """Take a literal that has at most `depth` levels, of which a number or a text is one."""
+        if depth == 0:
+            raise ValueError("a value is nested too deeply")
+        if self.takes("["):
+            return self.items("]", lambda: self.value(depth - 1))
+        if self.takes("{"):
+            return dict(self.items("}", lambda: self._member(depth - 1)))
+        text = self.take(_TEXT)
+        return self._constant() if text is None else self.unescape(text["text"])
+
+    def unescape(self, text: str) -> str:
+        return unescaped(text)
+
+    def _member(self, depth: int) -> tuple[str, Json]:
+        key = self.take(_TEXT)
+        if key is None:
+            raise ValueError("a member has no name")
+        self.need(":")
+        return self.unescape(key["text"]), self.value(depth)
+
+    def _constant(self) -> Json:
+        word = self.take(_WORD)
+        if word is None:
+            raise ValueError("a value is missing")
+        return CONSTANTS[word[1]] if word[1] in CONSTANTS else parsed(_ZEROS.sub(r"\1", word[1]))

@@ -9,13 +9,12 @@ from collections.abc import Mapping, Sequence
 import regex
 
 from start_llm.core.chat import Json
-from start_llm.formats.reading.cursor import Cursor
 from start_llm.formats.reading.json_calls import Objects, ParsedCall, TypedObjectReader
-from start_llm.formats.reading.json_text import parsed, written
+from start_llm.formats.reading.json_text import written
 from start_llm.formats.reading.lists import SPACE, list_end
+from start_llm.formats.reading.literals import Literals, joined
 
 KEY = r"[\w.\-]{1,256}"
-_DEEPEST = 64
 _NAME = rf"(?P<name>{KEY})"
 _ARGUMENTS = rf"\({SPACE}(?:\)|{KEY}{SPACE}=[^=]|['\"])"
 
@@ -26,14 +25,6 @@ _OUTSIDE = regex.compile(
 _INSIDE = {quote: regex.compile(rf"\\.|{quote}", regex.DOTALL) for quote in _QUOTES}
 _OPENING = {"[": "]", "{": "}"}
 
-_TEXT = regex.compile(
-    r'''\s*+(?:"""(?P<text>(?:[^"\\]++|\\.|"(?!""))*+)"""|\'{3}(?P<text>(?:[^'\\]++|\\.|'(?!''))*+)\'{3}'''
-    r"""|"(?P<text>(?:[^"\\]++|\\.)*+)"|'(?P<text>(?:[^'\\]++|\\.)*+)')""",
-    regex.DOTALL,
-)
-_LITERAL = regex.compile(r"\s*+([\w.+\-]++)")
-_ZEROS = regex.compile(r"^(-?)0+(?=\d)")
-"""Zeros before a number, which models write as in dates. Neither Python nor JSON allows them."""
 _ARGUMENT = regex.compile(rf"\s*+({KEY})\s*+=")
 _HEX = "[0-9a-fA-F]"
 _ESCAPE = regex.compile(
@@ -44,9 +35,6 @@ _ESCAPE = regex.compile(
 _LETTERS: Mapping[str, str] = {
     "\n": "", "\\": "\\", "'": "'", '"': '"',
     "a": "\a", "b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t", "v": "\v",
-}  # fmt: skip
-_CONSTANTS: Mapping[str, Json] = {
-    "True": True, "False": False, "None": None, "true": True, "false": False, "null": None,
 }  # fmt: skip
 
 
@@ -96,11 +84,11 @@ def as_json(text: str) -> str:
     Raises:
         ValueError: they contain more than literals.
     """
-    return written(_Literals(text).arguments())
+    return written(_Arguments(text).arguments())
 
 
-class _Literals(Cursor):
-    """Parses Python literals up to a depth of 64."""
+class _Arguments(Literals):
+    """Parses the arguments of a call."""
 
     def __init__(self, text: str, order: Sequence[str] = ()) -> None:
         super().__init__(text)
@@ -114,42 +102,14 @@ class _Literals(Cursor):
         key = self.take(_ARGUMENT)
         if key is not None:
             self._order = []  # behind a name every argument has one
-            return key[1], self._value(_DEEPEST)
+            return key[1], self.value()
         if not self._order:
             raise ValueError("an argument has no name")
-        return self._order.pop(0), self._value(_DEEPEST)
+        return self._order.pop(0), self.value()
 
-    def _value(self, depth: int) -> Json:
-        if depth == 0:
-            raise ValueError("a value is nested too deeply")
-        if self.takes("["):
-            return self.items("]", lambda: self._value(depth - 1))
-        if self.takes("{"):
-            return dict(self.items("}", lambda: self._member(depth - 1)))
-        text = self.take(_TEXT)
-        return self._constant() if text is None else _unescaped(text["text"])
-
-    def _member(self, depth: int) -> tuple[str, Json]:
-        key = self.take(_TEXT)
-        if key is None:
-            raise ValueError("a member has no name")
-        self.need(":")
-        return _unescaped(key["text"]), self._value(depth)
-
-    def _constant(self) -> Json:
-        literal = self.take(_LITERAL)
-        if literal is None:
-            raise ValueError("a value is missing")
-        word = literal[1]
-        return _CONSTANTS[word] if word in _CONSTANTS else parsed(_ZEROS.sub(r"\1", word))
-
-
-def _unescaped(text: str) -> str:
-    """Unescape as Python does. Also join surrogate pairs, which JSON escapes one by one."""
-    if "\\" not in text:
-        return text
-    unescaped = _ESCAPE.sub(_character, text)
-    return unescaped.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "surrogatepass")
+    def unescape(self, text: str) -> str:
+        """Unescape all that Python does, and join surrogate pairs."""
+        return joined(_ESCAPE.sub(_character, text)) if "\\" in text else text
 
 
 def _character(escape: regex.Match[str]) -> str:
@@ -194,7 +154,7 @@ class PythonCallReader(TypedObjectReader):
             return None
         order = self._tools.arguments(name)
         try:
-            call = ParsedCall(name, written(_Literals(text, order).arguments()))
+            call = ParsedCall(name, written(_Arguments(text, order).arguments()))
         except (ValueError, RecursionError):
             return None
         self.was_repaired = True

@@ -55,9 +55,8 @@ class Tools:
     def __init__(self, tools: Sequence[Mapping[str, Json]], *, are_all: bool = True) -> None:
         self._are_all, self._takes_any = are_all, False
         self.is_unquoted = False
-        functions = [
-            (str(function["name"]), _object(function.get("parameters"))) for function in map(_function, tools)
-        ]
+        definitions = [_object(tool.get("function")) for tool in tools]
+        functions = [(str(function["name"]), _object(function.get("parameters"))) for function in definitions]
         self._roots = dict(functions)
         self._parameters = {name: flatten_arguments(parameters) for name, parameters in functions}
 
@@ -385,10 +384,6 @@ def resolve(reference: str, root: Mapping[str, Json]) -> Json:
         else:
             return None
     return node
-
-
-def _function(tool: Mapping[str, Json]) -> Mapping[str, Json]:
-    return _object(tool.get("function"))
 
 
 def _object(value: Json) -> Mapping[str, Json]:

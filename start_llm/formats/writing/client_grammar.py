@@ -99,7 +99,8 @@ def expression_until(grammar: TextGrammar, end: str) -> str:
         whole = _as_one_terminal(source)
         if whole is None:
             return f"{_nested(_WithoutEnd(source, end).text)} {json.dumps(end)}"
-        ended = f"ENDED: ({_terminal(_START)} & ~{_containing(end)}) {json.dumps(end)}\nstart[lazy]: ENDED"
+        with_end = f"/(?s:.*){_escaped(end)}(?s:.*)/"
+        ended = f"ENDED: ({_terminal(_START)} & ~{with_end}) {json.dumps(end)}\nstart[lazy]: ENDED"
         return _nested(f"{_without_start(whole)}\n{ended}")
 
     return _translated(grammar, translated)
@@ -158,10 +159,6 @@ def _escaped(text: str) -> str:
     """Return an expression of Lark's for exactly this text."""
     lines = (regex.escape(line, literal_spaces=True).replace("/", r"\/") for line in text.split("\n"))
     return r"\n".join(lines)
-
-
-def _containing(text: str) -> str:
-    return f"/(?s:.*){_escaped(text)}(?s:.*)/"
 
 
 # ----------------------------------------------------------------------------------------- a grammar's source
@@ -440,10 +437,9 @@ def _matches_any_but(text: str, excluded: str) -> bool:
 def _compiled(text: str) -> regex.Pattern[str]:
     """Return the expression for single characters, as Python writes it."""
     try:
-        return regex.compile(regex.sub(r"\\[xu]\{([0-9a-fA-F]{1,6})\}", _python_escape, text), regex.VERSION1)
+        python = regex.sub(
+            r"\\[xu]\{([0-9a-fA-F]{1,6})\}", lambda digits: rf"\U{int(digits[1], 16):08x}", text
+        )
+        return regex.compile(python, regex.VERSION1)
     except regex.error as error:
         raise _UnusableError(f"{text} is no expression for characters") from error
-
-
-def _python_escape(match: regex.Match[str]) -> str:
-    return rf"\U{int(match[1], 16):08x}"
