@@ -1,6 +1,6 @@
 """Removes the marks that a model writes around a constrained answer. A state machine without I/O."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from start_llm.core.events import Content, Output
 from start_llm.core.markers import longest_beginning
@@ -26,7 +26,13 @@ class AnswerUnwrapper:
 
     def without(self, events: Sequence[Output]) -> list[Output]:
         """Return these events with the marks removed from their contents."""
-        return list(self._without(events))
+        kept: list[Output] = []
+        for event in events:
+            if not isinstance(event, Content):
+                kept.append(event)
+            elif text := self._without_marks(event.text):
+                kept.append(Content(text))
+        return kept
 
     def close(self, complete: bool) -> list[Output]:
         """End the reply. Return the held text, unless it is a mark or, in a cut reply, the start of one."""
@@ -35,13 +41,6 @@ class AnswerUnwrapper:
         is_mark, is_half = held.rstrip() in marks, not complete and is_half_a_mark(held, marks)
         self.was_cut = not complete and bool(is_half or self._ends) and (self._is_first or not is_mark)
         return [] if is_half or is_mark or not held else [Content(held)]
-
-    def _without(self, events: Sequence[Output]) -> Iterator[Output]:
-        for event in events:
-            if not isinstance(event, Content):
-                yield event
-            elif text := self._without_marks(event.text):
-                yield Content(text)
 
     def _without_marks(self, text: str) -> str:
         buffer, self._held = self._held + text, ""

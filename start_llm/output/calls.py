@@ -64,7 +64,11 @@ _LEAST_MARKUP = 3
 
 
 class CallCounter:
-    """Converts the parts of calls into events and numbers the calls of a reply from 0."""
+    """Converts the parts of calls into events and numbers the calls of a reply from 0.
+
+    Attributes:
+        completed: number of calls that were read to their end.
+    """
 
     def __init__(self) -> None:
         self._index = -1
@@ -96,6 +100,9 @@ class CallFinder:
         text: the source of the pieces; takes back text that has to be read again.
         marks: texts that are never part of an answer.
         calls_come_first: nothing after text is a call.
+
+    Attributes:
+        counter: of the calls so far.
     """
 
     def __init__(
@@ -109,7 +116,7 @@ class CallFinder:
         self._formats = formats
         self._marks = tuple(marks)
         self._calls_come_first = calls_come_first
-        self._counter = CallCounter()
+        self.counter = CallCounter()
         self._block: CallBlock | None = None
         self._text = text
         self._held = ""
@@ -128,19 +135,9 @@ class CallFinder:
         """Only white space has arrived so far."""
 
     @property
-    def completed(self) -> int:
-        """Number of calls that were read to their end."""
-        return self._counter.completed
-
-    @property
-    def call_is_open(self) -> bool:
-        """True if a call has begun and not ended."""
-        return self._counter.is_open
-
-    @property
     def was_cut_in_call(self) -> bool:
         """True if the reply was cut inside a call, or inside text that might have become one."""
-        return self._counter.is_open or self._was_cut
+        return self.counter.is_open or self._was_cut
 
     def read(self, piece: str, events: list[Output]) -> str | None:
         """Read a piece. If it has a mark, return the mark and give back the text after it."""
@@ -168,7 +165,7 @@ class CallFinder:
             self._was_cut = bool(rest.strip())
             self.was_cut_in_block = True
             self._say(rest, outputs)
-        events += outputs if complete or not self.completed else self._without_cut_call(outputs)
+        events += outputs if complete or not self.counter.completed else self._without_cut_call(outputs)
         return complete
 
     def _without_cut_call(self, outputs: list[Output]) -> list[Output]:
@@ -260,7 +257,7 @@ class CallFinder:
         """Return True if the answer begins with an opener here, or if a call came before."""
         begun, openers = buffer.lstrip(), self._formats.openers
         is_opener = begun.startswith(openers) or any(opener.startswith(begun) for opener in openers)
-        return self.completed > 0 or (self.is_silent and is_opener)
+        return self.counter.completed > 0 or (self.is_silent and is_opener)
 
     def _pass_mark(self, after: str) -> None:
         """Drop white space before the answer's first mark, and give back the text after the mark."""
@@ -300,7 +297,7 @@ class CallFinder:
             self._space.drop()
             self.is_silent = False
             self._after_call = isinstance(part, ParsedEnd)
-            events.append(self._counter.event(part))
+            events.append(self.counter.event(part))
 
     def _say(self, text: str, events: list[Output]) -> None:
         """Emit answer text. Hold back trailing white space if a call or a mark after it would drop it."""

@@ -155,11 +155,11 @@ class TagSplitter:
 
     @property
     def calls(self) -> int:
-        return self._finder.completed
+        return self._finder.counter.completed
 
     @property
     def call_is_open(self) -> bool:
-        return self._finder.call_is_open
+        return self._finder.counter.is_open
 
     @property
     def was_cut_in_call(self) -> bool:

@@ -52,11 +52,9 @@ class _Walk:
     def _after(self, reference: str, above: int) -> int:
         if reference not in self._below:
             self._below[reference] = 0
-            self._below[reference] = self.levels(self._named(reference), above)
+            named = resolve(reference, self._root) if isinstance(self._root, dict) else None
+            self._below[reference] = self.levels(named, above)
         return self._below[reference]
-
-    def _named(self, reference: str) -> Json:
-        return resolve(reference, self._root) if isinstance(self._root, dict) else None
 
 
 def _parts(schema: Json) -> Iterator[Json]:

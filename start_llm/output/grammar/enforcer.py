@@ -52,7 +52,7 @@ class Vocabulary(Protocol):
 
 
 class TokenGuide:
-    """Tracks one reply through its grammar. Only one thread may use it at a time."""
+    """Tracks one reply through its grammar: a `core.engine_request.Guide`."""
 
     def __init__(self, matcher: LLMatcher, tokenizer: LLTokenizer) -> None:
         self._matcher = matcher
@@ -61,46 +61,33 @@ class TokenGuide:
         self._since: list[int] = []  # tokens that came after `_before`
 
     def advance(self, tokens: Sequence[int]) -> None:
-        """Consume the next tokens. Tokens after the end of the reply are ignored.
-
-        Raises:
-            GuideLost: the grammar does not allow the tokens.
-        """
+        """Consume the next tokens. Tokens after the end of the reply are ignored."""
         self._since += tokens
         is_over = self._matcher.is_stopped() and not self._matcher.is_error()
         if not (is_over or self._matcher.consume_tokens(list(tokens))):
             raise ConstraintViolated(_reason(self._matcher))
 
     def allowed(self) -> bytes:
-        """Return one byte per token id; 0 means that the token cannot come next.
-
-        Raises:
-            GuideLost: the matcher failed.
-        """
         mask = self._matcher.compute_logit_bias()
         if self._matcher.is_error():
             raise ConstraintViolated(_reason(self._matcher))
         return mask
 
     def forced(self) -> Sequence[int]:
-        """Return tokens of the only text that can come next; empty if several can.
+        """Return tokens of a text that is certain; the model may divide it into others.
 
-        The text is certain, but the model may divide it into other tokens. It ends before a control token.
-        A copy is asked: the question moves a matcher, whose masks may then fail (lesson 342).
+        It ends before a control token. A copy is asked: the question moves a matcher, whose masks may then
+        fail (lesson 342).
         """
         text, _, _ = bytes(self._matcher.deep_copy().compute_ff_bytes()).partition(_CONTROL_TOKEN)
         return self._tokenizer.tokenize_bytes(text)
 
     def count_allowed(self, tokens: Sequence[int]) -> int:
-        """Return how many of these tokens can come next, one after the other. `go_back` returns to here."""
         self._before, self._since = self._matcher.deep_copy(), []
         return self._before.validate_tokens(list(tokens))
 
     def go_back(self, kept: int) -> None:
-        """Return to where `count_allowed` was asked, and accept again the first `kept` tokens since.
-
-        A matcher that met an error can do nothing any more, so this is another one.
-        """
+        """Go on with another matcher: one that met an error can do nothing any more."""
         self._matcher, accepted = self._before.deep_copy(), self._since[:kept]
         self._since = []
         self.advance(accepted)
