@@ -3,10 +3,9 @@
 import os
 import threading
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 
 from start_llm import __version__
@@ -22,15 +21,7 @@ from start_llm.hosting.model_host import ModelHost
 from start_llm.hosting.model_runtime import ModelRuntime
 from start_llm.hosting.shared_conversations import SharedConversations
 from start_llm.hosting.shared_parts import SharedParts
-from start_llm.hosting.startup_summary import (
-    batch_text,
-    cache_text,
-    images_text,
-    model_rows,
-    notes,
-    paste_lines,
-    unsuited_by,
-)
+from start_llm.hosting.startup_summary import model_rows, notes, paste_lines, unsuited_by
 from start_llm.launch.server_info import own_url
 from start_llm.library.download import resolve
 from start_llm.library.shelf import Shelf
@@ -51,7 +42,7 @@ from start_llm.server.listener import Listener, ServerContext
 from start_llm.storage.running_servers import RunningServer, ServerFile
 from start_llm.telemetry.activity import Activity, Refusal
 from start_llm.telemetry.live_table import LiveTable, MemoryUse
-from start_llm.telemetry.metrics import CacheMetrics, RequestMetrics
+from start_llm.telemetry.metrics import RequestMetrics
 from start_llm.telemetry.prometheus import ServerMetrics
 from start_llm.telemetry.terminal import Terminal
 from start_llm.wiring.from_settings import (
@@ -88,23 +79,6 @@ _LEAST_FLUSH_S = 1.0
 """Seconds for writing to the disk, if running requests took all of DRAIN_SECONDS."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Introduction:
-    """What the start-up summary says of the first model.
-
-    Attributes:
-        model: its id.
-        rows: names and texts of the summary.
-        notes: sentences about what to know.
-        unsuited: the coding clients that do not suit it.
-    """
-
-    model: str
-    rows: Sequence[tuple[str, str]]
-    notes: Sequence[str]
-    unsuited: Collection[str]
-
-
 class App:
     """One server process.
 
@@ -127,7 +101,7 @@ class App:
         self._prometheus = ServerMetrics()
         self._activity = Activity()
         self._thread = EngineThread()
-        self._trace = make_trace(settings, CacheMetrics(), terminal.say)
+        self._trace = make_trace(settings, terminal.say)
         self._hosting: Future[ModelHost] = Future()
         self._secret = backend_secret(settings)
         self._access_policy = access_policy(settings, self._secret.api_key)
@@ -182,9 +156,9 @@ class App:
             self._watch(host)
             host.switcher.load_first(name)
             # As soon as the port is open a request may put another model in the place of the first one.
-            card, introduction = host.default.card, self._introduction(host.default)
+            card, introduce = host.default.card, self._introduction(host.default)
             self._open(host, shelf, adapters)
-            self._introduce(introduction)
+            introduce()
             self._start_proxy(card)
             host.switcher.begin_unloading_idle()
         except BaseException:
@@ -319,8 +293,11 @@ class App:
         )
         self._listener.open(context)
         self._file.tell_ready()
-        live = LiveTable(self._activity, lambda: _memory_use(host, machine.budget_bytes))
-        self._terminal.follow(live, os.environ)
+
+        def memory() -> MemoryUse:
+            return MemoryUse(sum(memory_parts(host.listed()).values()), machine.budget_bytes)
+
+        self._terminal.follow(LiveTable(self._activity, memory), os.environ)
 
     def _start_proxy(self, card: ModelCard) -> None:
         settings = self._settings
@@ -353,35 +330,20 @@ class App:
         self._activity.refuse(refusal)
         self._terminal.refused(refusal)
 
-    def _introduction(self, runtime: ModelRuntime) -> _Introduction:
-        """Return the start-up summary of a model. It does not refer to the model, which may go."""
+    def _introduction(self, runtime: ModelRuntime) -> Callable[[], None]:
+        """Return what prints the summary of a model. It does not refer to the model, which may go."""
         card, model = runtime.card, runtime.startup.model
-        rows = [
-            *model_rows(card, runtime.preparer),
-            ("cache", cache_text(runtime.metrics.cache, card.kv)),
-            ("disk", str(runtime.shared.disk)),
-            ("images", images_text(model)),
-            ("context", f"{card.context_window:,} tokens"),
-            ("batch", batch_text(self._settings.engine.batch, card.unbatched_reason)),
-            ("trace", str(runtime.shared.trace or "off")),
-            ("address", f"{self.url}/v1"),
-        ]
+        rows = [*model_rows(runtime), ("address", f"{self.url}/v1")]
         audited = AuditedModel(model.tokenizer, card.family, runtime.preparer)
-        return _Introduction(
-            card.id, rows, list(notes(card, audited)), unsuited_by(audited, card.context_window)
-        )
+        sentences, unsuited = list(notes(card, audited)), unsuited_by(audited, card.context_window)
+        pasted = paste_lines(self.url, card.id, unsuited, asks_key=bool(self._settings.access.keys))
 
-    def _introduce(self, introduction: _Introduction) -> None:
-        """Tell the user what is served and how to use it."""
-        self._terminal.summary(introduction.rows)
-        for note in introduction.notes:
-            self._terminal.say(note)
-        for title, lines in paste_lines(
-            self.url, introduction.model, introduction.unsuited, asks_key=bool(self._settings.access.keys)
-        ):
-            self._terminal.paste(title, lines)
-        self._terminal.say("\n  Ctrl-C ends the server.\n")
+        def introduce() -> None:
+            self._terminal.summary(rows)
+            for sentence in sentences:
+                self._terminal.say(sentence)
+            for title, lines in pasted:
+                self._terminal.paste(title, lines)
+            self._terminal.say("\n  Ctrl-C ends the server.\n")
 
-
-def _memory_use(host: ModelHost, budget_bytes: int) -> MemoryUse:
-    return MemoryUse(sum(memory_parts(host.listed()).values()), budget_bytes)
+        return introduce

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, TextIO
 
+from start_llm.core.columns import binary_size
 from start_llm.core.errors import LaunchError
 from start_llm.launch.http_requests import NO_KEY, ask
 from start_llm.storage.running_servers import RunningServer
@@ -65,15 +66,9 @@ def tell_status(
 
 def _status_of(server: RunningServer, key: str) -> ServerStatus:
     state, counts = (_LOADING, {}) if server.is_loading else _asked(server.url, key)
-    return ServerStatus(
-        pid=server.pid,
-        url=server.url,
-        proxy_url=server.proxy_url,
-        version=server.version,
-        started_at=server.started_at,
-        state=state,
-        **counts,
-    )
+    known = asdict(server)
+    del known["is_loading"]
+    return ServerStatus(state=state, **known, **counts)
 
 
 def _status_at(url: str, key: str) -> Iterator[ServerStatus]:
@@ -136,8 +131,8 @@ def _lines(status: ServerStatus) -> Iterator[str]:
 
 
 def _memory_text(memory: Mapping[str, int]) -> str:
-    cache, most = _size(memory["cache_bytes"]), _size(memory["cache_max_bytes"])
-    return f"weights {_size(memory['weights_bytes'])}, cache {cache} of {most}"
+    cache, most = binary_size(memory["cache_bytes"]), binary_size(memory["cache_max_bytes"])
+    return f"weights {binary_size(memory['weights_bytes'])}, cache {cache} of {most}"
 
 
 def _process(status: ServerStatus) -> str:
@@ -151,7 +146,3 @@ def _span(seconds: float) -> str:
     if hours >= 48:
         return f"{hours // 24} days"
     return f"{hours} h {minutes} min" if hours else f"{minutes} min"
-
-
-def _size(count: int) -> str:
-    return f"{count / 2**30:,.1f} GiB" if count >= 2**30 else f"{count / 2**20:,.1f} MiB"

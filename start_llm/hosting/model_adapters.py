@@ -13,7 +13,7 @@ type AdapterFolders = MutableMapping[str, Path]
 
 
 class ModelAdapters:
-    """Mounts and unmounts adapters. Safe to use from any thread.
+    """Mounts and unmounts adapters: `server.served_models.ServedAdapters`.
 
     Args:
         adapters: loads them, on the engine thread.
@@ -29,23 +29,13 @@ class ModelAdapters:
         return self._adapters.listed()
 
     def mount(self, name: str, folder: Path) -> MountedAdapter:
-        """Mount an adapter between two steps of the engine.
-
-        Raises:
-            InvalidRequest: it is none for this model; what was mounted stays.
-            EngineDied: the engine has stopped.
-        """
+        """Mount an adapter between two steps of the engine. If it is refused, what was mounted stays."""
         mounted = self._engine.run("load an adapter", self._adapters.load, name, folder)
         self._folders[name] = folder
         return mounted
 
     def unmount(self, name: str) -> None:
-        """Take an adapter from the choice of requests. Those that use it are finished with it.
-
-        Raises:
-            NotFound: there is none of this name.
-            EngineDied: the engine has stopped.
-        """
+        """Take an adapter from the choice of requests. Those that use it are finished with it."""
         self._adapters.remove(name)
         self._folders.pop(name, None)
         # Otherwise the network would keep its layers.

@@ -62,11 +62,6 @@ class ModelHost:
 
     @property
     def default(self) -> ModelRuntime:
-        """The loaded model that was used last.
-
-        Raises:
-            Overloaded: one has gone, and another one is being loaded in its place.
-        """
         with self._residents.changed:
             if not self._residents.by_id:
                 raise Overloaded("No model is loaded now; a request loads one.")

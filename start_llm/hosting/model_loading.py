@@ -33,6 +33,7 @@ from start_llm.engine.resources import EngineResources
 from start_llm.engine.self_test import BatchVerdict, check_batching
 from start_llm.engine.step_plan import PlanClock
 from start_llm.engine.work import PrefillProfile, measure_tower, measure_work
+from start_llm.hosting.model_memory import MemoryNeeds
 from start_llm.models.adapter_loader import Adapters
 from start_llm.models.device import keep_kernels, this_device, wire_memory
 from start_llm.models.footprint import context_window, layer_counts, model_type, weights_bytes
@@ -44,10 +45,7 @@ from start_llm.models.rank_group import RankGroup
 from start_llm.models.vision import Vision
 from start_llm.telemetry.metrics import CacheMetrics, EngineMetrics
 from start_llm.telemetry.terminal import Terminal, announced_if_slow
-from start_llm.wiring.from_settings import (
-    known_digests,
-    model_family,
-)
+from start_llm.wiring.from_settings import known_digests, model_family
 from start_llm.wiring.kv_bits import quantize_pages
 from start_llm.wiring.memory_plan import (
     ImageMemory,
@@ -66,21 +64,15 @@ class EngineStartup:
     """A model that the engine thread has loaded.
 
     Attributes:
-        cost: of a sequence, in memory.
-        computing_bytes: memory that stays free for computing.
-        image_bytes: memory for images that are kept as the vision tower has seen them.
-        draft_bytes: memory for earlier conversations that drafts come from.
+        needs: without adapters.
     """
 
     model: LoadedModel
     card: ModelCard
-    cost: SequenceCost
+    needs: MemoryNeeds
     identity: bytes
     adapters: Adapters
     embedder: Embedder | None
-    computing_bytes: int
-    image_bytes: int
-    draft_bytes: int
     engine_metrics: EngineMetrics
     cache_metrics: CacheMetrics
 
@@ -114,7 +106,6 @@ class EngineLoader:
     """Loads a model on the engine thread, and measures it.
 
     Args:
-        name: its id.
         settings: with the memory that this model may use.
         least_computing: bytes that stay free for computing in any case, because another model needs them.
     """
@@ -165,16 +156,18 @@ class EngineLoader:
         running = replace(cost, token_bytes=cost.token_bytes + INDEX_TOKEN_BYTES) if gain else cost
         admitted = admission(settings, weights_bytes(model), running, kept_free)
         verdict = self._batching(model, layers, profile.pace)
+        card = self._card(model, admitted, verdict, layers.kv_at_rest(probe))
         startup = EngineStartup(
             model=model,
-            card=self._card(model, admitted, verdict, layers.kv_at_rest(probe)),
-            cost=cost,
+            card=card,
+            needs=MemoryNeeds(
+                kept_bytes=card.weights_bytes + images.kept_bytes + drafts,
+                window_bytes=cost.bytes_of(card.context_window),
+                computing_bytes=computing,
+            ),
             identity=self._identity(model, files),
             adapters=adapters,
             embedder=embedder,
-            computing_bytes=computing,
-            image_bytes=images.kept_bytes,
-            draft_bytes=drafts,
             engine_metrics=self._engine_metrics,
             cache_metrics=self._cache_metrics,
         )
@@ -182,7 +175,7 @@ class EngineLoader:
         clock = PlanClock()
         cache = self._prompt_cache(startup, layers, probe, clock)
         resources = self._resources(startup, admitted, profile, cache, clock, gain)
-        return replace(resources, batches_prefill=verdict.prefills)
+        return replace(resources, batches_prefill=verdict.prefills, image_bytes=images.kept_bytes)
 
     def _card(
         self, model: LoadedModel, admitted: Admission, verdict: BatchVerdict, kv: KVAtRest
@@ -231,7 +224,6 @@ class EngineLoader:
             max_sequences=settings.engine.batch,
             batches=not startup.card.unbatched_reason,
             vision=model.vision,
-            image_bytes=startup.image_bytes,
             mount=startup.adapters.mount,
             gain=gain,
             agree=self._ranks.agree if self._ranks else as_sampled,

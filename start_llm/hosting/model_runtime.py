@@ -31,16 +31,8 @@ from start_llm.telemetry.account import Reports
 from start_llm.telemetry.metrics import IdleMetrics, ModelMetrics
 from start_llm.telemetry.trace import Trace
 from start_llm.transcripts.transcripts import Transcripts
-from start_llm.wiring.from_settings import (
-    image_door,
-    make_preparer,
-    reply_defaults,
-    transcripts,
-)
-from start_llm.wiring.memory_plan import (
-    cache_budget,
-    memory_budget,
-)
+from start_llm.wiring.from_settings import image_door, make_preparer, reply_defaults, transcripts
+from start_llm.wiring.memory_plan import cache_budget, memory_budget
 
 _STOP_S = 5.0  # the longest prefill chunk that is tried takes 4 s
 
@@ -72,15 +64,8 @@ class ModelRuntime(ServedModel):
 
     @property
     def needs(self) -> MemoryNeeds:
-        ready = self.startup
-        return MemoryNeeds(
-            kept_bytes=ready.card.weights_bytes
-            + ready.adapters.nbytes
-            + ready.image_bytes
-            + ready.draft_bytes,
-            window_bytes=ready.cost.bytes_of(ready.card.context_window),
-            computing_bytes=ready.computing_bytes,
-        )
+        needs = self.startup.needs
+        return replace(needs, kept_bytes=needs.kept_bytes + self.startup.adapters.nbytes)
 
     def share_memory(self, nbytes: int) -> None:
         """Give the model this much memory for prompts that run and for its prompt cache."""

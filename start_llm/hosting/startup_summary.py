@@ -9,14 +9,15 @@ from start_llm.audit.call_round_trip import unread_call
 from start_llm.audit.subject import AuditedModel
 from start_llm.config.paths import DEMO_MODEL, program
 from start_llm.core.chat import ChatRequest, Message
+from start_llm.core.columns import binary_size
 from start_llm.core.errors import RequestError
 from start_llm.core.model_card import KVAtRest, ModelCard
+from start_llm.hosting.model_runtime import ModelRuntime
 from start_llm.launch.clients import CLIENTS
 from start_llm.launch.suitability import suggested, unsuited_clients
 from start_llm.models.device import this_device
 from start_llm.models.loader import LoadedModel
 from start_llm.prompt.adapt import needed
-from start_llm.prompt.prepare import Preparer
 from start_llm.prompt.template_audit.audit import described
 from start_llm.telemetry.metrics import CacheMetrics
 
@@ -24,38 +25,40 @@ type Row = tuple[str, str]
 """A title and its text."""
 
 
-def model_rows(card: ModelCard, preparer: Preparer) -> list[Row]:
-    """Return the rows about the model: its template with all adaptations, its layers, device and memory."""
-    device = this_device()
+def model_rows(runtime: ModelRuntime) -> list[Row]:
+    """Return the rows about a model: its template with all adaptations, its layers, memory and caches."""
+    card, facts, device = runtime.card, runtime.preparer.facts, this_device()
     return [
         ("model", card.id),
         ("family", f"{card.family.name} ({card.model_type})"),
-        ("template", "; ".join([described(preparer.facts), *needed(preparer.facts)])),
+        ("template", "; ".join([described(facts), *needed(facts)])),
         ("layers", ", ".join(f"{count} {kind}" for kind, count in card.layers.items())),
-        ("device", f"{device.kind} ({device.name}), {_size(device.usable_bytes)} of memory"),
-        ("memory", f"weights {_size(card.weights_bytes)} of {_size(card.budget_bytes)}"),
+        ("device", f"{device.kind} ({device.name}), {binary_size(device.usable_bytes)} of memory"),
+        ("memory", f"weights {binary_size(card.weights_bytes)} of {binary_size(card.budget_bytes)}"),
+        ("cache", _cache_text(runtime.metrics.cache, card.kv)),
+        ("disk", str(runtime.shared.disk)),
+        ("images", _images_text(runtime.startup.model)),
+        ("context", f"{card.context_window:,} tokens"),
+        ("batch", _batch_text(runtime.settings.engine.batch, card.unbatched_reason)),
+        ("trace", str(runtime.shared.trace or "off")),
     ]
 
 
-def cache_text(metrics: CacheMetrics, kv: KVAtRest) -> str:
+def _cache_text(metrics: CacheMetrics, kv: KVAtRest) -> str:
     if not metrics.budget_bytes:
         return "off"
     quantised = f", pages {kv.mode}" if kv.is_quantized else ""
-    return f"up to {_size(metrics.budget_bytes)}{quantised}"
+    return f"up to {binary_size(metrics.budget_bytes)}{quantised}"
 
 
-def images_text(model: LoadedModel) -> str:
+def _images_text(model: LoadedModel) -> str:
     if model.vision:
         return f"up to {model.vision.processor.max_tokens:,} tokens each"
     return f"none: {model.blind_reason}" if model.blind_reason else "none"
 
 
-def batch_text(batch: int, unbatched_reason: str) -> str:
+def _batch_text(batch: int, unbatched_reason: str) -> str:
     return f"one after another: {unbatched_reason}" if unbatched_reason else f"{batch} at once"
-
-
-def _size(count: int) -> str:
-    return f"{count / 2**30:,.1f} GiB" if count >= 2**30 else f"{count / 2**20:,.1f} MiB"
 
 
 def notes(card: ModelCard, model: AuditedModel) -> Iterator[str]:

@@ -25,6 +25,7 @@ class ServedAdapters(Protocol):
 
         Raises:
             InvalidRequest: it is none for this model.
+            EngineDied: the engine has stopped.
         """
         ...
 
@@ -33,6 +34,7 @@ class ServedAdapters(Protocol):
 
         Raises:
             NotFound: it is not mounted.
+            EngineDied: the engine has stopped.
         """
         ...
 

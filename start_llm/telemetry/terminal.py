@@ -136,9 +136,10 @@ class Terminal:
         """Print one line for each request, however it ended."""
         ending = _ENDINGS.get(request.ending, request.ending)
         who = f"{_who(request.facts)} {ending:<10}"
-        why = [] if not request.reason or not request.continues else [_why(request.again, request.reason)]
+        why = f"read {counted_tokens(request.again)} again: {request.reason}"
+        reasons = [printable(why)] if request.reason and request.continues else []
         under = [f"adapter {printable(request.facts.adapter)}"] if request.facts.adapter else []
-        self._print(Line((who, _figures(request), *self._model(request.facts), *under, *why)))
+        self._print(Line((who, _figures(request), *self._model(request.facts), *under, *reasons)))
 
     def _model(self, facts: RequestFacts) -> Sequence[str]:
         """Return who has answered, where that is not plain."""
@@ -212,10 +213,6 @@ def _figures(request: RequestRecord) -> str:
         f"{request.cached:>7,} cached {request.computed:>7,} read {_speed(request.read_per_s):>8}"
         f" {request.written:>6,} written {_speed(request.written_per_s):>7}  first {first:>7}"
     )
-
-
-def _why(again: int, reason: str) -> str:
-    return printable(f"read {counted_tokens(again)} again: {reason}")
 
 
 def _speed(tokens_per_s: float | None) -> str:

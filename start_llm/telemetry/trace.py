@@ -8,7 +8,6 @@ import json
 import threading
 from collections.abc import Callable
 from datetime import datetime
-from pathlib import Path
 from typing import Any
 
 from start_llm.core.errors import SettingsError
@@ -118,17 +117,6 @@ class Trace:
             is_news, self._has_complained = not self._has_complained, True
         if is_news:
             self._say(f"The trace cannot be written ({error}). Requests are answered all the same.")
-
-
-def start_trace(root: Path, cache: CacheMetrics, say: Callable[[str], None], *, with_prompts: bool) -> Trace:
-    """Start a trace in this folder.
-
-    Raises:
-        SettingsError: it is not a folder.
-    """
-    trace = Trace(TraceFiles(root), cache, say, with_prompts=with_prompts)
-    trace.start()
-    return trace
 
 
 def fields_of(record: RequestRecord, explanation: Explanation) -> dict[str, Any]:

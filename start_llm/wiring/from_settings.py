@@ -30,7 +30,8 @@ from start_llm.protocols.seal import KEY_BYTES, Seal, kept_key
 from start_llm.serving.service import ReplyDefaults
 from start_llm.storage.database import DatabaseTable
 from start_llm.telemetry.metrics import CacheMetrics, TranscriptMetrics
-from start_llm.telemetry.trace import Trace, start_trace
+from start_llm.telemetry.trace import Trace
+from start_llm.telemetry.trace_files import TraceFiles
 from start_llm.transcripts.beginnings import Beginnings
 from start_llm.transcripts.guard import ConversationNames
 from start_llm.transcripts.prefix_history import PrefixHistory
@@ -51,12 +52,18 @@ def no_table(_: str) -> None:
     """Let a store end with the server."""
 
 
-def make_trace(settings: Settings, cache: CacheMetrics, say: Callable[[str], None]) -> Trace | None:
-    """Return the trace of requests; None if it is off."""
+def make_trace(settings: Settings, say: Callable[[str], None]) -> Trace | None:
+    """Return the trace of requests; None if it is off.
+
+    Raises:
+        SettingsError: LOG_ROOT is not a folder.
+    """
     log = settings.log
     if not log.traces:
         return None
-    return start_trace(from_root(log.root), cache, say, with_prompts=log.traces_prompts)
+    trace = Trace(TraceFiles(from_root(log.root)), CacheMetrics(), say, with_prompts=log.traces_prompts)
+    trace.start()
+    return trace
 
 
 def make_seal(settings: Settings, say: Callable[[str], None]) -> Seal:
