@@ -42,11 +42,7 @@ def _absolute(path: str | None) -> Path | None:
     return Path(path) if path and Path(path).is_absolute() else None
 
 
-def _folders() -> UserFolders:
-    return UserFolders(ROOT, ROOT) if IS_CHECKOUT else user_folders(sys.platform, os.environ, Path.home())
-
-
-_FOLDERS = _folders()
+_FOLDERS = UserFolders(ROOT, ROOT) if IS_CHECKOUT else user_folders(sys.platform, os.environ, Path.home())
 ENV_FILE = _FOLDERS.settings / ".env"
 DEMO_MODEL = ROOT / "models" / "demo" if IS_CHECKOUT else PACKAGE / "bundled_models" / "demo"
 

@@ -58,7 +58,6 @@ def examine(settings: Settings, model: Path, findings: Findings, extent: Extent 
     """Examine this machine with a model.
 
     Args:
-        model: its folder.
         findings: filled, one by one.
     """
     for finding in examine_machine(settings):
@@ -111,7 +110,8 @@ class _Examination:
 
     def _before_the_restart(self) -> tuple[Truth, CacheTrial | None]:
         network = self._network()
-        rounding = self._engine.run("measure rounding", network.rounding, self._samples())
+        samples = [self._encode(prose(f"sample {words}", words)) for words in _ROUNDING_WORDS]
+        rounding = self._engine.run("measure rounding", network.rounding, samples)
         self._add(judged_rounding(rounding))
         self._add(judged_sense(self._engine.run("measure sense", network.sense, self._encode(PASSAGE))))
         truth = self._truth(rounding)
@@ -153,9 +153,6 @@ class _Examination:
 
     def _encode(self, text: str) -> list[int]:
         return self._server.runtime.startup.model.tokenizer.encode(text, as_document=False)
-
-    def _samples(self) -> list[list[int]]:
-        return [self._encode(prose(f"sample {words}", words)) for words in _ROUNDING_WORDS]
 
     def _loaded(self, seconds: float) -> Finding:
         card = self._server.runtime.card

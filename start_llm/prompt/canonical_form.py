@@ -19,7 +19,7 @@ from start_llm.core.canonical import (
     Root,
     text_digest,
 )
-from start_llm.core.chat import Json, Message, Role, ToolCall, tool_name
+from start_llm.core.chat import Json, Message, Role, tool_name
 from start_llm.core.images import PlacedImage, without_images
 from start_llm.core.prompt_policy import DriftPolicy
 from start_llm.prompt.drift import RULES, Rule
@@ -186,7 +186,9 @@ def _parts(
 ) -> dict[str, Json]:
     parts: dict[str, Json] = {"role": message.role}
     if message.tool_calls:
-        parts["calls"] = [_call(call) for call in message.tool_calls]
+        parts["calls"] = [
+            {"name": call.name, "arguments": _number(dict(call.arguments))} for call in message.tool_calls
+        ]
     if message.role == "tool":
         parts["result_of"] = message.tool_call_id
     if images:
@@ -196,10 +198,6 @@ def _parts(
     if message.tool_references:
         parts["references"] = [[name, dict(schemas.get(name, {}))] for name in message.tool_references]
     return parts
-
-
-def _call(call: ToolCall) -> Json:
-    return {"name": call.name, "arguments": _number(dict(call.arguments))}
 
 
 def _number(value: Json) -> Json:

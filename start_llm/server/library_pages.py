@@ -6,9 +6,7 @@ from start_llm.core.chat import Json
 from start_llm.core.model_listing import (
     Download,
     Fit,
-    FitReport,
     LibraryEntry,
-    MachineFacts,
     ModelLibrary,
 )
 from start_llm.server.page_request import Page, PageRequest, members
@@ -108,9 +106,9 @@ def _fit(fit: Fit, context: int, measured_tps: float | None, measured_at: int) -
         "verdict": report.verdict,
         "arithmetic": list(fit.arithmetic),
         "sku_matrix_ctx": fit.sku_context,
-        "sku_matrix": [_sku(*sku) for sku in fit.skus],
+        "sku_matrix": [
+            members(machine, "sku=name ram_gb")
+            | members(on_machine, "fits max_context=context_tokens decode_tps")
+            for machine, on_machine in fit.skus
+        ],
     }
-
-
-def _sku(machine: MachineFacts, report: FitReport) -> dict[str, Json]:
-    return members(machine, "sku=name ram_gb") | members(report, "fits max_context=context_tokens decode_tps")
