@@ -40,7 +40,6 @@ class MenuWorld:
     """What a menu works with.
 
     Attributes:
-        settings: of this user.
         run: runs a command in this process, and returns its exit status.
         compute: runs one in a process of its own, which preloads what it needs to compute.
         models: returns the models on this machine, and the names of their cells. Takes seconds.

@@ -37,7 +37,6 @@ class MountedAdapter:
     """An adapter that requests can choose.
 
     Attributes:
-        path: its folder.
         rank, scale: as its file says.
         nbytes: memory that it takes.
         layers: number of the layers that it changes.

@@ -129,7 +129,6 @@ class JsonAnswer:
     """The answer is one JSON text.
 
     Attributes:
-        schema: JSON Schema of the answer.
         field: the request field that has the schema.
         is_strict: a keyword that cannot be enforced is refused; else it is left out.
     """
@@ -147,7 +146,6 @@ class OutputConstraint:
         answer: None for free text.
         calls: whether tools may or must be called; if they must, the reply is calls only.
         tools: names of the tools that may be called; None for all that are offered.
-        one_call: at most one call.
     """
 
     answer: JsonAnswer | None = None
@@ -167,7 +165,6 @@ class Lineage:
 
     Attributes:
         parent: the session that it was started from.
-        branch: the branch of a session that it is.
     """
 
     parent: str | None = None

@@ -120,7 +120,6 @@ class ContextOverflow(InvalidRequest):
     """The prompt leaves no room for a reply in the context window; eviction or waiting cannot help.
 
     Attributes:
-        prompt_tokens: length of the prompt.
         window: tokens that prompt and reply may have together.
 
     Args:

@@ -13,7 +13,6 @@ class Difference:
 
     Attributes:
         message: its index; None: before all messages.
-        role: of the message.
         drift: a class of `prompt.drift`, or `content`, which ends the common prefix.
         rule: the name of the rule for it; None if there is none.
         what: in words.
@@ -40,12 +39,7 @@ class Difference:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Against:
-    """The last computed state of a conversation.
-
-    Attributes:
-        messages: number of messages, a reply included.
-        tokens: number of tokens.
-    """
+    """The size of what was computed last of a conversation, a reply included."""
 
     messages: int
     tokens: int

@@ -27,7 +27,6 @@ class Image:
     Attributes:
         data: the file as the client sent it.
         width, height: in pixels, as a viewer shows it.
-        digest: of the data.
     """
 
     data: bytes = field(repr=False)

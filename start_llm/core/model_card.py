@@ -40,7 +40,6 @@ class ModelCard:
         budget_bytes, usable_bytes: memory for everything, and the part left for running requests.
         layers: number of caches by kind, as users know the kinds.
         kv: how pages are kept.
-        sees: the model sees images.
         unbatched_reason: why replies do not share forward passes, from a test at load; empty: they do.
     """
 

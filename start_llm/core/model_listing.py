@@ -117,7 +117,6 @@ class Fit:
     """One model on this machine, and on all that are known.
 
     Attributes:
-        model: its name.
         arithmetic: lines that show how the figures come about.
         sku_context: the length for which `skus` say whether it fits.
         skus: machine and report.

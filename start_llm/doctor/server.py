@@ -60,7 +60,6 @@ class ExaminedServer:
     Args:
         settings: the user's.
         folder: for all that the server writes.
-        model: folder of the model.
     """
 
     def __init__(self, settings: Settings, folder: Path, model: Path) -> None:

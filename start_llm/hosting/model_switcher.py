@@ -51,7 +51,6 @@ class ModelSwitcher:
 
     Args:
         folders: of all models, by id.
-        residents: the models that are loaded.
     """
 
     def __init__(self, shared: SharedParts, folders: Mapping[str, Path], residents: ResidentModels) -> None:

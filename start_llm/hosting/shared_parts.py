@@ -27,7 +27,6 @@ class SharedParts:
 
     Attributes:
         thread: computes for all of them.
-        responses: the kept responses.
         answered: the requests that were answered last, for clients that compare later ones with them.
         adapters: the folders of the mounted adapters, by the model.
         ranks: that compute the model together with this process; None: it computes alone.

@@ -35,9 +35,6 @@ class ImageFetcher:
     """Fetches images, and keeps them, because conversations name them in every turn.
 
     Safe to use from any thread.
-
-    Args:
-        max_bytes: of an image.
     """
 
     def __init__(

@@ -27,7 +27,6 @@ class ReadModel:
     """A model folder without its weights.
 
     Attributes:
-        tokenizer: see `models.tokenizer`.
         config: content of config.json.
         sampling: the model author's defaults, from generation_config.json.
     """
@@ -44,7 +43,6 @@ class LoadedModel(ReadModel):
     Attributes:
         network: mlx_lm's module; `network(tokens[1, n], cache=...)` returns logits [1, n, vocabulary].
         vocabulary: width of the logits; at least the tokenizer's size, often padded.
-        precision: of the weights.
         vision: reads images; None if the model has no eyes, or they cannot be used.
         blind_reason: why a model that has eyes does not use them, for the person who runs the server; else
             empty.

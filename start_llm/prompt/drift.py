@@ -25,7 +25,6 @@ class Rule:
     Attributes:
         name: description, used in notes.
         client: the clients that were seen to do it.
-        role: role of the messages that have it.
         is_first: only the first message of that role has it.
         drift: class of the change.
         lesson: number of the lesson with the evidence.

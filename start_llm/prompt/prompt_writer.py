@@ -24,7 +24,6 @@ class PromptSource:
 
     Attributes:
         transient: messages after those of the request, which the next request will not have.
-        options: of the template.
         now: for templates that write dates.
     """
 

@@ -39,9 +39,7 @@ class ConversationScan:
         sent: its messages as the client sent them.
         names: for each message the random names in it (`scan.names_of`).
         looks: scans of the messages in native form, with results in the order of their calls.
-        calls: the calls of all messages.
         root: key of the root, from which `keys` are chained.
-        keys: the key of each prefix.
     """
 
     sent: Sequence[Message]
@@ -78,7 +76,6 @@ class RememberedConversations:
 
         Args:
             sent: its messages as the client sent them.
-            late_tools: late tools of the request.
             root: key of the root, from which the keys are chained.
         """
         fields: list[_Fields] = list(map(_FIELDS, sent))

@@ -34,7 +34,6 @@ class MessageScan(NamedTuple):
     Attributes:
         native: the message in native form (`call_ids.in_native_form`).
         apart: the message with its reasoning moved out of the text, for comparisons only.
-        canonical: its canonical form.
         echoed: digest of the reasoning that the client sent.
         ignored: texts in it that are no content.
     """

@@ -9,11 +9,7 @@ from start_llm.prompt.template_audit.facts import BUDGET_OPTION, TemplateFacts
 
 @dataclass(frozen=True, slots=True)
 class TemplateOptions:
-    """The options of one model's template.
-
-    Attributes:
-        facts: what the template does with its options.
-    """
+    """The options of one model's template."""
 
     facts: TemplateFacts
     policy: PromptPolicy

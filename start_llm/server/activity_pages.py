@@ -35,9 +35,6 @@ class ActivityPages:
     If the server asks for keys, each key sees its own requests only. If it does not, everybody sees the
     numbers of all, since clients send any key that they like; names of sessions and texts are still those of
     the caller's own key alone.
-
-    Attributes:
-        asks_key: the server asks for keys.
     """
 
     models: ServedModels

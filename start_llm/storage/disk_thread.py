@@ -24,7 +24,6 @@ class DiskThread:
 
     Args:
         on_error: called on this thread with what a job has raised.
-        name: of the thread.
         clock: returns seconds.
     """
 

@@ -44,11 +44,7 @@ class RunningServer:
 
 
 class ServerFile:
-    """The file of this process's server.
-
-    Args:
-        folder: where the files of all servers are.
-    """
+    """The file of this process's server, in the folder of all of them."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

@@ -84,7 +84,6 @@ class ImageMemory:
     Attributes:
         tower_bytes: for a run of the vision tower.
         kept_bytes: for images that are kept as the tower has seen them.
-        max_tokens: most tokens of one image.
     """
 
     tower_bytes: int = 0

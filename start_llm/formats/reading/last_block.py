@@ -7,7 +7,6 @@ class LastBlockReader:
     """Reads a block that is calls only if the reply ends behind it, and only as the model wrote them.
 
     Args:
-        reader: parses the block.
         beginning: the text of the block that has been read already.
     """
 

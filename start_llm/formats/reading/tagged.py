@@ -42,7 +42,6 @@ class Tags(Block):
     Attributes:
         key: the start of an argument; group `key` is its name, group `type` the type that the model states.
         value_end: literal text, with `KEY` for the argument's name.
-        end: the end of a call.
         another: the start of another call up to its arguments, which a value may end before; group `tool` is
             its name; matches nothing by default.
         has_bare_names: a name without arguments may be any word, so only that of an offered tool is a call.

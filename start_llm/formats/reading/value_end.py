@@ -21,7 +21,6 @@ class TagPatterns:
 
     Attributes:
         key: the start of an argument; group `key` is its name.
-        end: the end of the call.
         tail: what may follow the last value of a block.
         call: the start of another call up to its first argument or its end; group `tool` is its name.
         has_lines: each tag stands at the start of a line. Else a tag counts wherever it stands.

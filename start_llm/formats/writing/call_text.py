@@ -59,7 +59,6 @@ class CallText:
     Attributes:
         mark: text in a chat template that shows that the model uses this notation.
         head: text before the arguments, with `NAME` for the tool and `NUMBER` for the number of the call.
-        first: the number of the first call.
         tail: text after the arguments.
         before, between, after: text before all calls, between two calls, and after all calls.
     """

@@ -14,11 +14,7 @@ _BEFORE, _WORD, _AFTER = "probebefore", "probeimage", "probeafter"
 
 
 def image_facts(probe: TemplateProbe, facts: TemplateFacts, placeholder: str) -> TemplateFacts:
-    """Add what the template shows of images.
-
-    Args:
-        placeholder: what it writes for an image.
-    """
+    """Add what the template shows of images, for which it writes the placeholder."""
     for part in _PARTS:
         written = between(probe.text(USER | {"content": _parts(part)}), _BEFORE, _AFTER)
         if placeholder in written:

@@ -36,7 +36,6 @@ class ReasoningFacts:
 
     Attributes:
         calling: a reply that calls a tool, in the form that the template takes.
-        result: the result of that call.
     """
 
     probe: TemplateProbe
