@@ -17,7 +17,7 @@ class Guide(Protocol):
         """Accept the next tokens of the reply.
 
         Raises:
-            GuideLost: the constraint does not allow them.
+            ConstraintViolated: the constraint does not allow them.
         """
         ...
 
@@ -25,7 +25,7 @@ class Guide(Protocol):
         """Return a byte for each token id: 0 if the token cannot come next.
 
         Raises:
-            GuideLost: the allowed tokens cannot be computed.
+            ConstraintViolated: the allowed tokens cannot be computed.
         """
         ...
 

@@ -22,12 +22,13 @@ StartLLMError
 │   ├── LengthRequired           411
 │   ├── BodyTooLarge             413
 │   ├── UnsupportedMediaType     415
+│   ├── RateLimited              429
 │   ├── HeadersTooLarge          431
 │   ├── InternalError            500
 │   ├── BadGateway               502
 │   └── Overloaded               503
 ├── EngineDied                   the engine thread is gone: 500
-├── GuideLost                    a reply cannot follow its output constraint
+├── ConstraintViolated           a reply does not follow its output constraint
 └── ClientGone                   the client has disconnected
 """
 
