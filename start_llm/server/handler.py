@@ -6,6 +6,7 @@ from dataclasses import replace
 from http import HTTPStatus
 from urllib.parse import parse_qsl, unquote
 
+from start_llm.access.backend_secret import Caller
 from start_llm.access.request_target import origin_form
 from start_llm.core.chat import ChatRequest, GenerationRequest, RequestOrigin
 from start_llm.core.client_presence import check_client, client_watched
@@ -130,7 +131,7 @@ class Handler(HttpConnection):
         context = self.server.context
         if context.tenants.is_warm_up(self._lower_headers()):
             return
-        if left := stack.enter_context(context.key_limits.request(self._tenant())):
+        if left := stack.enter_context(context.key_limits.request(self._caller().tenant.encode())):
             self._limit_headers = self._dialect.limit_headers(left)
 
     def _page_request(self, match: RouteMatch) -> PageRequest:
@@ -155,6 +156,9 @@ class Handler(HttpConnection):
 
     def _tenant(self) -> bytes:
         return self.server.context.tenants.of(self._lower_headers(), self.command, self.path)
+
+    def _caller(self) -> Caller:
+        return self.server.context.tenants.caller(self._lower_headers(), self.command, self.path)
 
     def _request_context(self, model: ServedModel) -> RequestContext:
         context = self.server.context
@@ -230,9 +234,15 @@ class Handler(HttpConnection):
             if call.unavailable:
                 self._answer_unavailable(call)
                 return
-            program = self.server.context.tenants.caller(headers, self.command, self.path).program
+            caller = self._caller()
             origin = RequestOrigin(
-                call.reply.id, route.path, model.facts.card.id, program, call.mended, call.unknown_model
+                id=call.reply.id,
+                endpoint=route.path,
+                model=model.facts.card.id,
+                client=caller.program,
+                mended=call.mended,
+                unknown_model=call.unknown_model,
+                key=caller.tenant.encode(),
             )
             self._respond(model.service, call, request, origin)
 

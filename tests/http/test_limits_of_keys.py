@@ -42,6 +42,18 @@ def test_a_key_learns_what_is_left_and_then_when_to_come_again(limited: Server, 
     assert another.status == 200, "others have their own"
 
 
+def test_keys_that_share_a_cache_have_limits_of_their_own(tiny_model: TinyModel):
+    limits = {"tokens_per_minute": 4, "requests_at_once": 8, "isolates_tenants": False}
+    with serving(tiny_model("qwen3"), **limits) as server:
+
+        def status(key: str) -> int:
+            asked = ASKED["/v1/chat/completions"]
+            headers = {"Authorization": f"Bearer {key}"}
+            return ask(server.port, "POST", "/v1/chat/completions", asked, headers).status
+
+        assert [status(key) for key in ("first", "first", "second", "second")] == [200, 429, 200, 429]
+
+
 def test_what_computes_nothing_is_not_limited(limited: Server):
     key = {"Authorization": "Bearer counts"}
     for _ in range(3):
