@@ -135,6 +135,27 @@ def message_of(path: str, event: str) -> str:
     return told["error"]["message"]
 
 
+@pytest.mark.parametrize(
+    "pieces", [[], [chunk(b"data: 1\n"), chunk(b"\n")]], ids=["no event", "an event in pieces"]
+)
+def test_between_two_events_a_cut_is_told_wherever_the_pieces_end(pieces: list[bytes]):
+    async def one_by_one(sent: list[Any]) -> AsyncIterator[bytes]:
+        yield IN_CHUNKS
+        for number, piece in enumerate(pieces):
+            while len(sent) < 1 + number:
+                await asyncio.sleep(0)
+            yield piece
+
+    sent = answered(one_by_one)
+    assert "the server ended in the middle of this reply" in body_of(sent).decode()
+    assert is_ended(sent)
+
+
+def test_a_whole_reply_that_is_cut_stays_cut():
+    head = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 9\r\n\r\n"
+    assert not is_ended(answered(written(head)))
+
+
 def test_in_the_middle_of_an_event_a_cut_stays_a_cut():
     sent = answered(written(IN_CHUNKS, chunk(b"data: 1\n\ndata: {")))
     assert body_of(sent) == b"data: 1\n\ndata: {"
