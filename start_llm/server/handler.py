@@ -109,8 +109,9 @@ class Handler(HttpConnection):
             match ENDPOINTS[match.route.name]:
                 case PageEndpoint(answer):
                     self._send_page(answer(self.server.context, self._page_request(match)))
-                case ModelEndpoint(answer):
-                    self._limit_key(stack)
+                case ModelEndpoint(answer, computes):
+                    if computes:
+                        self._limit_key(stack)
                     fields = self._fields(match.route)
                     model = stack.enter_context(self._lease(fields.value("model"), streams=False))
                     self._send_json(200, answer(fields, model))
