@@ -98,7 +98,7 @@ def test_a_body_that_cannot_be_decoded_or_is_too_long_is_refused(raw: bytes, cod
 
 
 @pytest.mark.parametrize("path", [CHAT, MESSAGES])
-def test_a_body_that_does_not_come_in_time_is_told(path: str):
+def test_a_body_that_does_not_come_in_time_is_refused(path: str):
     _, error = read(b'{"model":', path=path, is_whole=False, body_s=0.01)
     assert (error["status"], error["error"]["message"]) == (
         408,

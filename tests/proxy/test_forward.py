@@ -138,7 +138,7 @@ def message_of(path: str, event: str) -> str:
 @pytest.mark.parametrize(
     "pieces", [[], [chunk(b"data: 1\n"), chunk(b"\n")]], ids=["no event", "an event in pieces"]
 )
-def test_between_two_events_a_cut_is_told_wherever_the_pieces_end(pieces: list[bytes]):
+def test_between_two_events_a_cut_ends_with_an_error_wherever_the_pieces_end(pieces: list[bytes]):
     async def one_by_one(sent: list[Any]) -> AsyncIterator[bytes]:
         yield IN_CHUNKS
         for number, piece in enumerate(pieces):
