@@ -185,7 +185,9 @@ def _single_values(headers: Iterable[tuple[str, str]]) -> Mapping[str, str]:
 def _name_in(host: str) -> str:
     """Return the name or address that a Host header gives, without its port; empty if it gives none."""
     match = _HOST.fullmatch(host)
-    return (match["v6"] or match["name"]).lower().rstrip(".") if match else ""
+    if match is None:
+        return ""
+    return match["v6"].lower() if match["v6"] else match["name"].lower().rstrip(".")
 
 
 def _netloc(origin: str) -> str | None:

@@ -46,7 +46,7 @@ class TokensLeft:
 
 @dataclass(slots=True)
 class _Use:
-    """What one tenant has taken.
+    """What one key has taken.
 
     Attributes:
         running: its requests that are being answered.
@@ -60,7 +60,7 @@ class _Use:
 
 
 class KeyLimits:
-    """Keeps each tenant within limits. Thread-safe.
+    """Keeps each API key within limits, by its digest. Thread-safe.
 
     Tokens are those that were computed: of prompts without what the cache had, and of replies. They are known
     behind a reply, so a request is let in while any are left, and what it takes too much is waited for later.
@@ -89,38 +89,38 @@ class KeyLimits:
         self._changed = threading.Condition()
 
     @contextmanager
-    def request(self, tenant: bytes) -> Generator[TokensLeft | None]:
+    def request(self, key: bytes) -> Generator[TokensLeft | None]:
         """Let a request be answered in the block. Yields what is left, None if tokens have no limit.
 
         Raises:
-            RateLimited: the tenant has as many requests or tokens as it may have.
+            RateLimited: the key has as many requests or tokens as it may have.
         """
-        left = self._admit(tenant)
+        left = self._admit(key)
         try:
             yield left
         finally:
             with self._changed:
-                self._uses[tenant].running -= 1
+                self._uses[key].running -= 1
                 self._changed.notify_all()
 
-    def note_tokens(self, tenant: bytes, count: int) -> None:
-        """Record tokens that were computed for a tenant."""
+    def note_tokens(self, key: bytes, count: int) -> None:
+        """Record tokens that were computed for a key."""
         if self._tokens_per_minute:
             with self._changed:
-                self._use(tenant).tokens += count
+                self._use(key).tokens += count
 
-    def _admit(self, tenant: bytes) -> TokensLeft | None:
+    def _admit(self, key: bytes) -> TokensLeft | None:
         with self._changed:
             self._forget_unused()
-            if not self._changed.wait_for(lambda: self._has_room(tenant), self._patience_s):
+            if not self._changed.wait_for(lambda: self._has_room(key), self._patience_s):
                 raise RateLimited(f"This key has {self._requests} requests that are being answered.")
-            use = self._use(tenant)
+            use = self._use(key)
             left = self._tokens_left(use) if self._tokens_per_minute else None
             use.running += 1
             return left
 
-    def _has_room(self, tenant: bytes) -> bool:
-        return not self._requests or self._use(tenant).running < self._requests
+    def _has_room(self, key: bytes) -> bool:
+        return not self._requests or self._use(key).running < self._requests
 
     def _tokens_left(self, use: _Use) -> TokensLeft:
         limit = self._tokens_per_minute
@@ -130,16 +130,16 @@ class KeyLimits:
             raise RateLimited(problem, retry_after_s=wait_s)
         return TokensLeft(limit, int(limit - use.tokens), use.tokens * _MINUTE_S / limit)
 
-    def _use(self, tenant: bytes) -> _Use:
-        """Return what a tenant has taken until now."""
-        use, now = self._uses.setdefault(tenant, _Use()), self._clock()
+    def _use(self, key: bytes) -> _Use:
+        """Return what a key has taken until now."""
+        use, now = self._uses.setdefault(key, _Use()), self._clock()
         use.tokens = max(use.tokens - (now - use.at) * self._tokens_per_minute / _MINUTE_S, 0.0)
         use.at = now
         return use
 
     def _forget_unused(self) -> None:
-        """Forget tenants that have all of their limits left: anybody can send any number of keys."""
-        for tenant in [*self._uses]:
-            use = self._use(tenant)
+        """Forget keys that have all of their limits left: anybody can send any number of keys."""
+        for key in [*self._uses]:
+            use = self._use(key)
             if not use.running and not use.tokens:
-                del self._uses[tenant]
+                del self._uses[key]

@@ -182,6 +182,8 @@ class RequestOrigin:
         client: the program that sent it; empty if it does not say.
         mended: paths of messages in which something was mended, because clients cannot take them back.
         unknown_model: the name that was asked for, if no model has it.
+        key: a digest of the API key that it came with; empty for none. Requests of several keys may be one
+            tenant's.
     """
 
     id: str
@@ -190,6 +192,7 @@ class RequestOrigin:
     client: str = ""
     mended: tuple[str, ...] = ()
     unknown_model: str = ""
+    key: bytes = b""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

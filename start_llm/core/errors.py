@@ -206,6 +206,10 @@ class RequestTimeout(RequestError):
     kind = "timeout_error"
 
 
+def body_too_slow(body_s: float) -> RequestTimeout:
+    return RequestTimeout(f"The body did not arrive within {body_s:g} seconds.")
+
+
 class Conflict(RequestError):
     """The object is not in a state in which this can be done to it."""
 

@@ -16,7 +16,7 @@ from start_llm.access.cross_origin import AllowedOrigins
 from start_llm.proxy.asgi import Application, Receive, Send
 from start_llm.proxy.backend import Backend
 from start_llm.proxy.bodies import Bodies
-from start_llm.proxy.config import api_base
+from start_llm.proxy.config import BODY_S, api_base
 from start_llm.proxy.forward import Forward
 from start_llm.proxy.litellm_router import LiteLLMRouter
 from start_llm.proxy.proxy_access import ProxyAccessPolicy
@@ -34,7 +34,9 @@ def application() -> Application:
     forward = ToStatusPage(Forward(app, router.find_server), backends[0].url)
     routed = forward if len(backends) == 1 else _among_servers(forward, backends)
     most_bytes = int(os.environ["START_LLM_PROXY_MOST_BYTES"])
-    return _with_access_policy(Connected(Bodies(routed, most_bytes), backends), secret, most_bytes)
+    return _with_access_policy(
+        Connected(Bodies(routed, most_bytes, float(os.environ[BODY_S])), backends), secret, most_bytes
+    )
 
 
 class Connected:

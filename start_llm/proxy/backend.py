@@ -1,6 +1,7 @@
 """Send requests from the proxy's process to a server, and read what it answers."""
 
 import json
+import re
 from collections.abc import AsyncGenerator, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ from start_llm.protocols.sessions import READ_HEADERS
 _PATIENCE_S = 60
 PASSED_ON = frozenset(("content-type", "anthropic-version", RECEIPT_HEADER, WARM_UP_HEADER, *READ_HEADERS))
 """Headers of clients that the server looks at."""
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 type Headers = Iterable[tuple[bytes, bytes]]
 
@@ -91,12 +93,15 @@ class Backend:
 
         Args:
             path: as a URL has it, with the query.
-            headers: of the request in the proxy, which name its caller. The caller is signed here.
+            headers: of the request in the proxy, which name its caller. The caller is signed here. Control
+                characters in them become spaces: no HTTP client sends them.
 
         Raises:
             aiohttp.ClientError, TimeoutError: the server does not answer.
         """
-        named = {name.decode("latin-1"): value.decode("latin-1") for name, value in headers}
+        named = {
+            name.decode("latin-1"): _CONTROL.sub(" ", value.decode("latin-1")) for name, value in headers
+        }
         sent = {name: value for name, value in named.items() if name in PASSED_ON}
         sent |= {"Authorization": f"Bearer {self._secret.api_key}", "Accept-Encoding": "identity"}
         sent |= self._secret.signed(Caller.named_in(named), method, path.partition("?")[0])

@@ -4,10 +4,11 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import Any
 
+import anyio
 from starlette.requests import ClientDisconnect, Request
 
 from start_llm.access.content_coding import IDENTITY, content_coding, decoded
-from start_llm.core.errors import RequestError, body_too_large
+from start_llm.core.errors import RequestError, body_too_large, body_too_slow
 from start_llm.protocols.fields import Fields, parse_body
 from start_llm.proxy.asgi import Application, Receive, Send
 from start_llm.proxy.refusals import refuse
@@ -46,11 +47,13 @@ class Bodies:
 
     Args:
         max_body_bytes: the longest body, also once it is decompressed.
+        body_s: seconds within which all of it has to come.
     """
 
-    def __init__(self, inside: Application, max_body_bytes: int) -> None:
+    def __init__(self, inside: Application, max_body_bytes: int, body_s: float) -> None:
         self._inside = inside
         self._max_body_bytes = max_body_bytes
+        self._body_s = body_s
 
     async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["method"] == "POST":
@@ -73,13 +76,22 @@ class Bodies:
 
         Raises:
             BodyTooLarge: it is longer than the limit.
+            RequestTimeout: it takes longer than the limit.
         """
         coding = content_coding(", ".join(request.headers.getlist("content-encoding")))
+        try:
+            with anyio.fail_after(self._body_s):
+                raw = await self._sent(request)
+        except TimeoutError as error:
+            raise body_too_slow(self._body_s) from error
+        if coding == IDENTITY:
+            return raw
+        return await asyncio.to_thread(decoded, raw, coding, self._max_body_bytes)
+
+    async def _sent(self, request: Request) -> bytes:
         raw = bytearray()
         async for piece in request.stream():
             raw += piece
             if len(raw) > self._max_body_bytes:
                 raise body_too_large(self._max_body_bytes)
-        if coding == IDENTITY:
-            return bytes(raw)
-        return await asyncio.to_thread(decoded, bytes(raw), coding, self._max_body_bytes)
+        return bytes(raw)

@@ -5,10 +5,12 @@ when the parent ends, even after `kill -9`, and then this process ends too.
 """
 
 import gc
+import math
 import os
 import shutil
 import sys
 import threading
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -29,11 +31,15 @@ def main(config_path: str, port: int) -> None:
     import uvicorn  # noqa: PLC0415 - LiteLLM takes seconds, and the parent must be watched before
 
     from start_llm.proxy.around_litellm import application  # noqa: PLC0415
+    from start_llm.proxy.client_times import ClientTimes  # noqa: PLC0415
     from start_llm.proxy.half_open import KeptHalfOpen  # noqa: PLC0415
 
+    times = ClientTimes.of(os.environ)
+    protocol: Any = partial(KeptHalfOpen, times)
     config = uvicorn.Config(
         application(),
-        http=KeptHalfOpen,
+        http=protocol,
+        timeout_keep_alive=math.ceil(times.idle_s),
         log_level="warning",
         access_log=False,
         timeout_graceful_shutdown=_GRACE_S,

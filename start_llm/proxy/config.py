@@ -14,6 +14,8 @@ from start_llm.config.settings import Settings
 from start_llm.core.chat import Json
 
 _ROUTER = "start_llm.proxy.litellm_router.chosen_deployment"
+IDLE_S, HEADER_S, BODY_S = (f"START_LLM_PROXY_{what}_S" for what in ("IDLE", "HEADER", "BODY"))
+"""The variables of the child that have the seconds of `core.limits.ServerLimits`."""
 _BACKENDS, _SECRET = (f"START_LLM_BACKEND{end}" for end in ("S", "_SECRET"))
 
 # LiteLLM reads these when it is imported. Without them it downloads price lists, news and templates, reads
@@ -116,7 +118,7 @@ def environment(config: ProxyConfig, inherited: Mapping[str, str]) -> dict[str, 
         for name, value in inherited.items()
         if name not in _FOREIGN_NAMES and not name.startswith(_FOREIGN_PREFIXES) and name != "LD_PRELOAD"
     }
-    access = config.settings.access
+    access, http = config.settings.access, config.settings.http
     return {
         **kept,
         **_LOCAL_ONLY,
@@ -126,7 +128,10 @@ def environment(config: ProxyConfig, inherited: Mapping[str, str]) -> dict[str, 
         "START_LLM_PROXY_KEYS": ",".join(config.keys),
         "START_LLM_PROXY_HOSTS": ",".join(access.hosts),
         "START_LLM_PROXY_ORIGINS": ",".join(access.origins),
-        "START_LLM_PROXY_MOST_BYTES": str(config.settings.http.max_body_bytes),
+        "START_LLM_PROXY_MOST_BYTES": str(http.max_body_bytes),
+        IDLE_S: str(http.idle_s),
+        HEADER_S: str(http.header_s),
+        BODY_S: str(http.body_s),
         _BACKENDS: ",".join(config.backends),
         _SECRET: config.secret.text,
         "NO_PROXY": "127.0.0.1,localhost,::1",

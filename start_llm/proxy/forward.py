@@ -39,7 +39,7 @@ _PASSED_BACK = (
     *LIMIT_HEADERS,
 )
 _MESSAGES, _RESPONSES = "/v1/messages", "/v1/responses"
-_EVENT_END = b"\n\n"
+_EVENTS, _EVENT_END = "text/event-stream", b"\n\n"
 _CUT = (
     "Connection lost: the server ended in the middle of this reply. What came before is all that there is. "
     "You can retry your request."
@@ -104,12 +104,13 @@ async def _send_on(answer: aiohttp.ClientResponse, path: str, send: Send) -> boo
     Returns:
         False if it was cut in the midst of an event or an object: the client has to see that.
     """
-    piece = b""
+    end = _EVENT_END
     try:
         async for piece in answer.content.iter_any():
+            end = (end + piece)[-len(_EVENT_END) :]
             await send({"type": "http.response.body", "body": piece, "more_body": True})
     except aiohttp.ClientError:
-        if not piece.endswith(_EVENT_END):
+        if answer.content_type != _EVENTS or end != _EVENT_END:
             return False
         await send({"type": "http.response.body", "body": _cut_event(path), "more_body": True})
     return True

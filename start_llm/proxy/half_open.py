@@ -6,19 +6,15 @@ of the proxy run on this machine, so it can be seen whether a process still has 
 """
 
 import asyncio
-from typing import Any
 
-from uvicorn.protocols.http.auto import AutoHTTPProtocol
-
+from start_llm.proxy.client_times import TimedProtocol
 from start_llm.proxy.ports import is_connected
 
 _LOOK_S = 0.2
 
-_Protocol: Any = AutoHTTPProtocol
 
-
-class KeptHalfOpen(_Protocol):
-    """uvicorn's HTTP protocol, except for clients that have closed one side."""
+class KeptHalfOpen(TimedProtocol):
+    """The HTTP protocol, except for clients that have closed one side."""
 
     _leaving: asyncio.Task[None] | None = None
 

@@ -82,11 +82,11 @@ class ProxyAccessPolicy:
     def _passed_on(self, headers: Sequence[tuple[str, str]]) -> list[tuple[bytes, bytes]]:
         """Return the headers that the server reads, and who the caller is."""
         by_name = dict(headers)
-        kept = {name: value for name, value in headers if name in _PASSED}
+        kept = [(name, value) for name, value in headers if name in _PASSED]
+        own = {TENANT_HEADER: tenant_of_key(key_of(by_name)), CLIENT_HEADER: client_name(by_name)}
         if by_name.get(WARM_UP_HEADER) == self._secret.warm_up:
-            kept[WARM_UP_HEADER] = self._secret.warm_up
-        caller = {TENANT_HEADER: tenant_of_key(key_of(by_name)), CLIENT_HEADER: client_name(by_name)}
-        return encoded((kept | caller).items())
+            own[WARM_UP_HEADER] = self._secret.warm_up
+        return encoded([*kept, *own.items()])
 
 
 def _in_origin_form(scope: Any) -> Any:

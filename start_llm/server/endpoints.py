@@ -43,9 +43,14 @@ class QueryEndpoint:
 
 @dataclass(frozen=True, slots=True)
 class ModelEndpoint:
-    """Is answered by the model that the body names, without a reply of tokens."""
+    """Is answered by the model that the body names, without a reply of tokens.
+
+    Attributes:
+        computes: what it computes counts as a request of its key.
+    """
 
     answer: Callable[[Fields, ServedModel], Mapping[str, Json]]
+    computes: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,12 +132,14 @@ ENDPOINTS: Mapping[str, Endpoint] = {
     "GET /v1/adapters": _adapters(AdapterPages.listed),
     "POST /v1/adapters": _adapters(AdapterPages.mount),
     "DELETE /v1/adapters/{id}": _adapters(AdapterPages.unmount),
-    "POST /v1/embeddings": ModelEndpoint(embeddings),
+    "POST /v1/embeddings": ModelEndpoint(embeddings, computes=True),
     "POST /tokenize": QueryEndpoint(
         tokenization.parse,
         lambda service, request: tokenization.tokens_body(service.tokens(request), service.window),
     ),
-    "POST /detokenize": ModelEndpoint(lambda body, model: tokenization.text_body(body, model.facts)),
+    "POST /detokenize": ModelEndpoint(
+        lambda body, model: tokenization.text_body(body, model.facts), computes=False
+    ),
     "GET /health": _status(model_pages.health),
     "GET /stats": _status(model_pages.stats),
     "GET /metrics": PageEndpoint(_metrics),

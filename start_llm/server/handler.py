@@ -6,6 +6,7 @@ from dataclasses import replace
 from http import HTTPStatus
 from urllib.parse import parse_qsl, unquote
 
+from start_llm.access.backend_secret import Caller
 from start_llm.access.request_target import origin_form
 from start_llm.core.chat import ChatRequest, GenerationRequest, RequestOrigin
 from start_llm.core.client_presence import check_client, client_watched
@@ -108,8 +109,9 @@ class Handler(HttpConnection):
             match ENDPOINTS[match.route.name]:
                 case PageEndpoint(answer):
                     self._send_page(answer(self.server.context, self._page_request(match)))
-                case ModelEndpoint(answer):
-                    self._limit_key(stack)
+                case ModelEndpoint(answer, computes):
+                    if computes:
+                        self._limit_key(stack)
                     fields = self._fields(match.route)
                     model = stack.enter_context(self._lease(fields.value("model"), streams=False))
                     self._send_json(200, answer(fields, model))
@@ -130,7 +132,7 @@ class Handler(HttpConnection):
         context = self.server.context
         if context.tenants.is_warm_up(self._lower_headers()):
             return
-        if left := stack.enter_context(context.key_limits.request(self._tenant())):
+        if left := stack.enter_context(context.key_limits.request(self._caller().tenant.encode())):
             self._limit_headers = self._dialect.limit_headers(left)
 
     def _page_request(self, match: RouteMatch) -> PageRequest:
@@ -155,6 +157,9 @@ class Handler(HttpConnection):
 
     def _tenant(self) -> bytes:
         return self.server.context.tenants.of(self._lower_headers(), self.command, self.path)
+
+    def _caller(self) -> Caller:
+        return self.server.context.tenants.caller(self._lower_headers(), self.command, self.path)
 
     def _request_context(self, model: ServedModel) -> RequestContext:
         context = self.server.context
@@ -230,9 +235,15 @@ class Handler(HttpConnection):
             if call.unavailable:
                 self._answer_unavailable(call)
                 return
-            program = self.server.context.tenants.caller(headers, self.command, self.path).program
+            caller = self._caller()
             origin = RequestOrigin(
-                call.reply.id, route.path, model.facts.card.id, program, call.mended, call.unknown_model
+                id=call.reply.id,
+                endpoint=route.path,
+                model=model.facts.card.id,
+                client=caller.program,
+                mended=call.mended,
+                unknown_model=call.unknown_model,
+                key=caller.tenant.encode(),
             )
             self._respond(model.service, call, request, origin)
 

@@ -19,7 +19,7 @@ from start_llm.core.allocator import give_back_free_memory
 from start_llm.core.answering_model import ANSWERING_MODEL, in_a_header
 from start_llm.core.chat import Json
 from start_llm.core.client_presence import LOOK_S, held_in_turn
-from start_llm.core.errors import ClientGone, InvalidRequest, LengthRequired, RequestTimeout, body_too_large
+from start_llm.core.errors import ClientGone, InvalidRequest, LengthRequired, body_too_large, body_too_slow
 from start_llm.core.unenforced import UNENFORCED
 from start_llm.protocols.base import SSEFrame, json_text, new_id
 from start_llm.protocols.fields import Fields, parse_body
@@ -246,8 +246,7 @@ class HttpConnection(BaseHTTPRequestHandler):
             with self.server.connections.not_busy(self.connection):
                 body = self._received(length)
         except TimeoutError as error:
-            seconds = self.server.limits.body_s
-            raise RequestTimeout(f"The body did not arrive within {seconds:g} seconds.") from error
+            raise body_too_slow(self.server.limits.body_s) from error
         self._unread_body = False
         return decoded(body, coding, self.server.limits.max_body_bytes)
 

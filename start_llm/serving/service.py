@@ -321,6 +321,7 @@ def _facts(prepared: PreparedRequest, origin: RequestOrigin, turn: Turn, *, imag
     return RequestFacts(
         id=origin.id,
         tenant=request.tenant,
+        key=origin.key,
         client=origin.client,
         unknown_model=origin.unknown_model,
         name=session_name(request.session_id),

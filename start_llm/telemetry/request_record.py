@@ -20,6 +20,7 @@ class RequestFacts:
 
     Attributes:
         tenant: whose request it is; shown to nobody.
+        key: a digest of its API key; shown to nobody.
         client: the program that sent it; empty if it does not say.
         unknown_model: the name of a model that it asks for and nobody has; else empty.
         session: a digest that names its session and reveals nothing.
@@ -35,6 +36,7 @@ class RequestFacts:
     session: str
     session_source: Literal["client", "conversation", "none"]
     prompt_tokens: int
+    key: bytes = b""
     name: str = ""
     client: str = ""
     unknown_model: str = ""

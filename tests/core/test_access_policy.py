@@ -51,6 +51,7 @@ def test_loopback_is_served_under_every_name_of_it(host):
         "evil.example",
         "evil.example:8080",
         "localhost.evil.example",
+        "[::1.]",
         "evil-localhost",
         "127.0.0.1.evil.example",
         "127.0.0.1@evil.example",

@@ -13,8 +13,9 @@ from tests.server.client import ask
 from tests.serving import Server, serving
 
 HI = [{"role": "user", "content": "Hello"}]
+CHAT = "/v1/chat/completions"
 ASKED: dict[str, dict[str, Any]] = {
-    "/v1/chat/completions": {"messages": HI, "max_tokens": 4},
+    CHAT: {"messages": HI, "max_tokens": 4},
     "/v1/messages": {"messages": HI, "max_tokens": 4},
     "/v1/responses": {"input": "Hello", "max_output_tokens": 16},
 }
@@ -42,8 +43,27 @@ def test_a_key_learns_what_is_left_and_then_when_to_come_again(limited: Server, 
     assert another.status == 200, "others have their own"
 
 
-def test_what_computes_nothing_is_not_limited(limited: Server):
-    key = {"Authorization": "Bearer counts"}
-    for _ in range(3):
-        asked = ASKED["/v1/messages"]
-        assert ask(limited.port, "POST", "/v1/messages/count_tokens", asked, key).status == 200
+def test_keys_that_share_a_cache_have_limits_of_their_own(tiny_model: TinyModel):
+    limits = {"tokens_per_minute": 4, "requests_at_once": 8, "isolates_tenants": False}
+    with serving(tiny_model("qwen3"), **limits) as server:
+
+        def status(key: str) -> int:
+            return ask(server.port, "POST", CHAT, ASKED[CHAT], {"Authorization": f"Bearer {key}"}).status
+
+        assert [status(key) for key in ("first", "first", "second", "second")] == [200, 429, 200, 429]
+
+
+COMPUTE_NOTHING = {
+    "/v1/messages/count_tokens": ASKED["/v1/messages"],
+    "/tokenize": {"prompt": "Hello"},
+    "/detokenize": {"tokens": [1, 2, 3]},
+}
+
+
+@pytest.mark.parametrize("path", COMPUTE_NOTHING)
+def test_what_computes_nothing_is_not_limited(limited: Server, path: str):
+    key = {"Authorization": f"Bearer {path}"}
+    chat = [ask(limited.port, "POST", CHAT, ASKED[CHAT], key).status for _ in range(2)]
+    answer = ask(limited.port, "POST", path, COMPUTE_NOTHING[path], key)
+    assert (chat, answer.status) == ([200, 429], 200)
+    assert not {*LIMIT_HEADERS} & {name.lower() for name in answer.headers}

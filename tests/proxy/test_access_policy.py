@@ -314,6 +314,13 @@ def test_only_headers_that_the_server_reads_go_on():
     }
 
 
+def test_of_a_header_that_is_there_twice_both_go_on():
+    """The server, too, knows of no body that is encoded twice."""
+    codings = {"content-encoding": "gzip", "Content-Encoding": "zstd"}
+    ((scope,), _) = knock("POST", "/v1/messages", KEYED | codings)
+    assert [value for name, value in scope["headers"] if name == b"content-encoding"] == [b"gzip", b"zstd"]
+
+
 def test_a_target_in_absolute_form_goes_on_without_its_host():
     scopes, _ = knock("POST", "http://127.0.0.1:4000/v1/messages", KEYED | {"host": "127.0.0.1:4000"})
     assert (scopes[0]["path"], scopes[0]["raw_path"]) == ("/v1/messages", b"/v1/messages")

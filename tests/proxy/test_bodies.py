@@ -18,7 +18,13 @@ MOST = 1_000_000
 
 
 def read(
-    raw: bytes, *, path: str = CHAT, method: str = "POST", coding: bytes = b"identity"
+    raw: bytes,
+    *,
+    path: str = CHAT,
+    method: str = "POST",
+    coding: bytes = b"identity",
+    is_whole: bool = True,
+    body_s: float = 60,
 ) -> tuple[Body | None, Any]:
     """Return the body that goes on, or the error that was sent back."""
     bodies, sent = list[Body](), list[Any]()
@@ -29,15 +35,17 @@ def read(
     async def send(event: Any) -> None:
         sent.append(event)
 
-    coming = iter([(raw[:5], True), (raw[5:], False)])
+    coming = iter([(raw[:5], True), (raw[5:], not is_whole)])
 
     async def receive() -> Any:
-        piece, more = next(coming)
+        piece, more = next(coming, (None, True))
+        if piece is None:
+            await asyncio.Event().wait()
         return {"type": "http.request", "body": piece, "more_body": more}
 
     headers = [(b"content-length", b"%d" % len(raw)), (b"content-encoding", coding)]
     scope = {"type": "http", "method": method, "path": path, "headers": headers}
-    asyncio.run(Bodies(inside, MOST)(scope, receive, send))
+    asyncio.run(Bodies(inside, MOST, body_s)(scope, receive, send))
     if not sent:
         return bodies[0], None
     return None, json.loads(sent[1]["body"]) | {"status": sent[0]["status"]}
@@ -87,6 +95,15 @@ def test_a_compressed_body_goes_on_as_it_was_before(coding: bytes, compress: Cal
 def test_a_body_that_cannot_be_decoded_or_is_too_long_is_refused(raw: bytes, coding: bytes, status: int):
     _, error = read(raw, coding=coding)
     assert error["status"] == status
+
+
+@pytest.mark.parametrize("path", [CHAT, MESSAGES])
+def test_a_body_that_does_not_come_in_time_is_refused(path: str):
+    _, error = read(b'{"model":', path=path, is_whole=False, body_s=0.01)
+    assert (error["status"], error["error"]["message"]) == (
+        408,
+        "The body did not arrive within 0.01 seconds.",
+    )
 
 
 def test_a_long_body_is_read_alike():

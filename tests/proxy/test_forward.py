@@ -6,7 +6,7 @@ import asyncio
 import http.client
 import json
 import re
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -33,7 +33,12 @@ async def silent() -> Any:
 
 
 async def forwarded(
-    url: str, path: str, sent: list[Any], receive: Any = silent, method: str = "POST"
+    url: str,
+    path: str,
+    sent: list[Any],
+    receive: Any = silent,
+    method: str = "POST",
+    headers: Sequence[tuple[bytes, bytes]] = (),
 ) -> None:
     """Send a request through the proxy's innermost part to a server, and note what its client is sent."""
 
@@ -47,7 +52,7 @@ async def forwarded(
         return backend
 
     backend = Backend(url, SECRET)
-    scope = {"type": "http", "method": method, "path": path, "query_string": b"", "headers": []}
+    scope = {"type": "http", "method": method, "path": path, "query_string": b"", "headers": headers}
     async with backend.connected():
         await Forward(litellm, find)(scope, receive, send)
 
@@ -130,6 +135,27 @@ def message_of(path: str, event: str) -> str:
     return told["error"]["message"]
 
 
+@pytest.mark.parametrize(
+    "pieces", [[], [chunk(b"data: 1\n"), chunk(b"\n")]], ids=["no event", "an event in pieces"]
+)
+def test_between_two_events_a_cut_ends_with_an_error_wherever_the_pieces_end(pieces: list[bytes]):
+    async def one_by_one(sent: list[Any]) -> AsyncIterator[bytes]:
+        yield IN_CHUNKS
+        for number, piece in enumerate(pieces):
+            while len(sent) < 1 + number:
+                await asyncio.sleep(0)
+            yield piece
+
+    sent = answered(one_by_one)
+    assert "the server ended in the middle of this reply" in body_of(sent).decode()
+    assert is_ended(sent)
+
+
+def test_a_whole_reply_that_is_cut_stays_cut():
+    head = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 9\r\n\r\n"
+    assert not is_ended(answered(written(head)))
+
+
 def test_in_the_middle_of_an_event_a_cut_stays_a_cut():
     sent = answered(written(IN_CHUNKS, chunk(b"data: 1\n\ndata: {")))
     assert body_of(sent) == b"data: 1\n\ndata: {"
@@ -157,6 +183,25 @@ def test_a_server_that_is_not_there_is_503_in_the_form_of_the_protocol(
     assert "does not answer: ClientConnectorError" in told["error"]["message"]
     assert told.get("type") == ("error" if path == "/v1/messages" else None)
     assert '"status": 503' in capsys.readouterr().out, "the terminal is told"
+
+
+def test_control_characters_in_headers_reach_the_server_as_spaces():
+    """The client of HTTP sends none, and `x-session-id` is a hint that fails no request."""
+    heads: list[str] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        heads.append((await reader.readuntil(b"\r\n\r\n")).decode())
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}")
+        writer.close()
+
+    async def play() -> None:
+        async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+            url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+            headers = [(b"x-session-id", b"a\x01b\x7fc\td")]
+            await asyncio.wait_for(forwarded(url, CHAT, [], headers=headers), 5)
+
+    asyncio.run(play())
+    assert "x-session-id: a b c d\r\n" in heads[0]
 
 
 def test_a_client_that_leaves_ends_the_request_to_the_server():

@@ -131,7 +131,7 @@ class Door:
             "path": path,
             "headers": [(name.encode(), value.encode()) for name, value in said.items()],
         }
-        await Bodies(self.routing, 10**6)(scope, receive, send)
+        await Bodies(self.routing, 10**6, 60)(scope, receive, send)
         return sent[0]["status"], b"".join(one.get("body", b"") for one in sent).decode()
 
     async def server_of(self, *words: str, **more: Any) -> str:
