@@ -194,25 +194,26 @@ def checkpoint_to_drop(
         now: one that a client asks to keep until later is dropped only if memory is short, and all others are
             gone.
     """
-    kept = sorted(_on_the_way(newest), key=lambda checkpoint: checkpoint.position)
-    starts = [0, *(checkpoint.position for checkpoint in kept)]
+    on_path = sorted(_on_the_way(newest), key=lambda checkpoint: checkpoint.position)
+    starts = [0, *(checkpoint.position for checkpoint in on_path)]
     saved = {
-        id(checkpoint): checkpoint.position - start for start, checkpoint in zip(starts, kept, strict=False)
+        id(checkpoint): checkpoint.position - start
+        for start, checkpoint in zip(starts, on_path, strict=False)
     }
-    shared = next((checkpoint for checkpoint in kept if checkpoint.position in boundaries[:1]), kept[0])
-    others = [checkpoint for checkpoint in kept[:-1] if checkpoint is not shared]
+    shared = next((checkpoint for checkpoint in on_path if checkpoint.position in boundaries[:1]), on_path[0])
+    others = [checkpoint for checkpoint in on_path[:-1] if checkpoint is not shared]
     free = [checkpoint for checkpoint in others if checkpoint.kept_until <= now]
-    inner = free or (others if is_tight and len(kept) > most else [])
+    inner = free or (others if is_tight and len(on_path) > most else [])
     if not inner:
         return None
-    if len(kept) > most:
+    if len(on_path) > most:
         before = next(
             (checkpoint for checkpoint in reversed(inner) if checkpoint.position in boundaries), None
         )
-        return min(
-            (checkpoint for checkpoint in inner if checkpoint is not before),
-            key=lambda checkpoint: saved[id(checkpoint)],
-        )
+        droppable = [checkpoint for checkpoint in inner if checkpoint is not before]
+        if not droppable:
+            return before if is_tight else None
+        return min(droppable, key=lambda checkpoint: saved[id(checkpoint)])
     least = min(inner, key=lambda checkpoint: saved[id(checkpoint)])
     is_poor = 0 < saved[id(least)] * bytes_per_token < least.state.nbytes and saved[id(least)] < _STRIDE
     return least if is_tight and is_poor else None

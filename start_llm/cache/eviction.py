@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -159,13 +159,13 @@ class Evictor:
         def is_spared(page: Page) -> bool:
             return now - page.last_used <= cache_ttl_s or is_kept(page)
 
-        for end in sorted(self._store.ends(), key=_last_used):
+        for end in _oldest_first(self._store.ends()):
             if now - _last_used(end) <= cache_ttl_s or is_enough():
                 return
             self._drop_end(end, is_spared)
 
     def _drop_ends_beyond(self, most: int, is_enough: Enough = _never, is_kept: Spare = _never) -> None:
-        ends = sorted(self._store.ends(), key=_last_used)
+        ends = _oldest_first(self._store.ends())
         for end in ends[: max(len(ends) - most, 0)]:
             if is_enough():
                 return
@@ -225,10 +225,14 @@ def _last_used(end: ConversationEnd) -> float:
     return max(end.last_used, *(checkpoint.last_used for checkpoint in checkpoints), 0)
 
 
+def _oldest_first(ends: Iterable[ConversationEnd]) -> list[ConversationEnd]:
+    return sorted(ends, key=lambda end: (_last_used(end), end.number))
+
+
 def _ranked(item: CacheItem, now: float) -> tuple[float, int, CacheItem]:
     uses = item.uses if isinstance(item, Page) else 1
     length = item.position if isinstance(item, Checkpoint) else len(item.tokens)
-    return retention_score(length=length, uses=uses, age=now - item.last_used), id(item), item
+    return retention_score(length=length, uses=uses, age=now - item.last_used), item.number, item
 
 
 def retention_score(*, length: int, uses: int, age: float) -> float:

@@ -14,6 +14,7 @@ Owned by the engine thread. Nothing here looks into arrays.
 from __future__ import annotations
 
 import hashlib
+import itertools
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -24,6 +25,8 @@ from start_llm.core.thread_owners import ENGINE, owned_by
 
 if TYPE_CHECKING:
     from start_llm.cache.arrays import KVPieces, KVSlice, StateSnapshot
+
+_next_number = itertools.count().__next__
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +92,7 @@ class SequenceCache:
         prompt_length, repeated_tokens: tokens of the prompt, and of its messages that were computed before.
         is_given_up: its client went away before the reply was complete.
         is_idle_work: nobody asked for it yet, so that it counts as used when its beginning was.
+        number: see `Page`.
     """
 
     caches: list[Any]
@@ -105,6 +109,7 @@ class SequenceCache:
     is_given_up: bool = False
     is_idle_work: bool = False
     fetch_from_batch: Callable[[], list[Any]] | None = None
+    number: int = field(default_factory=_next_number, init=False)
 
     def move_to_batch(self, fetch: Callable[[], list[Any]]) -> None:
         """Record that the caches were copied into a batch, and drop them. `fetch` copies them out of it."""
@@ -146,6 +151,7 @@ class Checkpoint:
         tail_cut: the trimmable leaves' arrays. They begin with the tail; other checkpoints of the page may
             share them.
         kept_until: seconds on the cache's clock until which a client asks to keep it.
+        number: see `Page`.
     """
 
     page: Page
@@ -154,6 +160,7 @@ class Checkpoint:
     tail_cut: KVSlice | None
     last_used: float
     kept_until: float = 0
+    number: int = field(default_factory=_next_number, init=False)
 
     @property
     def position(self) -> int:
@@ -178,6 +185,8 @@ class Page:
         holder: stores the page's KV. None: the KV is lost (or the page is a root).
         uses: sequences that computed it or were restored from it; one that was given up does not count.
         kept_until: seconds on the cache's clock until which a client asks to keep it.
+        number: of two items with the same score, the one with the lower number is evicted first. Processes
+            that do the same number them in the same order.
         by_tokens: the children again, by their tokens.
         seq_caches: those whose last full page this is.
     """
@@ -190,6 +199,7 @@ class Page:
     last_used: float = 0
     uses: int = 1
     kept_until: float = 0
+    number: int = field(default_factory=_next_number, init=False)
     children: dict[bytes, Page] = field(default_factory=dict[bytes, "Page"])
     by_tokens: TailIndex[Page] = field(init=False)
     checkpoints: TailIndex[Checkpoint] = field(init=False)

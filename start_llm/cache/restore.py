@@ -114,7 +114,8 @@ class Restorer:
     def _let_holders_go(self, plan: RestorePlan, room: int) -> None:
         """Split idle sequence caches into pages if there is no room for them and a copy of their KV."""
         whole = self.store.token_bytes * max(plan.length, room)
-        for holder in {page.holder for page in plan.path if isinstance(page.holder, SequenceCache)}:
+        holders = (page.holder for page in plan.path)
+        for holder in dict.fromkeys(holder for holder in holders if isinstance(holder, SequenceCache)):
             needed = self.store.usage_of(holder).nbytes + whole
             if not holder.is_active and not self._evictor.has_room_for(needed):
                 self.store.split_into_pages(holder)

@@ -69,6 +69,7 @@ class EngineThread:
         self._current: _LoopEntry | None = None
         self._turn_began = 0.0
         self._is_closing = False
+        self._closing = threading.Lock()  # a job is either refused, or there before the thread may end
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
     def start(self) -> None:
@@ -79,9 +80,12 @@ class EngineThread:
 
     def submit(self, job: Job) -> bool:
         """Run a job on the thread. Returns False, and never runs it, if the thread is closing."""
-        self._jobs.put(job)
+        with self._closing:
+            if self._is_closing:
+                return False
+            self._jobs.put(job)
         self.work_event.set()
-        return not self._is_closing
+        return True
 
     def collect(self) -> int:
         """Free the memory of models that nobody refers to any more. Returns MLX's bytes that are left.
@@ -109,7 +113,8 @@ class EngineThread:
 
     def close(self, timeout_s: float | None = None) -> bool:
         """End the thread once its loops, which were asked to stop, have ended. False if it still runs."""
-        self._is_closing = True
+        with self._closing:
+            self._is_closing = True
         self.work_event.set()
         if self._thread.ident is not None:
             self._thread.join(timeout_s)
@@ -120,7 +125,7 @@ class EngineThread:
         try:
             # One stream for prefill and decode: mlx_lm's batches run on this one.
             with mx.stream(generation_stream):
-                while self._entries or not self._is_closing:
+                while self._has_work or not self._is_closing:
                     self._go_on()
         finally:
             # Without this the process aborts when it ends: MLX's stream threads would be joinable (lesson 4).
@@ -136,9 +141,13 @@ class EngineThread:
         chosen = self._choose(awaited or ready, now)
         if chosen:
             self._step(chosen)
-        elif self._entries or not self._is_closing:
+        elif self._has_work or not self._is_closing:
             due = min((entry.due for entry in self._entries if entry.due is not None), default=None)
             self.work_event.wait(None if due is None else due - now)
+
+    @property
+    def _has_work(self) -> bool:
+        return bool(self._entries) or not self._jobs.empty()
 
     def _run_jobs(self) -> None:
         with suppress(queue.Empty):

@@ -4,6 +4,7 @@ Everything here runs on the engine thread, which owns all MLX arrays and calls `
 """
 
 import time
+from contextlib import ExitStack
 from functools import partial
 
 from start_llm.core.thread_owners import ENGINE, owned_by
@@ -141,7 +142,10 @@ class EngineLoop:
     def _execute(self, part: StepPart) -> None:
         at, failed = self._clock(), self._failures.count
         self._followers.take_part(part, at, partial(state_of, self.executor))
-        self.executor.execute(part, at)
+        with ExitStack() as failing:
+            failing.callback(self._followers.note_failure)
+            self.executor.execute(part, at)
+            failing.pop_all()
         if self._failures.count > failed:
             self._followers.note_failure()
 

@@ -11,12 +11,13 @@ from typing import Any
 
 import pytest
 
-from start_llm.cache.disk.disk_folder import DiskLimits
+from start_llm.cache.disk.disk_folder import DiskFolder, DiskLimits
 from start_llm.cache.disk.disk_index import LOCK
 from start_llm.cache.disk.disk_reads import DiskWait
 from start_llm.cache.disk.disk_tier import DiskAccess
 from start_llm.hosting.disk_storage import DiskStorage
 from start_llm.storage.private_files import Lock
+from start_llm.telemetry.metrics import DiskMetrics
 from tests.cache.conversations import PAGE
 from tests.cache.disk import OnDisk, on_disk, settled
 from tests.cache.test_guards_of_disk import PROMPT, Held, cache_conversation, cached, files_in, resources
@@ -231,3 +232,21 @@ def test_pages_that_another_one_computes_again_and_leaves_are_not_given_up(tmp_p
 
 def assert_set(event: threading.Event) -> None:
     assert event.wait(30)
+
+
+@pytest.mark.parametrize(
+    ("limits", "reason"),
+    [
+        (DiskLimits(max_size=0.5), "50% of what is free"),
+        (DiskLimits(max_size=0.95), "80% of what is free"),
+        (DiskLimits(max_size=10**18, max_share=0.1), "10% of what is free"),
+        (DiskLimits(max_size=1000), "SSD_CACHE_MAX_SIZE is 1,000"),
+    ],
+)
+def test_the_reason_of_a_full_folder_names_the_limit_that_holds(
+    tmp_path: Path, limits: DiskLimits, reason: str
+):
+    metrics = DiskMetrics()
+    folder = DiskFolder(tmp_path, limits, metrics)
+    metrics.max_bytes = folder.limit()
+    assert reason in folder.reason_of_limit()

@@ -149,3 +149,13 @@ def test_states_that_are_to_stay_are_not_dropped_for_later_ones_of_the_conversat
     assert checkpoint_to_drop(places[-1], CHEAP, ends, is_tight=False, now=50.0) is None
     assert checkpoint_to_drop(places[-1], CHEAP, ends, is_tight=True, now=50.0) is not None, "memory is short"
     assert checkpoint_to_drop(places[-1], CHEAP, ends, is_tight=False, now=100.0) is not None
+
+
+def test_where_only_the_place_before_a_changed_message_may_go_it_goes_only_if_memory_is_short():
+    talk = Conversations()
+    places = [talk.keep(range(5 + 40 * n)) for n in range(MAX_OF_A_CONVERSATION + 1)]
+    for kept in places[2:-1]:
+        kept.kept_until = 100.0
+    ends = [place.position for place in places]
+    assert checkpoint_to_drop(places[-1], CHEAP, ends, is_tight=False, now=50.0) is None
+    assert checkpoint_to_drop(places[-1], CHEAP, ends, is_tight=True, now=50.0) is places[1]

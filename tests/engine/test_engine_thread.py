@@ -140,6 +140,27 @@ def test_a_closing_thread_takes_no_model(resources: EngineResources):
         engine_on(thread, lambda: resources)
 
 
+def test_a_closing_thread_runs_no_job_that_it_refuses(thread: EngineThread, resources: EngineResources):
+    running = engine_on(thread, lambda: resources)
+    assert not thread.close(0)
+    ran: list[bool] = []
+    assert not thread.submit(lambda: ran.append(True))
+    done = reply(running, 40).wait()
+    assert isinstance(done, Finished)
+    assert running.stop(10)
+    assert thread.close(10)
+    assert ran == []
+
+
+def test_a_job_that_was_taken_runs_although_the_thread_closes():
+    thread, ran = EngineThread(), threading.Event()
+    assert thread.submit(ran.set)
+    assert thread.close(0)
+    thread.start()
+    assert ran.wait(10)
+    assert thread.close(10)
+
+
 # ------------------------------------------------------------------------------------- turns, without a model
 
 

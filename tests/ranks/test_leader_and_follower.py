@@ -237,6 +237,23 @@ def test_a_part_that_fails_on_rank_0_ends_the_service(pair, capsys, monkeypatch)
     assert Breakdown.__name__ in capsys.readouterr().err
 
 
+def test_a_part_that_rank_0_cannot_execute_ends_the_service(pair, capsys, monkeypatch):
+    monkeypatch.setattr("start_llm.ranks.leader._NAMING_S", 0.0)
+    pair.watch()
+    resources = with_cache(10**9)
+    engine = Stepper(resources, clock=resources.clock, followers=pair.leader)
+    monkeypatch.setattr(engine.loop.executor, "_preempt", _refuse)
+    monkeypatch.setattr(engine.loop.executor, "_go_on_with_prefill", _refuse)
+    engine.submit(engine_request(range(30), 20))
+    engine.step(3)
+    assert "failed on rank 0" in pair.until_lost()[0]
+    assert "no such request" in capsys.readouterr().err
+
+
+def _refuse(_: object) -> None:
+    raise ValueError("no such request")
+
+
 def test_where_a_step_fails_because_a_rank_is_gone_that_rank_is_named(pair):
     pair.watch()
     resources = with_cache(10**9)

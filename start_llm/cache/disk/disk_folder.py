@@ -66,7 +66,9 @@ class DiskFolder:
         limit = self.metrics.max_bytes
         if limit == self.limits.max_size:
             return f"SSD_CACHE_MAX_SIZE is {limit:,}"
-        return f"its folder may have {limit:,}, {self.limits.max_share:.0%} of what is free or its own"
+        wanted = self.limits.max_size
+        share = self.limits.max_share if isinstance(wanted, int) else min(wanted, self.limits.max_share)
+        return f"its folder may have {limit:,}, {share:.0%} of what is free or its own"
 
     @owned_by(DISK)
     def add_scanned(self, file: ScannedFile) -> None:
