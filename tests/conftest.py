@@ -94,6 +94,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     slices.mark_thorough(items)  # before those with this mark are left out
+    if slices.is_thorough():  # otherwise what is long is left out too
+        slices.mark_long(items, slices.named_by_mutants())
     if hasattr(config, "workerinput"):
         from tests.units import rank
 

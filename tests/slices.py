@@ -1,26 +1,37 @@
-"""Which cases of a long list run by default. The others are marked `thorough`.
+"""Which cases of a long list run by default, and which in CI.
+
+Cases that are left out by default are marked `thorough`; those of them that CI leaves out too are `long`.
 
 @pytest.mark.product            cases that meet every value of every parameter, and as many pairs as they can
-@pytest.mark.product(axes=f)    the same for one parameter that is made of several values, which `f` tells
+@pytest.mark.product(axes=f)    the same for one parameter that is made of several values, which `f` returns
 @pytest.mark.sample(4)          one case of four; the next function of the file runs others.
                                 Where a product stands too, one of four of those cases
-@pytest.mark.checked(3)         of the cases that are left out by default, one of three runs in CI; the others
-                                are `long`. Of a product CI runs those that meet every value too
 @examples(15, few=5)            so many examples of Hypothesis, and by default fewer of them
 rounds(50, checked=12, few=1)   rounds of the same: all of them, `few` by default, and `checked` of them
-                                where what is `long` is left out (`scripts/check --all`, CI)
+                                where what is `long` is left out (CI)
+
+Of a product and of a sample CI runs the cases that meet every value of every parameter. Of the others it runs
+one of `REST`, or one of three with
+
+@pytest.mark.checked(3)         this also holds where all cases are `thorough`
+
+CI leaves out no case that a mutant names, alone or with its whole function (`tests/mutants`).
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Hashable, Iterable, Iterator, Sequence
 from itertools import combinations
+from pathlib import Path
 
 import hypothesis
 import pytest
 
 FEW = 6
+REST = 4
+"""Of the cases whose values other cases meet too, CI runs one of so many."""
+MUTANTS = Path(__file__).with_name("mutants")
 
 type Case = Sequence[Hashable]
 """The values of a case, one for each axis."""
@@ -55,7 +66,7 @@ def examples(count: int, *, few: int) -> hypothesis.settings:
 
 
 def mark_thorough(items: Iterable[pytest.Item]) -> None:
-    """Mark the cases that their function leaves out."""
+    """Mark the cases that their function leaves out by default."""
     places: Counter[str] = Counter()
     for cases in _functions(items):
         first = cases[0]
@@ -63,17 +74,44 @@ def mark_thorough(items: Iterable[pytest.Item]) -> None:
         is_product = product is not None and len(cases) > FEW
         if is_product and product in first.own_markers and sample not in first.own_markers:
             sample = None  # a file's sample is for its functions without a product of their own
-        values = [_values(item, **product.kwargs) for item in cases] if product and is_product else None
-        wanted = spread(values) if values else {*range(len(cases))}
+        wanted = _covering(cases) if is_product else {*range(len(cases))}
         kept = default_cases(wanted, sample.args[0] if sample else 1, places[str(first.path)])
         places[str(first.path)] += sample is not None
         for index in set(range(len(cases))) - kept:
             cases[index].add_marker("thorough")
-        if checked := first.get_closest_marker("checked"):
-            if first.get_closest_marker("thorough"):
-                kept = set()
-            for index in left_to_long_runs(len(cases), kept | (wanted if values else set()), *checked.args):
+
+
+def mark_long(items: Iterable[pytest.Item], named: Container[str]) -> None:
+    """Mark the cases that CI leaves out: some of those that are `thorough`.
+
+    Args:
+        named: the functions and cases that mutants name.
+    """
+    for cases in _functions(items):
+        first = cases[0]
+        checked = first.get_closest_marker("checked")
+        is_cut = checked or first.get_closest_marker("product") or first.get_closest_marker("sample")
+        if not is_cut or first.nodeid.partition("[")[0] in named:
+            continue
+        every = checked.args[0] if checked else REST
+        kept = {index for index, case in enumerate(cases) if not case.get_closest_marker("thorough")}
+        if first.get_closest_marker("product") or not checked:
+            kept |= _covering(cases)
+        for index in left_to_long_runs(len(cases), kept, every):
+            if cases[index].nodeid not in named:
                 cases[index].add_marker("long")
+
+
+def named_by_mutants() -> set[str]:
+    """Return the functions and cases that mutants name, as pytest writes them."""
+    texts = (path.read_text(encoding="utf-8") for path in MUTANTS.glob("*.mutant"))
+    return {text.partition("\ntest: ")[2].partition("\n")[0] for text in texts}
+
+
+def _covering(cases: Sequence[pytest.Function]) -> set[int]:
+    """Return the indices of cases that meet every value of every parameter."""
+    product = cases[0].get_closest_marker("product")
+    return spread([_values(case, **(product.kwargs if product else {})) for case in cases])
 
 
 def default_cases(wanted: Iterable[int], every: int, place: int) -> set[int]:
