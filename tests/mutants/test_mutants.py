@@ -1,8 +1,8 @@
 """Every guard of the cache has a mutant: an edit that plants a bug, and a test that it turns red.
 
 `tests/mutants/edits.py` says what the file of a mutant looks like. By default it is tried whether each finds
-its place in the sources. `scripts/check --all` and CI run a third of them, `scripts/check --changed` those
-that a change concerns, and `install_and_run.py --test tests/mutants -m ""` all.
+its place in the sources. CI runs a third of them, `scripts/check --changed` those that a change concerns,
+and `scripts/check --all` all, as does `install_and_run.py --test tests/mutants -m ""`.
 
 A named test runs without plugins and without `tests/conftest.py`, which take longer than the test itself. So
 it may only use fixtures of its own file.
@@ -228,6 +228,17 @@ def test_every_mutant_finds_its_place():
             except (edits.NotThere, FileNotFoundError) as error:
                 wrong.append(f"{mutant.name}: {error}")
     assert wrong == []
+
+
+@pytest.mark.thorough
+def test_ci_runs_the_test_of_each_mutant(request: pytest.FixtureRequest):
+    """A whole run shows what CI selects: the tests that are left out by default are in it, like this one."""
+    config = request.config
+    if [Path(argument).resolve() for argument in config.args] != [ROOT / "tests"] or config.option.keyword:
+        pytest.skip("only some of the tests were asked for")
+    cases = {item.nodeid for item in request.session.items}
+    selected = cases | {case.partition("[")[0] for case in cases}
+    assert {name: mutant.test for name, mutant in MUTANTS.items() if mutant.test not in selected} == {}
 
 
 @pytest.mark.thorough
