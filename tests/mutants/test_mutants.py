@@ -90,19 +90,11 @@ class Outcome:
 class Bench:
     """A copy of the sources, and a process that runs tests in it."""
 
-    def __init__(self, folder: Path, *, compiled: bool) -> None:
+    def __init__(self, folder: Path, tree: Path) -> None:
+        """Copy `tree`: that of `copied_sources`."""
         self.tree = folder / "tree"
         self._output = folder / "output"
-        for name in COPIED:
-            if (ROOT / name).is_dir():
-                shutil.copytree(ROOT / name, self.tree / name, ignore=shutil.ignore_patterns("__pycache__"))
-            else:
-                shutil.copy(ROOT / name, self.tree / name)
-        (self.tree / "models").symlink_to(ROOT / "models")
-        if compiled:
-            # By date and length, a patched source might be taken for the one before it.
-            by_content = py_compile.PycInvalidationMode.CHECKED_HASH
-            compileall.compile_dir(self.tree, quiet=1, invalidation_mode=by_content)
+        shutil.copytree(tree, self.tree, symlinks=True)
         environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
         environment |= {"PYTHONDONTWRITEBYTECODE": "1", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
         (folder / "left").mkdir()
@@ -127,6 +119,20 @@ class Bench:
     def close(self) -> None:
         self._worker.kill()
         self._worker.communicate()
+
+
+def copied_sources(tree: Path, *, compiled: bool) -> Path:
+    for name in COPIED:
+        if (ROOT / name).is_dir():
+            shutil.copytree(ROOT / name, tree / name, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy(ROOT / name, tree / name)
+    (tree / "models").symlink_to(ROOT / "models")
+    if compiled:
+        # By date and length, a patched source might be taken for the one before it.
+        by_content = py_compile.PycInvalidationMode.CHECKED_HASH
+        compileall.compile_dir(tree, quiet=1, invalidation_mode=by_content)
+    return tree
 
 
 @contextmanager
@@ -174,10 +180,8 @@ def outcomes(
     names = [item.name for item in request.session.items]
     wanted = [name for name in MUTANTS if any(f"[{name}]" in item for item in names)]
     are_few = len(wanted) <= FEW
-    made = [
-        Bench(tmp_path_factory.mktemp("mutants"), compiled=not are_few)
-        for _ in range(1 if are_few else AT_ONCE)
-    ]
+    tree = copied_sources(tmp_path_factory.mktemp("sources") / "tree", compiled=not are_few)
+    made = [Bench(tmp_path_factory.mktemp("mutants"), tree) for _ in range(1 if are_few else AT_ONCE)]
     for bench in made:
         benches.put(bench)
     with ThreadPoolExecutor(len(made)) as pool:
