@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import subprocess
 import time
@@ -20,16 +19,13 @@ from benchmarks.harness import ROOT, Part, row, table
 from benchmarks.speculation_law import law
 from scripts import real_model
 from start_llm.cache.layers import leaves
-from start_llm.core.engine_request import Guide
 from start_llm.core.sampling import Sampling
 from start_llm.engine.draft_gain import DraftGain
-from start_llm.engine.draft_index import FORCED, Draft, DraftIndex
+from start_llm.engine.draft_index import Draft, DraftIndex
 from start_llm.engine.earlier_texts import EarlierTexts
 from start_llm.engine.pass_times import PASSES, PassTimes, measure_passes
 from start_llm.engine.work import measure_work
-from start_llm.formats.writing.lark import Grammar
 from start_llm.models.loader import LoadedModel, load
-from start_llm.output.grammar.enforcer import Enforcer
 from start_llm.prompt.draft_texts import without_marks
 from tests.cache.conversations import layers_of
 from tests.engine.harness import Stepper, engine_request, uncached_resources
@@ -49,16 +45,11 @@ _FEWEST = 60
 
 
 class Session(NamedTuple):
-    """What an agent had read, and what it then wrote.
-
-    Attributes:
-        arguments: of the call that it wrote, if it was one.
-    """
+    """What an agent had read, and what it then wrote."""
 
     kind: str
     read: str
     wrote: str
-    arguments: Mapping[str, str] | None = None
 
 
 def git(*arguments: str) -> str:
@@ -96,8 +87,8 @@ def _changes(commit: str, path: str) -> Iterator[Session]:
     numbered = "\n".join(f"{number:6}\t{line}" for number, line in enumerate(old.split("\n"), 1))
     for arguments in _edits(commit, path):
         call = _call(arguments)
-        yield Session("edit", old, call, arguments)
-        yield Session("edit behind line numbers", numbered, call, arguments)
+        yield Session("edit", old, call)
+        yield Session("edit behind line numbers", numbered, call)
     if path.endswith(".py") and len(old) < 12_000:
         yield Session("whole file", old, git("show", f"{commit}:{path}"))
 
@@ -162,13 +153,10 @@ def encoded(session: Session, model: LoadedModel) -> Encoded:
     return Encoded(prompt or reply[:4], reply, texts)
 
 
-def replay(
-    session: Encoded, account: Account, guide: Guide | None = None, earlier: EarlierTexts | None = None
-) -> None:
+def replay(session: Encoded, account: Account, earlier: EarlierTexts | None = None) -> None:
     """Draft a recorded reply, of which it is known what is right.
 
     Args:
-        guide: what it is held to.
         earlier: what its tenant said before.
     """
     earlier = earlier or EarlierTexts()
@@ -178,27 +166,22 @@ def replay(
     while done < len(session.reply):
         rest = session.reply[done:]
         find = partial(earlier.find_longest, _TENANT, index)
-        drafted, right = _drafted(find, rest, account.gain, guide)
+        drafted, right = _drafted(find, rest, account.gain)
         account.passes += 1
         account.drafted += drafted
         account.accepted += right
         account.cost += account.gain.times.seconds(1 + drafted)
         index.extend(rest[: right + 1])
-        if guide:
-            guide.advance(rest[: right + 1])
         done += right + 1
 
 
-def _drafted(
-    find: Callable[[int], Draft | None], rest: Sequence[int], gain: DraftGain, guide: Guide | None
-) -> tuple[int, int]:
+def _drafted(find: Callable[[int], Draft | None], rest: Sequence[int], gain: DraftGain) -> tuple[int, int]:
     """Return how many tokens are drafted of the rest of a reply, and how many of them are right."""
-    lengths, forced = gain.lengths(), guide.forced() if guide else ()
-    draft = Draft(tuple(forced), FORCED) if forced else find(max(lengths, default=1))
+    lengths = gain.lengths()
+    draft = find(max(lengths, default=1))
     if draft is None:
         return 0, 0
     drafted = draft.tokens[: lengths[draft.match]] if lengths else ()
-    drafted = drafted[: guide.count_allowed(drafted)] if guide else drafted
     pairs = enumerate(zip(drafted, rest, strict=False))
     right = next((at for at, (token, other) in pairs if token != other), min(len(drafted), len(rest)))
     if drafted:
@@ -273,38 +256,6 @@ def _conversations(commit: str, model: LoadedModel, most: int) -> dict[str, list
             if len(recorded.reply) >= _SHORTEST:
                 kinds[session.kind].append(recorded)
     return kinds
-
-
-_EDIT = (
-    '{"type": "object", "properties": {"file_path": {"type": "string"}, "old_string": {"type": "string"}, '
-    '"new_string": {"type": "string"}}, "required": ["file_path", "old_string", "new_string"], '
-    '"additionalProperties": false}'
-)
-_CALL = Grammar(
-    'start: "<tool_call>\\n{\\"name\\": \\"Edit\\", \\"arguments\\": " arguments "}\\n</tool_call>"\n'
-    f"arguments: %json {_EDIT}",
-    (),
-)
-
-
-def calls(_: Path, *, commits: int = 25, most: int = 60, costs: Sequence[float] = COSTS) -> None:
-    """Forward passes for each token of calls that a grammar demands, with the tokenizer of real weights.
-
-    Args:
-        commits: of this repository.
-        most: calls.
-        costs: what passes of 1, 2, 4, 8 and 16 tokens cost, in passes of one.
-    """
-    model = _real_weights()
-    enforcer, account = Enforcer(model.tokenizer, model.vocabulary), _accounts(costs)["edit"]
-    for session in sessions(commits):
-        if session.kind != "edit" or account.replies == most:
-            continue
-        written = json.dumps(session.arguments, ensure_ascii=False)
-        call = f'<tool_call>\n{{"name": "Edit", "arguments": {written}}}\n</tool_call>'
-        replay(encoded(session._replace(wrote=call), model), account, enforcer.guide(_CALL))
-    table("calls | tokens | passes a token | cost a token | accepted")
-    row(*account.cells())
 
 
 # ------------------------------------------------------------------------------------------------------- wall
@@ -431,52 +382,9 @@ def _short_sessions(
     return chosen
 
 
-# ---------------------------------------------------------------------------------------------------- lookups
-
-
-def lookups(_: Path, *, tokens: int = 100_000, commits: int = 200) -> None:
-    """What the index of a long prompt takes: to make it, to look something up for each token, and in bytes.
-
-    A look-up is one in the sequence, and where that has no long match one in all that a tenant said before.
-
-    Args:
-        tokens: of the prompt, from files of this repository.
-        commits: whose files are read.
-    """
-    model = _real_weights()
-    read: list[int] = []
-    for session in sessions(commits):
-        if len(read) > tokens + _LOOKUPS:
-            break
-        read += model.tokenizer.encode(session.read or session.wrote, as_document=False)
-    prompt, reply = read[:tokens], read[tokens : tokens + _LOOKUPS]
-    began = time.perf_counter()
-    index = DraftIndex(prompt)
-    made_s = time.perf_counter() - began
-    earlier = EarlierTexts()
-    for text in (read[tokens // 2 :], prompt):
-        earlier.add(_TENANT, text)
-    taken: list[float] = []
-    for token in reply:
-        began = time.perf_counter()
-        index.extend([token])
-        earlier.find_longest(_TENANT, index, 15)
-        taken.append(time.perf_counter() - began)
-    table("tokens | made in, ms | bytes a token | look-up, µs: median | 99 %")
-    taken.sort()
-    row(
-        len(prompt),
-        f"{1000 * made_s:.1f}",
-        f"{index.nbytes / len(index):.1f}",
-        *(f"{1e6 * taken[int(share * len(taken))]:.1f}" for share in (0.5, 0.99)),
-    )
-
-
 PARTS: Mapping[str, Part] = {
     "forwards": forwards,
     "earlier": earlier,
-    "calls": calls,
-    "lookups": lookups,
     "wall": wall,
     "law": law,
 }
