@@ -13,7 +13,8 @@ rounds(50, checked=12, few=1)   rounds of the same: all of them, `few` by defaul
 Of a product and of a sample CI runs the cases that meet every value of every parameter. Of the others it runs
 one of `REST`, or one of three with
 
-@pytest.mark.checked(3)         this also holds where all cases are `thorough`
+@pytest.mark.checked(3)         this also holds where all cases are `thorough`; of a sample that is no product it
+                                runs the default cases and one of three others, whatever their values
 
 CI leaves out no case that a mutant names, alone or with its whole function (`tests/mutants`).
 """
@@ -87,6 +88,7 @@ def mark_long(items: Iterable[pytest.Item], named: Container[str]) -> None:
     Args:
         named: the functions and cases that mutants name.
     """
+    places: Counter[str] = Counter()
     for cases in _functions(items):
         first = cases[0]
         checked = first.get_closest_marker("checked")
@@ -97,9 +99,10 @@ def mark_long(items: Iterable[pytest.Item], named: Container[str]) -> None:
         kept = {index for index, case in enumerate(cases) if not case.get_closest_marker("thorough")}
         if first.get_closest_marker("product") or not checked:
             kept |= _covering(cases)
-        for index in left_to_long_runs(len(cases), kept, every):
+        for index in left_to_long_runs(len(cases), kept, every, places[str(first.path)]):
             if cases[index].nodeid not in named:
                 cases[index].add_marker("long")
+        places[str(first.path)] += 1
 
 
 def named_by_mutants() -> set[str]:
@@ -126,10 +129,13 @@ def default_cases(wanted: Iterable[int], every: int, place: int) -> set[int]:
     return set(chosen[place % every :: every])
 
 
-def left_to_long_runs(count: int, wanted: Iterable[int], every: int) -> set[int]:
-    """Return the indices of the cases that CI leaves out: of those not `wanted`, all but one of `every`."""
+def left_to_long_runs(count: int, wanted: Iterable[int], every: int, place: int = 0) -> set[int]:
+    """Return the indices of the cases that CI leaves out: of those not `wanted`, all but one of `every`.
+
+    Of a function at the next `place`, another one is run.
+    """
     rest = sorted({*range(count)}.difference(wanted))
-    return {*rest}.difference(rest[::every])
+    return {*rest}.difference(rest[place % min(every, max(len(rest), 1)) :: every])
 
 
 def spread(cases: Sequence[Case]) -> set[int]:

@@ -79,6 +79,14 @@ def test_ci_runs_a_part_of_what_is_left_out_by_default():
     assert left_to_long_runs(2, {0, 1}, 3) == left_to_long_runs(2, {0}, 3) == set()
 
 
+def test_of_the_functions_of_a_file_ci_runs_different_parts():
+    assert left_to_long_runs(8, {0, 4}, 3, 1) == {1, 3, 5, 7}
+    assert set[int]().union(*({*range(8)} - left_to_long_runs(8, (), 3, place) for place in range(3))) == {
+        *range(8)
+    }
+    assert left_to_long_runs(2, {0}, 3, 2) == set(), "at least one case runs"
+
+
 def test_what_ci_leaves_out_of_a_product_has_values_that_other_cases_have(pytester: pytest.Pytester):
     pytester.makepyfile(
         """
@@ -158,7 +166,7 @@ def test_a_case_that_ci_leaves_out_is_long_and_thorough(pytester: pytest.Pyteste
     by_default = {name for name, marks in marks_of(pytester).items() if "thorough" not in marks}
     assert by_default == {"test_sampled[0]", "test_sampled[4]"}
     assert in_ci(pytester) - by_default == {f"test_sampled[{n}]" for n in (1, 3, 6)} | {
-        f"test_whole[{n}]" for n in (0, 4)
+        f"test_whole[{n}]" for n in (1, 5)
     }
 
 
