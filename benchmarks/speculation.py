@@ -32,8 +32,6 @@ from tests.engine.harness import Stepper, engine_request, uncached_resources
 
 _LEAD = 1e4
 """By how much the logit of the recorded token leads."""
-_LOOKUPS = 2000
-"""Tokens of which each is looked up."""
 _TENANT = b"tenant"
 _SHAPES = ("edit", "edit behind line numbers", "whole file", "new file", "prose")
 """Of recorded replies."""

@@ -13,8 +13,8 @@ rounds(50, checked=12, few=1)   rounds of the same: all of them, `few` by defaul
 Of a product and of a sample CI runs the cases that meet every value of every parameter. Of the others it runs
 one of `REST`, or one of three with
 
-@pytest.mark.checked(3)         this also holds where all cases are `thorough`; of a sample that is no product it
-                                runs the default cases and one of three others, whatever their values
+@pytest.mark.checked(3)         also where all cases are `thorough`; of a sample that is no product the
+                                default cases run and one of three others, whatever their values
 
 CI leaves out no case that a mutant names, alone or with its whole function (`tests/mutants`).
 """
