@@ -27,6 +27,7 @@ from itertools import combinations
 from pathlib import Path
 
 import hypothesis
+import numpy as np
 import pytest
 
 FEW = 6
@@ -144,38 +145,40 @@ def spread(cases: Sequence[Case]) -> set[int]:
     Cases with a value that no other has come first. Then the one with the most values that none has yet; of
     several, one whose values and pairs of values are the rarest so far.
     """
-    parts = _numbered(enumerate(case) for case in cases)
-    pairs = _numbered(combinations(case, 2) for case in parts)
-    often = Counter(part for case in parts for part in case)
-    left, (parts_met, pairs_met) = set(often), ([0] * sum(map(len, one)) for one in (parts, pairs))
-    chosen: list[int] = []
+    numbered = _numbered(enumerate(case) for case in cases)
+    parts, pairs = map(_in_rows, (numbered, _numbered(combinations(case, 2) for case in numbered)))
+    often = np.bincount(parts.ravel())
+    is_left, parts_met, pairs_met = often > 0, np.zeros_like(often), np.zeros(pairs.max(initial=0) + 1, int)
+    is_left[0] = False
+    chosen: set[int] = set()
 
     def choose(index: int) -> None:
-        chosen.append(index)
-        left.difference_update(parts[index])
-        for met, numbers in ((parts_met, parts[index]), (pairs_met, pairs[index])):
-            for number in numbers:
-                met[number] += 1
+        chosen.add(index)
+        is_left[parts[index]] = False
+        for met, numbers in ((parts_met, parts), (pairs_met, pairs)):
+            met[numbers[index]] += 1
+            met[0] = 0
 
-    def rarity(index: int) -> tuple[int, int]:
-        return sum(map(parts_met.__getitem__, parts[index])), sum(map(pairs_met.__getitem__, pairs[index]))
-
-    for index, case in enumerate(parts):
-        if any(often[part] == 1 for part in case):
-            choose(index)
-    useful = list(range(len(parts)))
-    while left:
-        gains = {i: gain for i in useful if (gain := len(left.intersection(parts[i])))}
-        useful = list(gains)
-        most = max(gains.values())
-        choose(min((i for i, gain in gains.items() if gain == most), key=rarity))
-    return set(chosen)
+    for index in np.flatnonzero(((often[parts] == 1) & (parts > 0)).any(axis=1)):
+        choose(int(index))
+    while is_left.any():
+        gains = is_left[parts].sum(axis=1)
+        best = np.flatnonzero(gains == gains.max())
+        rarities = pairs_met[pairs[best]].sum(axis=1), parts_met[parts[best]].sum(axis=1)
+        choose(int(best[np.lexsort(rarities)[0]]))
+    return chosen
 
 
 def _numbered(cases: Iterable[Iterable[Hashable]]) -> list[list[int]]:
-    """Return a number for each thing of each case, the same for equal things."""
+    """Return a number from 1 for each thing of each case, the same for equal things."""
     numbers: dict[Hashable, int] = {}
-    return [[numbers.setdefault(one, len(numbers)) for one in case] for case in cases]
+    return [[numbers.setdefault(thing, len(numbers) + 1) for thing in case] for case in cases]
+
+
+def _in_rows(numbered: Sequence[Sequence[int]]) -> np.ndarray:
+    """Return the numbers of all cases, with zeros at the ends of those that have fewer."""
+    longest = max(map(len, numbered), default=0)
+    return np.array([[*numbers, *[0] * (longest - len(numbers))] for numbers in numbered], dtype=int)
 
 
 def _functions(items: Iterable[pytest.Item]) -> Iterator[list[pytest.Function]]:
