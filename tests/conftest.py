@@ -24,6 +24,7 @@ from tests import slices
 hypothesis.settings.register_profile(
     "busy", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
 )
+hypothesis.settings.register_profile("few", hypothesis.settings.get_profile("busy"), max_examples=40)
 hypothesis.settings.load_profile("busy")
 
 # A shell without job control ignores Ctrl-C for what it starts in the background; the programs that the tests
@@ -53,6 +54,8 @@ def lasting_folder() -> Path:
 
 def pytest_configure(config: pytest.Config) -> None:
     slices.begin(config.option.markexpr)
+    if not slices.is_thorough():
+        hypothesis.settings.load_profile("few")
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

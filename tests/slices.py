@@ -6,7 +6,8 @@ Cases that are left out by default are marked `thorough`; those of them that CI 
 @pytest.mark.product(axes=f)    the same for one parameter that is made of several values, which `f` returns
 @pytest.mark.sample(4)          one case of four; the next function of the file runs others.
                                 Where a product stands too, one of four of those cases
-@examples(15, few=5)            so many examples of Hypothesis, and by default fewer of them
+@examples(15, few=5)            so many examples of Hypothesis, and by default fewer of them; without this,
+                                a hundred and by default forty
 rounds(50, checked=12, few=1)   rounds of the same: all of them, `few` by default, and `checked` of them
                                 where what is `long` is left out (CI)
 
