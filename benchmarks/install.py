@@ -1,52 +1,40 @@
-"""Time from a fresh clone, or a package, to a served demo. Needs a package index."""
+"""Time from a fresh clone to a served demo. Needs a package index."""
 
 from __future__ import annotations
 
 import http.client
-import io
 import os
 import random
 import shutil
 import signal
 import subprocess
 import sys
-import tarfile
 import time
 from collections.abc import Iterator, Mapping
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 from benchmarks import servers
-from benchmarks.harness import ROOT, Part, alternate, medians, row, table
+from benchmarks.harness import ROOT, Part
 
 PATIENCE_S = 600
 HELLO = {"model": "demo", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 8}
 
 
 class Served(NamedTuple):
-    """A start: seconds until the server replied, until the proxy replied too, and the lines printed."""
+    """A start: seconds until both ports replied, and the lines printed."""
 
-    reply_s: float
-    proxy_s: float
+    seconds: float
     lines: list[str]
 
 
 class Copy:
-    """A fresh clone, with caches of its own.
+    """A fresh clone of what git tracks, as it is now, with caches of its own."""
 
-    Args:
-        commit: what it has; None: what git tracks, as it is now.
-    """
-
-    def __init__(self, folder: Path, commit: str | None = None) -> None:
+    def __init__(self, folder: Path) -> None:
         self.root = folder / "clone"
         self.root.mkdir(parents=True)
-        if commit is None:
-            self._copy_tracked()
-        else:
-            archive = tarfile.open(fileobj=io.BytesIO(git("archive", commit)))  # noqa: SIM115 - in memory
-            archive.extractall(self.root, filter="data")
+        self._copy_tracked()
         (self.root / ".env").unlink(missing_ok=True)
         self.port, self.proxy_port = servers.free_port(), servers.free_port()
         caches = {"UV_CACHE_DIR": str(folder / "uv"), "PIP_CACHE_DIR": str(folder / "pip")}
@@ -75,16 +63,14 @@ class Copy:
     def serve(self) -> Served:
         """Start, have both ports reply, and end it."""
         began, process = time.perf_counter(), self.start()
-        took: list[float] = []
         try:
             for port in (self.port, self.proxy_port):
                 self._wait_for(port, process)
                 servers.ask(port, "/v1/chat/completions", HELLO)["choices"]
-                took.append(time.perf_counter() - began)
+            seconds = time.perf_counter() - began
         finally:
             end(process)
-        reply_s, proxy_s = took
-        return Served(reply_s, proxy_s, process.communicate()[0].splitlines())
+        return Served(seconds, process.communicate()[0].splitlines())
 
     def _wait_for(self, port: int, process: subprocess.Popen[str]) -> None:
         deadline = time.monotonic() + PATIENCE_S
@@ -108,35 +94,6 @@ class Copy:
             os.killpg(process.pid, signal.SIGINT)
         printed = process.communicate(timeout=60)[0]
         return process.returncode, printed
-
-
-class Package(Copy):
-    """A fresh clone that is installed as a package."""
-
-    def __init__(self, folder: Path) -> None:
-        super().__init__(folder)
-        self.tools, self.home = folder / "tools", folder / "home"
-        self.home.mkdir()
-        places = {"UV_TOOL_DIR": self.tools, "UV_TOOL_BIN_DIR": folder / "bin", "HOME": self.home}
-        self.environment |= {name: str(place) for name, place in places.items()}
-        self.command = [str(folder / "bin" / "start_llm"), "serve"]
-
-    def install(self) -> float:
-        """Return the seconds that it takes."""
-        uv, began = shutil.which("uv") or ROOT / ".venv" / "bin" / "uv", time.perf_counter()
-        python = ["--python", str(Path(sys.executable).resolve())]
-        subprocess.run(
-            [uv, "tool", "install", ".", *python, "--constraints", "constraints.txt"],
-            cwd=self.root,
-            env=self.environment,
-            check=True,
-            capture_output=True,
-        )
-        return time.perf_counter() - began
-
-    @property
-    def megabytes(self) -> float:
-        return sum(path.lstat().st_size for path in self.tools.rglob("*")) / 1e6
 
 
 def git(*words: str) -> bytes:
@@ -163,9 +120,9 @@ def clone(folder: Path, *, interruptions: int = 5, seed: int = 0) -> Iterator[st
     with what the one before has left, and is started once more.
     """
     rng, copy = random.Random(seed), Copy(folder / "first")
-    _, first_s, lines = copy.serve()
+    first_s, lines = copy.serve()
     print("\n".join(lines[:5]))
-    second_s = copy.serve().proxy_s
+    second_s = copy.serve().seconds
     print(f"from a fresh clone to both ports: {first_s:.1f} s; the second start: {second_s:.1f} s")
     copy = Copy(folder / "second")
     for _ in range(interruptions):
@@ -174,35 +131,7 @@ def clone(folder: Path, *, interruptions: int = 5, seed: int = 0) -> Iterator[st
         print(f"Ctrl-C after {after_s:.1f} s: status {status}")
         if status not in (0, 130) or "Traceback" in printed:
             yield f"status {status} after {after_s:.1f} s:\n{printed}"
-    print(f"from there to both ports: {copy.serve().proxy_s:.1f} s")
+    print(f"from there to both ports: {copy.serve().seconds:.1f} s")
 
 
-def package(folder: Path) -> None:
-    """The same as a package (`uv tool install`, with empty caches and a home of its own)."""
-    copy = Package(folder)
-    install_s = copy.install()
-    first_s, second_s = (copy.serve().proxy_s for _ in range(2))
-    print(f"uv tool install: {install_s:.1f} s, {copy.megabytes:,.0f} MB")
-    print(f"from there to both ports: {first_s:.1f} s; the second start: {second_s:.1f} s")
-
-
-def beside(folder: Path, *, commit: str = "HEAD~1", rounds: int = 3) -> None:
-    """The first start of clones of HEAD and of another commit, in turns.
-
-    Seconds from the command to the first reply on the server's port and until the proxy replies too, and how
-    many lines were printed.
-    """
-    names = [git("rev-parse", "--short", name).decode().strip() for name in ("HEAD", commit)]
-
-    def start(name: str, number: int) -> tuple[float, float, float]:
-        served = Copy(folder / f"{name}-{number}", name).serve()
-        shutil.rmtree(folder / f"{name}-{number}")
-        return served.reply_s, served.proxy_s, len(served.lines)
-
-    table(f"commit | first reply after, s | through the proxy after, s | lines (medians of {rounds})")
-    starts = alternate(rounds, *(partial(start, name) for name in names))
-    for name, measured in zip(names, zip(*starts, strict=True), strict=True):
-        row(name, *(f"{seconds:.1f}" for seconds in medians(measured)))
-
-
-PARTS: Mapping[str, Part] = {"clone": clone, "package": package, "beside": beside}
+PARTS: Mapping[str, Part] = {"clone": clone}

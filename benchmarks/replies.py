@@ -1,4 +1,4 @@
-"""What a request costs beside the network: prompts that are prepared, replies that are read, grammars."""
+"""What a request costs beside the network: prompts that are prepared, replies that are read."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Annotated
 
-from benchmarks import replies_grammar, replies_prepare
+from benchmarks import replies_prepare
 from benchmarks.harness import Part, row, table
 from start_llm.core.chat import Json
 from start_llm.core.events import CallArguments, Content, Finished, Reasoning, Text, Usage
@@ -299,6 +299,4 @@ PARTS: Mapping[str, Part] = {
     "damaged": damaged,
     "prepare": replies_prepare.prepare,
     "many": replies_prepare.many,
-    "grammar": replies_grammar.grammar,
-    "masks": replies_grammar.masks,
 }

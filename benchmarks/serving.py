@@ -1,4 +1,4 @@
-"""The server behind HTTP: the proxy, 64 streams, fairness, status pages, Prometheus, long prompts."""
+"""The server behind HTTP: the proxy, 64 streams, fairness, status pages, long prompts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks import engine_streams, servers, serving_fairness, serving_metrics
+from benchmarks import engine_streams, servers, serving_fairness
 from benchmarks.harness import Part, alternate, medians, ratio, row, table
 from scripts import tiny_models
 from start_llm.models.loader import load as load_model
@@ -304,5 +304,4 @@ PARTS: Mapping[str, Part] = {
     "load": load,
     "fairness": serving_fairness.fairness,
     "pages": pages,
-    "metrics": serving_metrics.metrics,
 }

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from benchmarks import truth_real, truth_several, truth_types
+from benchmarks import truth_real, truth_types
 from benchmarks.harness import Part, row, table
 from benchmarks.networks import World, build_world
 from scripts import tiny_vision_models
@@ -258,5 +258,4 @@ PARTS: Mapping[str, Part] = {
     "replies": replies,
     "types": truth_types.types,
     "real": truth_real.real,
-    "several": truth_several.several,
 }

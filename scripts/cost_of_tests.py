@@ -1,10 +1,12 @@
 """What tests cost and what they protect: CPU seconds, cases and mutants of each folder.
 
-    python3 install_and_run.py --test -p scripts.cost_of_tests --costs FILE [pytest args]
+    python3 install_and_run.py --test -p scripts.cost_of_tests --costs FILE [--every N] [pytest args]
     .venv/bin/python -m scripts.cost_of_tests FILE [--files] [--slowest N]
 
 The first command adds a line for each case to FILE: CPU seconds, those of its fixtures and of the processes
-that it waited for included, so that a busy machine changes them little. The second prints a table.
+that it waited for included, so that a busy machine changes them little. With `--every`, one of N cases of
+each function runs and stands for the others, each of which is taken to cost as much as that one without its
+fixtures. The second prints a table.
 """
 
 from __future__ import annotations
@@ -31,11 +33,20 @@ class Cost:
         test: path and name, as pytest writes them.
         cpu_s: CPU seconds.
         by_default: it has no mark that leaves it out of a plain run.
+        call_s: CPU seconds without those of its fixtures.
+        stands_for: for so many cases, itself included.
     """
 
     test: str
     cpu_s: float
     by_default: bool
+    call_s: float = 0
+    stands_for: float = 1
+
+    @property
+    def all_s(self) -> float:
+        """CPU seconds of all cases that it stands for."""
+        return self.cpu_s + (self.stands_for - 1) * self.call_s
 
     @property
     def file(self) -> str:
@@ -50,19 +61,19 @@ class Cost:
 class Row:
     """Sums of the cases in a folder or a file."""
 
-    cases: int = 0
+    cases: float = 0
     cpu_s: float = 0
-    default_cases: int = 0
+    default_cases: float = 0
     default_cpu_s: float = 0
     functions: Counter[str] = field(default_factory=Counter[str])
 
     def add(self, cost: Cost) -> None:
-        self.cases += 1
-        self.cpu_s += cost.cpu_s
+        self.cases += cost.stands_for
+        self.cpu_s += cost.all_s
         self.functions[cost.function] += 1
         if cost.by_default:
-            self.default_cases += 1
-            self.default_cpu_s += cost.cpu_s
+            self.default_cases += cost.stands_for
+            self.default_cpu_s += cost.all_s
 
 
 # --------------------------------------------------------------------------------------- the plugin of pytest
@@ -70,6 +81,41 @@ class Row:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--costs", type=Path, required=True, metavar="FILE", help="adds here")
+    parser.addoption("--every", type=int, default=1, metavar="N", help="one of N cases stands for the others")
+
+
+CALL_S = pytest.StashKey[float]()
+STANDS_FOR = pytest.StashKey[float]()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave the cases that stand for others, those of a function that run by default by themselves."""
+    kinds: dict[tuple[str, bool], list[pytest.Item]] = {}
+    for item in items:
+        kinds.setdefault((item.nodeid.partition("[")[0], _is_default(item)), []).append(item)
+    chosen: dict[str, float] = {}
+    for cases in kinds.values():
+        every = min(config.option.every, len(cases))
+        some = cases[every // 2 :: every]
+        chosen |= {case.nodeid: len(cases) / len(some) for case in some}
+    config.hook.pytest_deselected(items=[item for item in items if item.nodeid not in chosen])
+    items[:] = [item for item in items if item.nodeid in chosen]
+    for item in items:
+        item.stash[STANDS_FOR] = chosen[item.nodeid]
+
+
+def _is_default(item: pytest.Item) -> bool:
+    return item.get_closest_marker("thorough") is None
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
+    before = _cpu_s()
+    try:
+        return (yield)
+    finally:
+        item.stash[CALL_S] = round(_cpu_s() - before, 4)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -78,8 +124,8 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
     try:
         return (yield)
     finally:
-        by_default = item.get_closest_marker("thorough") is None
-        cost = Cost(item.nodeid, round(_cpu_s() - before, 4), by_default)
+        cpu_s, call_s = round(_cpu_s() - before, 4), item.stash.get(CALL_S, 0.0)
+        cost = Cost(item.nodeid, cpu_s, _is_default(item), call_s, item.stash[STANDS_FOR])
         costs: Path = item.config.option.costs
         with costs.open("a", encoding="utf-8") as file:
             file.write(json.dumps(asdict(cost)) + "\n")
@@ -129,7 +175,8 @@ def table(sums: Mapping[str, Row], protected: Mapping[str, int]) -> list[str]:
 
 
 def _line(place: str, functions: int, row: Row, count: int) -> str:
-    figures = (f"{row.cases:,}", f"{row.cpu_s:.1f}", f"{row.default_cases:,}", f"{row.default_cpu_s:.1f}")
+    cases, default_cases = (f"{round(count):,}" for count in (row.cases, row.default_cases))
+    figures = (cases, f"{row.cpu_s:.1f}", default_cases, f"{row.default_cpu_s:.1f}")
     return f"| {place} | {functions:,} | {' | '.join(figures)} | {count} |"
 
 
@@ -139,7 +186,7 @@ def slowest(costs: Iterable[Cost], most: int) -> list[str]:
     for cost in costs:
         sums.setdefault(cost.function, Row()).add(cost)
     dearest = sorted(sums.items(), key=lambda named: -named[1].cpu_s)[:most]
-    return [f"{row.cpu_s:8.1f} s  {row.cases:5} cases  {name}" for name, row in dearest]
+    return [f"{row.cpu_s:8.1f} s  {row.cases:5.0f} cases  {name}" for name, row in dearest]
 
 
 def read(path: Path) -> list[Cost]:

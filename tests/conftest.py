@@ -24,6 +24,7 @@ from tests import slices
 hypothesis.settings.register_profile(
     "busy", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
 )
+hypothesis.settings.register_profile("few", hypothesis.settings.get_profile("busy"), max_examples=40)
 hypothesis.settings.load_profile("busy")
 
 # A shell without job control ignores Ctrl-C for what it starts in the background; the programs that the tests
@@ -53,6 +54,8 @@ def lasting_folder() -> Path:
 
 def pytest_configure(config: pytest.Config) -> None:
     slices.begin(config.option.markexpr)
+    if not slices.is_thorough():
+        hypothesis.settings.load_profile("few")
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
@@ -94,6 +97,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     slices.mark_thorough(items)  # before those with this mark are left out
+    if slices.is_thorough():  # otherwise what is long is left out too
+        slices.mark_long(items, slices.named_by_mutants())
     if hasattr(config, "workerinput"):
         from tests.units import rank
 

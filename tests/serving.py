@@ -22,6 +22,7 @@ from start_llm.config.setting_types import OFF
 from start_llm.config.settings import Settings
 from start_llm.hosting import model_loading
 from start_llm.hosting.startup_summary import unsuited_by
+from start_llm.hosting.template_trial import files_with_templates
 from start_llm.models.trial import TemplateTrials
 from start_llm.prompt.template_audit.audit import audit
 from start_llm.prompt.template_audit.samples import rendered_samples
@@ -30,7 +31,23 @@ from start_llm.telemetry.terminal import Terminal
 from tests.flat_settings import settings_of
 
 _TRIED: dict[tuple[Any, ...], Any] = {}
-_TRIALS = TemplateTrials()
+
+
+class _TrialsOfTexts(TemplateTrials):
+    """Tries a template once, not in each folder with another config: a trial is a process of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._texts: set[tuple[bytes, ...]] = set()
+
+    def check(self, folder: Path) -> None:
+        texts = (*(path.read_bytes() for path in files_with_templates(folder) if path.is_file()),)
+        if texts not in self._texts:
+            super().check(folder)
+            self._texts.add(texts)
+
+
+_TRIALS = _TrialsOfTexts()
 """Of all servers of this process: a template is tried once."""
 AS_JSON = {"Content-Type": "application/json"}
 
@@ -115,6 +132,7 @@ def tried_once() -> Generator[None]:
         patch("start_llm.hosting.model_loading.measure_passes", once(model_loading.measure_passes)),
         patch("start_llm.prompt.prepare.audit", once_for_a_template(audit)),
         patch("start_llm.wiring.from_settings.rendered_samples", once_for_a_template(rendered_samples)),
+        patch("start_llm.prompt.client_marks.rendered_samples", once_for_a_template(rendered_samples)),
         patch("start_llm.hosting.model_loading.measure_tower", once(model_loading.measure_tower)),
         patch("start_llm.hosting.model_switcher.TemplateTrials", lambda: _TRIALS),
     ):

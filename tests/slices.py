@@ -1,26 +1,40 @@
-"""Which cases of a long list run by default. The others are marked `thorough`.
+"""Which cases of a long list run by default, and which in CI.
+
+Cases that are left out by default are marked `thorough`; those of them that CI leaves out too are `long`.
 
 @pytest.mark.product            cases that meet every value of every parameter, and as many pairs as they can
-@pytest.mark.product(axes=f)    the same for one parameter that is made of several values, which `f` tells
+@pytest.mark.product(axes=f)    the same for one parameter that is made of several values, which `f` returns
 @pytest.mark.sample(4)          one case of four; the next function of the file runs others.
                                 Where a product stands too, one of four of those cases
-@pytest.mark.checked(3)         of the cases that are left out by default, one of three runs in CI; the others
-                                are `long`. Of a product CI runs those that meet every value too
-@examples(15, few=5)            so many examples of Hypothesis, and by default fewer of them
+@examples(15, few=5)            so many examples of Hypothesis, and by default fewer of them; without this,
+                                a hundred and by default forty
 rounds(50, checked=12, few=1)   rounds of the same: all of them, `few` by default, and `checked` of them
-                                where what is `long` is left out (`scripts/check --all`, CI)
+                                where what is `long` is left out (CI)
+
+Of a product and of a sample CI runs the cases that meet every value of every parameter. Of the others it runs
+one of `REST`, or one of three with
+
+@pytest.mark.checked(3)         also where all cases are `thorough`; of a sample that is no product the
+                                default cases run and one of three others, whatever their values
+
+CI leaves out no case that a mutant names, alone or with its whole function (`tests/mutants`).
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Hashable, Iterable, Iterator, Sequence
 from itertools import combinations
+from pathlib import Path
 
 import hypothesis
+import numpy as np
 import pytest
 
 FEW = 6
+REST = 4
+"""Of the cases whose values other cases meet too, CI runs one of so many."""
+MUTANTS = Path(__file__).with_name("mutants")
 
 type Case = Sequence[Hashable]
 """The values of a case, one for each axis."""
@@ -55,7 +69,7 @@ def examples(count: int, *, few: int) -> hypothesis.settings:
 
 
 def mark_thorough(items: Iterable[pytest.Item]) -> None:
-    """Mark the cases that their function leaves out."""
+    """Mark the cases that their function leaves out by default."""
     places: Counter[str] = Counter()
     for cases in _functions(items):
         first = cases[0]
@@ -63,17 +77,46 @@ def mark_thorough(items: Iterable[pytest.Item]) -> None:
         is_product = product is not None and len(cases) > FEW
         if is_product and product in first.own_markers and sample not in first.own_markers:
             sample = None  # a file's sample is for its functions without a product of their own
-        values = [_values(item, **product.kwargs) for item in cases] if product and is_product else None
-        wanted = spread(values) if values else {*range(len(cases))}
+        wanted = _covering(cases) if is_product else {*range(len(cases))}
         kept = default_cases(wanted, sample.args[0] if sample else 1, places[str(first.path)])
         places[str(first.path)] += sample is not None
         for index in set(range(len(cases))) - kept:
             cases[index].add_marker("thorough")
-        if checked := first.get_closest_marker("checked"):
-            if first.get_closest_marker("thorough"):
-                kept = set()
-            for index in left_to_long_runs(len(cases), kept | (wanted if values else set()), *checked.args):
+
+
+def mark_long(items: Iterable[pytest.Item], named: Container[str]) -> None:
+    """Mark the cases that CI leaves out: some of those that are `thorough`.
+
+    Args:
+        named: the functions and cases that mutants name.
+    """
+    places: Counter[str] = Counter()
+    for cases in _functions(items):
+        first = cases[0]
+        checked = first.get_closest_marker("checked")
+        is_cut = checked or first.get_closest_marker("product") or first.get_closest_marker("sample")
+        if not is_cut or first.nodeid.partition("[")[0] in named:
+            continue
+        every = checked.args[0] if checked else REST
+        kept = {index for index, case in enumerate(cases) if not case.get_closest_marker("thorough")}
+        if first.get_closest_marker("product") or not checked:
+            kept |= _covering(cases)
+        for index in left_to_long_runs(len(cases), kept, every, places[str(first.path)]):
+            if cases[index].nodeid not in named:
                 cases[index].add_marker("long")
+        places[str(first.path)] += 1
+
+
+def named_by_mutants() -> set[str]:
+    """Return the functions and cases that mutants name, as pytest writes them."""
+    texts = (path.read_text(encoding="utf-8") for path in MUTANTS.glob("*.mutant"))
+    return {text.partition("\ntest: ")[2].partition("\n")[0] for text in texts}
+
+
+def _covering(cases: Sequence[pytest.Function]) -> set[int]:
+    """Return the indices of cases that meet every value of every parameter."""
+    product = cases[0].get_closest_marker("product")
+    return spread([_values(case, **(product.kwargs if product else {})) for case in cases])
 
 
 def default_cases(wanted: Iterable[int], every: int, place: int) -> set[int]:
@@ -88,10 +131,13 @@ def default_cases(wanted: Iterable[int], every: int, place: int) -> set[int]:
     return set(chosen[place % every :: every])
 
 
-def left_to_long_runs(count: int, wanted: Iterable[int], every: int) -> set[int]:
-    """Return the indices of the cases that CI leaves out: of those not `wanted`, all but one of `every`."""
+def left_to_long_runs(count: int, wanted: Iterable[int], every: int, place: int = 0) -> set[int]:
+    """Return the indices of the cases that CI leaves out: of those not `wanted`, all but one of `every`.
+
+    Of a function at the next `place`, another one is run.
+    """
     rest = sorted({*range(count)}.difference(wanted))
-    return {*rest}.difference(rest[::every])
+    return {*rest}.difference(rest[place % min(every, max(len(rest), 1)) :: every])
 
 
 def spread(cases: Sequence[Case]) -> set[int]:
@@ -100,38 +146,40 @@ def spread(cases: Sequence[Case]) -> set[int]:
     Cases with a value that no other has come first. Then the one with the most values that none has yet; of
     several, one whose values and pairs of values are the rarest so far.
     """
-    parts = _numbered(enumerate(case) for case in cases)
-    pairs = _numbered(combinations(case, 2) for case in parts)
-    often = Counter(part for case in parts for part in case)
-    left, (parts_met, pairs_met) = set(often), ([0] * sum(map(len, one)) for one in (parts, pairs))
-    chosen: list[int] = []
+    numbered = _numbered(enumerate(case) for case in cases)
+    parts, pairs = map(_in_rows, (numbered, _numbered(combinations(case, 2) for case in numbered)))
+    often = np.bincount(parts.ravel())
+    is_left, parts_met, pairs_met = often > 0, np.zeros_like(often), np.zeros(pairs.max(initial=0) + 1, int)
+    is_left[0] = False
+    chosen: set[int] = set()
 
     def choose(index: int) -> None:
-        chosen.append(index)
-        left.difference_update(parts[index])
-        for met, numbers in ((parts_met, parts[index]), (pairs_met, pairs[index])):
-            for number in numbers:
-                met[number] += 1
+        chosen.add(index)
+        is_left[parts[index]] = False
+        for met, numbers in ((parts_met, parts), (pairs_met, pairs)):
+            met[numbers[index]] += 1
+            met[0] = 0
 
-    def rarity(index: int) -> tuple[int, int]:
-        return sum(map(parts_met.__getitem__, parts[index])), sum(map(pairs_met.__getitem__, pairs[index]))
-
-    for index, case in enumerate(parts):
-        if any(often[part] == 1 for part in case):
-            choose(index)
-    useful = list(range(len(parts)))
-    while left:
-        gains = {i: gain for i in useful if (gain := len(left.intersection(parts[i])))}
-        useful = list(gains)
-        most = max(gains.values())
-        choose(min((i for i, gain in gains.items() if gain == most), key=rarity))
-    return set(chosen)
+    for index in np.flatnonzero(((often[parts] == 1) & (parts > 0)).any(axis=1)):
+        choose(int(index))
+    while is_left.any():
+        gains = is_left[parts].sum(axis=1)
+        best = np.flatnonzero(gains == gains.max())
+        rarities = pairs_met[pairs[best]].sum(axis=1), parts_met[parts[best]].sum(axis=1)
+        choose(int(best[np.lexsort(rarities)[0]]))
+    return chosen
 
 
 def _numbered(cases: Iterable[Iterable[Hashable]]) -> list[list[int]]:
-    """Return a number for each thing of each case, the same for equal things."""
+    """Return a number from 1 for each thing of each case, the same for equal things."""
     numbers: dict[Hashable, int] = {}
-    return [[numbers.setdefault(one, len(numbers)) for one in case] for case in cases]
+    return [[numbers.setdefault(thing, len(numbers) + 1) for thing in case] for case in cases]
+
+
+def _in_rows(numbered: Sequence[Sequence[int]]) -> np.ndarray:
+    """Return the numbers of all cases, with zeros at the ends of those that have fewer."""
+    longest = max(map(len, numbered), default=0)
+    return np.array([[*numbers, *[0] * (longest - len(numbers))] for numbers in numbered], dtype=int)
 
 
 def _functions(items: Iterable[pytest.Item]) -> Iterator[list[pytest.Function]]:

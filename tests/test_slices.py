@@ -5,17 +5,30 @@ from pathlib import Path
 
 import pytest
 
-from tests.slices import default_cases, left_to_long_runs, mark_thorough, spread
+from tests.slices import (
+    REST,
+    default_cases,
+    left_to_long_runs,
+    mark_long,
+    mark_thorough,
+    named_by_mutants,
+    spread,
+)
 from tests.units import UNITS, rank, unit
 
 pytest_plugins = "pytester"
 
 
-def marks_of(pytester: pytest.Pytester) -> dict[str, set[str]]:
-    """By name of each case of the file that was made."""
+def marks_of(pytester: pytest.Pytester, *named: str) -> dict[str, set[str]]:
+    """By name of each case of the file that was made, of which mutants name some."""
     items, _ = pytester.inline_genitems()
     mark_thorough(items)
+    mark_long(items, {item.nodeid.partition("::")[0] + f"::{name}" for item in items for name in named})
     return {item.name: {mark.name for mark in item.iter_markers()} for item in items}
+
+
+def in_ci(pytester: pytest.Pytester, *named: str) -> set[str]:
+    return {name for name, marks in marks_of(pytester, *named).items() if "long" not in marks}
 
 
 def sliced(*axes: range) -> list[tuple[int, ...]]:
@@ -66,6 +79,14 @@ def test_ci_runs_a_part_of_what_is_left_out_by_default():
     assert left_to_long_runs(2, {0, 1}, 3) == left_to_long_runs(2, {0}, 3) == set()
 
 
+def test_of_the_functions_of_a_file_ci_runs_different_parts():
+    assert left_to_long_runs(8, {0, 4}, 3, 1) == {1, 3, 5, 7}
+    assert set[int]().union(*({*range(8)} - left_to_long_runs(8, (), 3, place) for place in range(3))) == {
+        *range(8)
+    }
+    assert left_to_long_runs(2, {0}, 3, 2) == set(), "at least one case runs"
+
+
 def test_what_ci_leaves_out_of_a_product_has_values_that_other_cases_have(pytester: pytest.Pytester):
     pytester.makepyfile(
         """
@@ -79,9 +100,51 @@ def test_what_ci_leaves_out_of_a_product_has_values_that_other_cases_have(pytest
         def test_product(a, b): pass
         """
     )
-    in_ci = {name for name, marks in marks_of(pytester).items() if "long" not in marks}
-    assert len(in_ci) == 4 + 12 / 4
-    assert in_ci >= {f"test_product[{n}-{n}]" for n in range(4)}
+    cases = in_ci(pytester)
+    assert len(cases) == 4 + 12 / 4
+    assert cases >= {f"test_product[{n}-{n}]" for n in range(4)}
+
+
+SAMPLED = """
+    import pytest
+
+    @pytest.mark.sample(6)
+    @pytest.mark.parametrize("a", range(6))
+    @pytest.mark.parametrize("b", range(6))
+    def test_pairs(a, b): pass
+
+    @pytest.mark.sample(3)
+    @pytest.mark.parametrize("a", range(9))
+    def test_list(a): pass
+
+    @pytest.mark.parametrize("a", range(3))
+    @pytest.mark.parametrize("b", range(3))
+    def test_whole(a, b): pass
+"""
+
+
+def test_of_a_sample_ci_runs_every_value_and_a_part_of_the_other_combinations(pytester: pytest.Pytester):
+    pytester.makepyfile(SAMPLED)
+    cases = in_ci(pytester)
+    pairs = {name for name in cases if name.startswith("test_pairs")}
+    assert pairs >= {f"test_pairs[{n}-{n}]" for n in range(6)}
+    assert 6 + (30 - 6) / REST <= len(pairs) <= 12 + 24 / REST
+    assert sum(name.startswith("test_list") for name in cases) == 9, "each case has a value of its own"
+    assert sum(name.startswith("test_whole") for name in cases) == 9, "nothing is left out by default"
+
+
+def test_ci_leaves_out_no_case_that_a_mutant_names(pytester: pytest.Pytester):
+    pytester.makepyfile(SAMPLED)
+    left_out = {name for name in marks_of(pytester) if name.startswith("test_pairs")} - in_ci(pytester)
+    named = min(left_out)
+    assert in_ci(pytester, named) - in_ci(pytester) == {named}
+    assert len({name for name in in_ci(pytester, "test_pairs") if name.startswith("test_pairs")}) == 36
+
+
+def test_mutants_name_functions_and_cases():
+    named = named_by_mutants()
+    assert all(name.startswith("tests/") and "::test_" in name for name in named)
+    assert {name.endswith("]") for name in named} == {True, False}
 
 
 def test_a_case_that_ci_leaves_out_is_long_and_thorough(pytester: pytest.Pytester):
@@ -100,12 +163,10 @@ def test_a_case_that_ci_leaves_out_is_long_and_thorough(pytester: pytest.Pyteste
         def test_whole(n): pass
         """
     )
-    told = marks_of(pytester)
-    by_default = {name for name, marks in told.items() if "thorough" not in marks}
-    in_ci = {name for name, marks in told.items() if "long" not in marks}
+    by_default = {name for name, marks in marks_of(pytester).items() if "thorough" not in marks}
     assert by_default == {"test_sampled[0]", "test_sampled[4]"}
-    assert in_ci - by_default == {f"test_sampled[{n}]" for n in (1, 3, 6)} | {
-        f"test_whole[{n}]" for n in (0, 4)
+    assert in_ci(pytester) - by_default == {f"test_sampled[{n}]" for n in (1, 3, 6)} | {
+        f"test_whole[{n}]" for n in (1, 5)
     }
 
 

@@ -1,7 +1,9 @@
 """The check of a chip: each part to its end or its limit, whatever became of the others, and one report."""
 
+import importlib
 import json
 import os
+import shlex
 import subprocess
 import sys
 import time
@@ -11,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import chip_check
+from benchmarks import chip_check, harness
 from benchmarks.chip_check import END_S, MOST_S, PARTS, Part, check, findings, outcomes_of_tests, tables
 
 ROOT = Path(chip_check.ROOT)
@@ -140,13 +142,29 @@ def test_an_unknown_part_and_a_place_that_cannot_be_written_are_refused_first(mo
         run(monkeypatch, [part("raise SystemExit(1)")], "--json", tmp_path / "missing" / "out.json")
 
 
+BENCHMARKS = {
+    name: command
+    for part in PARTS
+    for name, command in ((part.name, part.command), (f"{part.name}, quick", part.quick))
+    if command.startswith("-m benchmarks")
+}
+
+
+@pytest.mark.parametrize("name", BENCHMARKS)
+def test_the_benchmark_of_a_part_takes_its_options(name: str):
+    _, _, program, *arguments = shlex.split(BENCHMARKS[name])
+    parser = harness.parser_of(program, importlib.import_module(f"benchmarks.{program}"))
+    assert set(parser.parse_args(arguments).only) < set(parser.get_default("only"))
+
+
 @pytest.mark.thorough
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize(
     "name",
     [
-        # `tests/doctor/test_command.py` has the quick examination too, and is in CI.
-        pytest.param(name, marks=[pytest.mark.long] if name == "doctor" else [])
+        # What the others do is in CI elsewhere: `tests/doctor/test_command.py`, `tests/cache/test_truth.py`,
+        # `tests/cache/test_model_types.py`, `tests/benchmarks/test_engine_families.py`.
+        pytest.param(name, marks=[] if name in ("memory", "disk") else [pytest.mark.long])
         for name in NAMES
         if name != "tests"
     ],

@@ -53,6 +53,7 @@ def longest_gap(generation: Generation, since: float, until: threading.Event) ->
             return longest
 
 
+@pytest.mark.thorough
 def test_a_reply_goes_on_while_a_megabyte_is_tokenised(served: tuple[Engine, Tokenizer]):
     engine, tokenizer = served
     generation = engine.submit(engine_request(range(3, 50), 100_000, sampling=ANYTHING))

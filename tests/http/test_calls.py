@@ -26,7 +26,7 @@ from tests.http.reading import QUESTION, REPORT, Heard, ReplyContent, content_of
 from tests.http.scripts import asking
 from tests.templates.traits import TRAITS
 
-pytestmark = pytest.mark.sample(5)
+pytestmark = [pytest.mark.sample(5), pytest.mark.checked(3)]  # `tests/output` reads every form
 
 EVERY = list(FORMS)
 STREAMING = [name for name, form in FORMS.items() if form.streams]

@@ -24,7 +24,7 @@ from tests.slices import rounds
 
 type Json = dict[str, Any]
 
-REQUESTS = rounds(200, checked=100, few=40)
+REQUESTS = rounds(200, checked=60, few=40)
 SOURCES = ("from_memory", "from_disk", "read", "told", "unread")
 CHAT, TEXT, MESSAGES, RESPONSES = (
     "/v1/chat/completions",

@@ -287,7 +287,7 @@ def test_memory_comes_back_over_many_switches(folder: Path):
     (prompt, *_) = prompts(6)
     with serving(Path("qwen3"), model_dir=str(folder), max_kv_size=4096, max_loaded=1) as server:
         sizes = []
-        for number in range(rounds(50, checked=16)):
+        for number in range(rounds(50, checked=12)):
             completed(server, ("qwen3", "llama")[number % 2], prompt)
             if number % 2 == 0:
                 gc.collect()

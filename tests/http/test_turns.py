@@ -19,7 +19,7 @@ from tests.http.reading import QUESTION, ReplyContent, hear, post
 from tests.http.scripts import asking, write_model
 from tests.serving import Server, serving
 
-pytestmark = pytest.mark.sample(5)
+pytestmark = [pytest.mark.sample(5), pytest.mark.checked(3)]  # `tests/output` reads every form
 
 EVERY = list(FORMS)
 RESULT = "Fifty-two, says the file."

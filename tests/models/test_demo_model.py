@@ -21,7 +21,7 @@ SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "demo_model"
 MEGABYTE = 1_000_000
 FEW_TOKENS = 250
 FEW, MANY = 2, 12
-"""Prompts of each behaviour, by default and with all tests."""
+"""Prompts of each behaviour, in CI and with all tests."""
 MAX_WRONG = {"plain": 1, "echo": 1, "call, 1 offered": 1, "call, 3 offered": 2, "result": 1}
 
 
@@ -70,7 +70,7 @@ def test_the_start_says_that_it_is_the_demo_model(server: Server):
     assert "This is the demo model: it says what it is" in server.printed()
 
 
-@pytest.fixture(scope="module", params=[FEW, pytest.param(MANY, marks=pytest.mark.thorough)])
+@pytest.fixture(scope="module", params=[FEW, pytest.param(MANY, marks=pytest.mark.long)])
 def count(request: pytest.FixtureRequest) -> int:
     return request.param
 

@@ -1,8 +1,8 @@
 """Every guard of the cache has a mutant: an edit that plants a bug, and a test that it turns red.
 
 `tests/mutants/edits.py` says what the file of a mutant looks like. By default it is tried whether each finds
-its place in the sources. `scripts/check --all` and CI run a third of them, `scripts/check --changed` those
-that a change concerns, and `install_and_run.py --test tests/mutants -m ""` all.
+its place in the sources. CI runs a third of them, `scripts/check --changed` those that a change concerns,
+and `scripts/check --all` all, as does `install_and_run.py --test tests/mutants -m ""`.
 
 A named test runs without plugins and without `tests/conftest.py`, which take longer than the test itself. So
 it may only use fixtures of its own file.
@@ -90,19 +90,11 @@ class Outcome:
 class Bench:
     """A copy of the sources, and a process that runs tests in it."""
 
-    def __init__(self, folder: Path, *, compiled: bool) -> None:
+    def __init__(self, folder: Path, tree: Path) -> None:
+        """Copy `tree`: that of `copied_sources`."""
         self.tree = folder / "tree"
         self._output = folder / "output"
-        for name in COPIED:
-            if (ROOT / name).is_dir():
-                shutil.copytree(ROOT / name, self.tree / name, ignore=shutil.ignore_patterns("__pycache__"))
-            else:
-                shutil.copy(ROOT / name, self.tree / name)
-        (self.tree / "models").symlink_to(ROOT / "models")
-        if compiled:
-            # By date and length, a patched source might be taken for the one before it.
-            by_content = py_compile.PycInvalidationMode.CHECKED_HASH
-            compileall.compile_dir(self.tree, quiet=1, invalidation_mode=by_content)
+        shutil.copytree(tree, self.tree, symlinks=True)
         environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
         environment |= {"PYTHONDONTWRITEBYTECODE": "1", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
         (folder / "left").mkdir()
@@ -127,6 +119,20 @@ class Bench:
     def close(self) -> None:
         self._worker.kill()
         self._worker.communicate()
+
+
+def copied_sources(tree: Path, *, compiled: bool) -> Path:
+    for name in COPIED:
+        if (ROOT / name).is_dir():
+            shutil.copytree(ROOT / name, tree / name, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy(ROOT / name, tree / name)
+    (tree / "models").symlink_to(ROOT / "models")
+    if compiled:
+        # By date and length, a patched source might be taken for the one before it.
+        by_content = py_compile.PycInvalidationMode.CHECKED_HASH
+        compileall.compile_dir(tree, quiet=1, invalidation_mode=by_content)
+    return tree
 
 
 @contextmanager
@@ -174,10 +180,8 @@ def outcomes(
     names = [item.name for item in request.session.items]
     wanted = [name for name in MUTANTS if any(f"[{name}]" in item for item in names)]
     are_few = len(wanted) <= FEW
-    made = [
-        Bench(tmp_path_factory.mktemp("mutants"), compiled=not are_few)
-        for _ in range(1 if are_few else AT_ONCE)
-    ]
+    tree = copied_sources(tmp_path_factory.mktemp("sources") / "tree", compiled=not are_few)
+    made = [Bench(tmp_path_factory.mktemp("mutants"), tree) for _ in range(1 if are_few else AT_ONCE)]
     for bench in made:
         benches.put(bench)
     with ThreadPoolExecutor(len(made)) as pool:
@@ -228,6 +232,17 @@ def test_every_mutant_finds_its_place():
             except (edits.NotThere, FileNotFoundError) as error:
                 wrong.append(f"{mutant.name}: {error}")
     assert wrong == []
+
+
+@pytest.mark.thorough
+def test_ci_runs_the_test_of_each_mutant(request: pytest.FixtureRequest):
+    """A whole run shows what CI selects: the tests that are left out by default are in it, like this one."""
+    config = request.config
+    if [Path(argument).resolve() for argument in config.args] != [ROOT / "tests"] or config.option.keyword:
+        pytest.skip("only some of the tests were asked for")
+    cases = {item.nodeid for item in request.session.items}
+    selected = cases | {case.partition("[")[0] for case in cases}
+    assert {name: mutant.test for name, mutant in MUTANTS.items() if mutant.test not in selected} == {}
 
 
 @pytest.mark.thorough

@@ -71,6 +71,35 @@ def test_each_case_is_noted_with_its_fixtures_and_the_processes_that_it_waited_f
     assert (waits.function.partition("::")[2], waits.by_default) == ("test_waits", False)
     assert waits.cpu_s >= 0.2 > nothing.cpu_s
     assert nothing.by_default
+    assert waits.call_s < 0.1, "its fixture is not among it"
     capsys.readouterr()
     assert main([str(costs), "--slowest", "1"]) == 0
     assert capsys.readouterr().out.splitlines()[-1].endswith("test_waits")
+
+
+def test_a_case_that_stands_for_others_counts_their_calls_and_its_own_fixtures_once():
+    cost = Cost("tests/test_a.py::test_x[1]", 3.0, by_default=False, call_s=1.0, stands_for=5)
+    assert cost.all_s == 7.0
+    assert table(rows([cost], by_file=False), {})[-1] == "| all | 1 | 5 | 7.0 | 0 | 0.0 | 0 |"
+
+
+def test_one_of_so_many_cases_runs_and_stands_for_the_others(pytester: pytest.Pytester, tmp_path: Path):
+    pytester.makepyfile(
+        """
+        import pytest
+
+        @pytest.mark.parametrize("n", [*range(8), pytest.param(8, marks=pytest.mark.thorough)])
+        def test_many(n): pass
+
+        def test_alone(): pass
+        """
+    )
+    pytester.makeini("[pytest]\nmarkers = thorough")
+    costs = tmp_path / "costs"
+    pytester.inline_run("-p", "scripts.cost_of_tests", "--costs", str(costs), "--every", "4")
+    assert [(cost.test.partition("::")[2], cost.stands_for) for cost in read(costs)] == [
+        ("test_many[2]", 4),
+        ("test_many[6]", 4),
+        ("test_many[8]", 1),
+        ("test_alone", 1),
+    ]
