@@ -78,7 +78,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except StartupError as error:
         what = _UNDONE.get(options.command, "start").format(**vars(options))
         print(f"start_llm cannot {what}.\n{error}", file=sys.stderr)
-        return 2
+        return error.status
 
 
 def _menu() -> int:

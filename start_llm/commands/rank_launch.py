@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import ipaddress
 import json
+import os
 import re
 import signal
 import socket
@@ -31,6 +32,8 @@ _FIRST_PORT = 32323
 _CANNOT_START, _FAILED = 2, 75
 _PAUSES_S = (1.0, 2.0, 5.0, 10.0, 30.0)
 """Seconds between an end and the next start."""
+_LAST_S = 20.0
+"""Seconds that the other ranks have to end when one has failed."""
 _STEADY_S = 120.0
 """Seconds after which a service counts as one that works: the pauses begin anew."""
 _EXITED = re.compile(r"Node with rank \d+ exited with code (-?\d+)")
@@ -202,7 +205,9 @@ class _Supervisor:
                 return status
 
     def _run_once(self) -> int:
-        """Return 0 if all ranks have ended well, 2 if one could not start, and else 75."""
+        """Return 0 if all ranks have ended well, 2 if one could not start, and else 75: also where
+        `mlx.launch` has ended without telling what became of them.
+        """
         # A group of its own: Ctrl-C in a terminal is for this process, which passes it on to rank 0 alone.
         self._process = process = subprocess.Popen(
             self._launch.words(self._hostfile),
@@ -216,11 +221,27 @@ class _Supervisor:
         for line in process.stderr or ():
             text = line.decode(errors="replace")
             sys.stderr.write(text)
-            statuses += [int(status) for status in _EXITED.findall(text)]
-        process.wait()
+            if (ended := _EXITED.findall(text)) and not statuses:
+                self._kill_later(process)
+            statuses += map(int, ended)
+        if process.wait() and not statuses:
+            return _FAILED
         if not statuses:
             return 0
         return _CANNOT_START if _CANNOT_START in statuses else _FAILED
+
+    def _kill_later(self, process: subprocess.Popen[bytes]) -> None:
+        """Kill what is left of a launch of which a rank has failed: one that is stuck would never end."""
+
+        def kill() -> None:
+            if process.poll() is None:
+                self._say(f"A rank has not ended {_LAST_S:g} s after another one. It is killed.")
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+
+        timer = threading.Timer(_LAST_S, kill)
+        timer.daemon = True
+        timer.start()
 
     def _on_signal(self, _number: int, _frame: FrameType | None) -> None:
         self._is_stopping.set()

@@ -56,7 +56,19 @@ class StartLLMError(Exception):
 
 
 class StartupError(StartLLMError):
-    """The server cannot start. The message says what is wrong and how to fix it."""
+    """The server cannot start. The message says what is wrong and how to fix it.
+
+    Attributes:
+        status: of the process that ends for it.
+    """
+
+    status = 2
+
+
+class RanksApart(StartupError):
+    """Processes that compute one model together do not find each other, and may when they try again."""
+
+    status = 75
 
 
 class SettingsError(StartupError):

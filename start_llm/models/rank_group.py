@@ -18,7 +18,7 @@ from typing import Any, cast
 
 import mlx.core as mx
 
-from start_llm.core.errors import ModelError, StartupError
+from start_llm.core.errors import ModelError, RanksApart, StartupError
 from start_llm.models.architecture import completed
 from start_llm.models.layer_costs import comes_out_even, head_counts, text_config
 
@@ -87,7 +87,8 @@ class RankGroup:
         """Wait for the other ranks; None if this process was not started as one of several.
 
         Raises:
-            StartupError: they cannot be reached.
+            RanksApart: they cannot be reached.
+            StartupError: the launch does not tell where they are.
         """
         launch = Launch.of(environment)
         if launch is None:
@@ -95,7 +96,7 @@ class RankGroup:
         try:
             return cls(mx.distributed.init(strict=True), launch.address)
         except (RuntimeError, ValueError) as error:
-            raise StartupError(f"Rank {launch.rank} cannot reach the others: {error}") from error
+            raise RanksApart(f"Rank {launch.rank} cannot reach the others: {error}") from error
 
     @property
     def name(self) -> str:

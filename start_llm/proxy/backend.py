@@ -2,6 +2,7 @@
 
 import json
 import re
+import socket
 from collections.abc import AsyncGenerator, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -19,10 +20,13 @@ from start_llm.access.backend_secret import (
     BackendSecret,
     Caller,
 )
+from start_llm.core.silent_peers import end_when_silent
 from start_llm.protocols.receipts import RECEIPT_HEADER
 from start_llm.protocols.sessions import READ_HEADERS
 
 _PATIENCE_S = 60
+_SILENCE_S = 12
+"""Seconds without a sign of life of its machine after which a server is asked whether it is there."""
 PASSED_ON = frozenset(("content-type", "anthropic-version", RECEIPT_HEADER, WARM_UP_HEADER, *READ_HEADERS))
 """Headers of clients that the server looks at."""
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
@@ -58,6 +62,14 @@ class WholeAnswer:
         return json.loads(self.body)
 
 
+def _socket(address: Any) -> socket.socket:
+    """Return what connects to an address, and ends when the server's machine is silent for 15 seconds."""
+    family, kind, protocol, *_ = address
+    opened = socket.socket(family, kind, protocol)
+    end_when_silent(opened, _SILENCE_S)
+    return opened
+
+
 class Backend:
     """An HTTP client for one server. Any task of one event loop may use it while it is `connected`.
 
@@ -80,7 +92,7 @@ class Backend:
         not be known whether a request has reached it.
         """
         async with aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, force_close=True),
+            connector=aiohttp.TCPConnector(limit=0, force_close=True, socket_factory=_socket),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=_PATIENCE_S),
             cookie_jar=aiohttp.DummyCookieJar(),
             skip_auto_headers=("User-Agent", "Accept"),

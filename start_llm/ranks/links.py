@@ -12,12 +12,12 @@ import os
 import secrets
 import socket
 import struct
-import sys
 import time
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 
-from start_llm.core.errors import StartupError
+from start_llm.core.errors import RanksApart, StartupError
+from start_llm.core.silent_peers import end_when_silent
 from start_llm.ranks.wire import Message, decoded, encoded
 
 _LENGTH = struct.Struct(">I")
@@ -30,9 +30,6 @@ _TURN_S = 60.0
 """Seconds for which a follower waits for rank 0, which greets whoever connects one after the other."""
 _SILENCE_S = 5
 """Seconds without a sign of life after which a connection is given up: a machine may lose its power."""
-_PROBES = 3
-_DARWIN_DROP_TIME = 0x80
-"""TCP_RXT_CONNDROPTIME of macOS, for which Python has no name: seconds of vain repetitions."""
 
 
 class LinkClosed(Exception):
@@ -80,7 +77,8 @@ class Link:
     def __init__(self, connection: socket.socket, rank: int) -> None:
         self._connection = connection
         self._connection.settimeout(None)
-        _keep_watch(connection)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        end_when_silent(connection, _SILENCE_S)
         self._incoming = connection.makefile("rb")
         self.rank = rank
         self.address = str(connection.getpeername()[0])
@@ -123,26 +121,6 @@ class Link:
         self._connection.close()
 
 
-def _keep_watch(connection: socket.socket) -> None:
-    """Send messages at once, and have the system find out when the other machine is gone."""
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for option, value in _options():
-        connection.setsockopt(socket.IPPROTO_TCP, option, value)
-
-
-def _options() -> list[tuple[int, int]]:
-    """Return what makes a connection end when the other machine is silent, or takes what is sent no more."""
-    watched = [(socket.TCP_KEEPINTVL, 1), (socket.TCP_KEEPCNT, _PROBES)]
-    if sys.platform == "darwin":
-        return [*watched, (socket.TCP_KEEPALIVE, _SILENCE_S), (_DARWIN_DROP_TIME, _SILENCE_S + _PROBES)]
-    return [
-        *watched,
-        (socket.TCP_KEEPIDLE, _SILENCE_S),
-        (socket.TCP_USER_TIMEOUT, 1000 * (_SILENCE_S + _PROBES)),
-    ]
-
-
 class Meeting:
     """Where rank 0 waits for its followers.
 
@@ -164,7 +142,7 @@ class Meeting:
             ranks: how many there are, rank 0 included.
 
         Raises:
-            StartupError: one does not come in `patience_s` seconds.
+            RanksApart: one does not come in `patience_s` seconds.
         """
         links: dict[int, Link] = {}
         end = time.monotonic() + patience_s
@@ -176,7 +154,7 @@ class Meeting:
                     connection, _ = self._listener.accept()
                 except TimeoutError as error:
                     names = ", ".join(map(str, sorted(missing)))
-                    raise StartupError(f"Rank {names} did not come in {patience_s:g} s.") from error
+                    raise RanksApart(f"Rank {names} did not come in {patience_s:g} s.") from error
                 rank = _rank_of(connection, self.place.secret)
                 if rank in missing:
                     links[rank] = Link(connection, rank)
@@ -205,7 +183,7 @@ def meet(address: str, place: MeetingPlace, rank: int) -> Link:
     """Connect a follower to rank 0.
 
     Raises:
-        StartupError: nobody answers there who knows the secret.
+        RanksApart: nobody answers there who knows the secret.
     """
     number, back = rank.to_bytes(_RANK_BYTES, "little"), os.urandom(_WORD_BYTES)
     try:
@@ -214,9 +192,9 @@ def meet(address: str, place: MeetingPlace, rank: int) -> Link:
         connection.sendall(number + _proof(place.secret, b"follower", asked, number) + back)
         proof = _read(connection, _WORD_BYTES)
     except (OSError, LinkClosed) as error:
-        raise StartupError(f"Rank {rank} cannot reach rank 0 at {address}:{place.port}: {error}.") from error
+        raise RanksApart(f"Rank {rank} cannot reach rank 0 at {address}:{place.port}: {error}.") from error
     if not hmac.compare_digest(proof, _proof(place.secret, b"rank 0", back)):
-        raise StartupError(f"Who answers at {address}:{place.port} is not rank 0.")
+        raise RanksApart(f"Who answers at {address}:{place.port} is not rank 0.")
     return Link(connection, 0)
 
 

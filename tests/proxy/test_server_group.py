@@ -49,6 +49,17 @@ def test_a_server_that_shares_the_secret_takes_requests_whatever_its_key(server:
     assert {*notices} == {f"{server.url} takes requests.", f"{NOBODY} is unreachable."}
 
 
+def test_each_connection_ends_when_the_machine_of_a_server_is_silent(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+):
+    watched: list[int] = []
+    monkeypatch.setattr(
+        "start_llm.proxy.backend.end_when_silent", lambda _, silence_s: watched.append(silence_s)
+    )
+    looked_at(Backend(server.url, SECRET))
+    assert watched == [12, 12], "for /health and for /v1/models"
+
+
 @pytest.mark.parametrize("keys", [(), ("of the server",)], ids=["open", "with a key"])
 def test_a_server_with_another_secret_gets_no_requests(tiny_model: TinyModel, keys: tuple[str, ...]):
     """An open one would answer, and take all clients of the proxy for one tenant."""

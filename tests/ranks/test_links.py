@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from start_llm.core.errors import StartupError
+from start_llm.core.errors import RanksApart, StartupError
 from start_llm.ranks.links import Link, LinkClosed, Meeting, MeetingPlace, meet
 from start_llm.ranks.wire import SentBudget, SentEnd, SentTrimming
 
@@ -62,7 +62,7 @@ def test_followers_are_known_by_their_ranks_in_whatever_order_they_come():
 def test_who_does_not_know_the_secret_is_no_follower():
     with meeting() as (place, waited):
         wrong = MeetingPlace(place.port, bytes(32))
-        with pytest.raises(StartupError, match="cannot reach rank 0"):
+        with pytest.raises(RanksApart, match="cannot reach rank 0"):
             meet(HERE, wrong, 1)
         meet(HERE, place, 1)
         assert len(waited.result()) == 1
@@ -95,12 +95,12 @@ def test_a_follower_does_not_believe_who_does_not_know_the_secret():
             connection.sendall(bytes(32))
 
         threading.Thread(target=lie, daemon=True).start()
-        with pytest.raises(StartupError, match="is not rank 0"):
+        with pytest.raises(RanksApart, match="is not rank 0"):
             meet(HERE, MeetingPlace(listener.getsockname()[1], b"x" * 32), 1)
 
 
 def test_a_rank_that_does_not_come_is_named():
-    with meeting(ranks=3, patience_s=0.1) as (place, waited), pytest.raises(StartupError, match="Rank 2"):
+    with meeting(ranks=3, patience_s=0.1) as (place, waited), pytest.raises(RanksApart, match="Rank 2"):
         meet(HERE, place, 1)
         waited.result()
 

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from start_llm.core.errors import ModelError, StartupError
+from start_llm.core.errors import ModelError, RanksApart, StartupError
 from start_llm.models.rank_group import Launch, RankGroup
 
 
@@ -31,6 +31,16 @@ class Divisible:
 def test_a_process_that_nobody_launched_is_no_rank():
     assert Launch.of({}) is None
     assert RankGroup.join({}) is None
+
+
+def test_ranks_that_do_not_answer_are_told_from_a_wrong_launch(tmp_path: Path, monkeypatch):
+    def init(*, strict: bool) -> None:
+        raise RuntimeError("[ring] Couldn't connect")
+
+    (tmp_path / "hosts").write_text('[["10.0.0.1:1"], ["10.0.0.2:1"]]')
+    monkeypatch.setattr("mlx.core.distributed.init", init)
+    with pytest.raises(RanksApart, match="Rank 1 cannot reach the others"):
+        RankGroup.join({"MLX_RANK": "1", "MLX_HOSTFILE": str(tmp_path / "hosts")})
 
 
 def test_a_launch_of_a_single_process_is_none(tmp_path: Path):

@@ -15,7 +15,7 @@ import pytest
 from start_llm import cli
 from start_llm.commands import rank_launch
 from start_llm.commands.rank_launch import RankLaunch, hosts_of, serve_on_hosts
-from start_llm.core.errors import SettingsError
+from start_llm.core.errors import RanksApart, SettingsError
 
 HERE = {"ssh": "127.0.0.1", "ips": ["127.0.0.1"]}
 
@@ -129,12 +129,35 @@ def test_a_service_that_has_failed_is_started_again(tmp_path: Path, monkeypatch:
     assert count.read_text() == "xxx"
 
 
+def test_ranks_that_do_not_find_each_other_may_when_they_try_again(monkeypatch, capsys):
+    def serve(_: object) -> int:
+        raise RanksApart("Rank 1 cannot reach the others.")
+
+    monkeypatch.setitem(cli._COMMANDS, "serve", serve)
+    assert cli.main(["serve"]) == 75
+    assert "Rank 1 cannot reach the others." in capsys.readouterr().err
+
+
 def test_what_cannot_start_is_not_started_again():
     assert played(exits(2), restarts=True) == (2, [])
 
 
 def test_without_restart_it_is_not_started_again():
     assert played(exits(75)) == (75, [])
+
+
+def test_a_launch_that_says_nothing_of_its_ranks_has_failed():
+    assert played("raise SystemExit(3)") == (75, [])
+
+
+def test_a_rank_that_is_stuck_is_killed_when_another_one_has_failed(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(rank_launch, "_LAST_S", 0.05)
+    program = (
+        "import signal, sys; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "print('Node with rank 0 exited with code 70', file=sys.stderr, flush=True)\n"
+        "signal.pause()"
+    )
+    assert played(program) == (75, ["A rank has not ended 0.05 s after another one. It is killed."])
 
 
 def test_a_signal_asks_the_ranks_to_stop(tmp_path: Path, capfd: pytest.CaptureFixture[str]):
