@@ -22,6 +22,7 @@ from typing import Any
 from start_llm.cache.checkpoints import CheckpointKeeper
 from start_llm.cache.disk.disk_restore import DiskRestorer
 from start_llm.cache.disk.disk_tier import DiskAccess
+from start_llm.cache.disk.followed_restores import FollowedRestores
 from start_llm.cache.disk.prompt_disk import PromptDisk
 from start_llm.cache.disk.write_back import WriteBack
 from start_llm.cache.eviction import EvictionLimits, Evictor
@@ -97,8 +98,14 @@ class PromptCache:
     def attach_disk(self, disk: DiskAccess) -> None:
         """Use a disk tier from now on."""
         self.disk.restorer = DiskRestorer(
-            disk, self._layers, self._restorer, keep=self._keep_restored, keep_pages=self._keep_pages
+            disk,
+            self._layers,
+            self._restorer,
+            clock=self._clock,
+            keep=self._keep_restored,
+            keep_pages=self._keep_pages,
         )
+        self.disk.followed = FollowedRestores(self._lookup, self.disk.restorer, self._store)
         self.disk.write_back = self._evictor.write_back = WriteBack(
             disk, self._layers, self._store, is_tight=self._evictor.is_tight, clock=self._clock
         )

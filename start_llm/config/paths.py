@@ -63,6 +63,11 @@ def disk_tier_folder(chosen: str | None, state_root: str) -> Path | None:
     return from_root(chosen) if chosen else from_root(state_root) / "prompt-cache"
 
 
+def own_name(name: str, rank: int) -> str:
+    """Return the name of what each of several ranks has for itself; they may be on one machine."""
+    return f"{name}.rank{rank}" if rank else name
+
+
 def servers_folder(state_root: str) -> Path:
     """Return the folder of the files that name running servers."""
     return from_root(state_root) / "servers"

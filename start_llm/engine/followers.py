@@ -7,6 +7,7 @@ from typing import NamedTuple, Protocol
 
 import mlx.core as mx
 
+from start_llm.cache.disk.shared_restore import NoPeers, RestorePeers
 from start_llm.engine.generation import Generation
 from start_llm.engine.step_plan import StepPart
 
@@ -36,14 +37,12 @@ class ExecutorState(NamedTuple):
     free_bytes: int
 
 
-class Followers(Protocol):
-    """The other ranks. They get everything in the order in which it is done here.
+class Followers(RestorePeers, Protocol):
+    """The other ranks. They get everything in the order in which it is done here."""
 
-    Attributes:
-        are_there: there are some.
-    """
-
-    are_there: bool
+    def on_news(self, notify: Callable[[], object]) -> None:
+        """Call this, on any thread, when they have read something that a prompt here waits for."""
+        ...
 
     def take_request(self, generation: Generation) -> None:
         """Send a request that has its number."""
@@ -70,11 +69,16 @@ class Followers(Protocol):
         """Tell the budget of the prompt cache from this time of the plan on."""
         ...
 
+    def flush(self, patience_s: float) -> None:
+        """Let them write what is not on their disks yet, for so many seconds at most."""
+        ...
 
-class NoFollowers:
+
+class NoFollowers(NoPeers):
     """This process computes alone."""
 
-    are_there = False
+    def on_news(self, notify: Callable[[], object]) -> None:
+        """There is no news."""
 
     def take_request(self, generation: Generation) -> None:
         """Send it to nobody."""
@@ -90,3 +94,6 @@ class NoFollowers:
 
     def take_budget(self, nbytes: int, at: float) -> None:
         """Tell nobody."""
+
+    def flush(self, patience_s: float) -> None:
+        """Nobody has a disk."""

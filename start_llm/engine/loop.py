@@ -19,7 +19,7 @@ from start_llm.engine.inbox import DiskNews, Inbox, InboxItem, MemoryShare, Stop
 from start_llm.engine.planner import StepPlanner
 from start_llm.engine.resources import EngineResources
 from start_llm.engine.schedule import Schedule
-from start_llm.engine.step_plan import StepPart
+from start_llm.engine.step_plan import EndRequest, StepPart
 from start_llm.engine.time_share import EngineTime
 from start_llm.telemetry.metrics import EngineMetrics
 
@@ -53,6 +53,7 @@ class EngineLoop:
         self._cache, self._failures = self.executor.cache, self.executor.failures
         disk_waits = DiskWaits(self._cache.disk, metrics, clock)
         self._planner = StepPlanner(resources, self.schedule, self.executor, self.time, disk_waits)
+        self._followers.on_news(lambda: inbox.put(DiskNews()))
         self._followers.take_budget(self._cache.budget_bytes, clock())
 
     @property
@@ -100,15 +101,17 @@ class EngineLoop:
             self._close_running()
         finally:
             self.fail_the_rest()
+        patience_s = self._stop.flush_s if self._stop else 0.0
+        self._followers.flush(patience_s)
         with self._failures.on_failure(abandon_nothing):
-            self._cache.disk.flush(self._stop.flush_s if self._stop else 0.0)
+            self._cache.disk.flush(patience_s)
 
     def _close_running(self) -> None:
         """Take what still runs at the end out of the engine. The cache keeps what was computed."""
         for sequence in self.executor.running:
-            with self.executor.blaming(sequence):
-                self.executor.take_out(sequence, is_given_up=True)
+            if sequence in self.executor.running:  # unless everything was abandoned since
                 self._failures.add([sequence.generation])
+                self._execute(EndRequest(sequence.number, is_given_up=True))
 
     def fail_the_rest(self) -> None:
         """Fail every request that is left. What they computed is lost."""
@@ -168,8 +171,7 @@ class EngineLoop:
             case EngineTask():
                 self._accept_task(item)
             case DiskNews():
-                with self._failures.on_failure(abandon_nothing):
-                    self._cache.disk.collect()
+                self._collect()
             case MemoryShare(usable_bytes, cache_bytes):
                 self._resources.admission.usable_bytes = usable_bytes
                 with self._failures.on_failure(abandon_nothing), self._clock.stopped(at := self._clock()):
@@ -177,6 +179,14 @@ class EngineLoop:
                     self._cache.resize(cache_bytes)
             case StopRequest():
                 self._stop = item
+
+    def _collect(self) -> None:
+        """Take what the disk has read."""
+        failed = self._failures.count
+        with self._failures.on_failure(abandon_nothing), self._clock.stopped(self._clock()):
+            self._cache.disk.collect()
+        if self._failures.count > failed:
+            self._followers.note_failure()
 
     def _accept_task(self, task: EngineTask) -> None:
         if patience_s := task.command.patience_s:

@@ -305,7 +305,10 @@ class StepPlanner:
         """Return the start of a request; None if it has to wait for the disk, or failed."""
         failed = partial(self._executor.fail_waiting, first.generation.number)
         with self._executor.failures.on_failure(failed):
-            if not self._disk_waits.has_to_wait(first, self._time.speed):
+            speed = self._time.speed
+            with self._clock.stopped(self._clock()):  # other ranks make room for a restore at this time too
+                has_to_wait = self._disk_waits.has_to_wait(first, speed)
+            if not has_to_wait:
                 return self._start_of(first)
         return None
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from start_llm.cache.buffers import KVShape
 from start_llm.cache.disk.disk_index import TRANSCRIPTS
 from start_llm.cache.disk.disk_tier import DiskAccess, DiskTier
+from start_llm.cache.disk.shared_restore import RestorePeers
 from start_llm.cache.prompt_cache import PromptCache
 from start_llm.config.paths import disk_tier_folder
 from start_llm.config.settings import Settings
@@ -94,11 +95,20 @@ class DiskStorage:
         self._database_thread.start()
         return tier
 
-    def attach(self, cache: PromptCache, shape: KVShape) -> None:
-        """Give a model's prompt cache the disk tier, if there is one. On the engine thread."""
+    @property
+    def is_on(self) -> bool:
+        """There is a disk tier."""
+        return self._tier is not None
+
+    def attach(self, cache: PromptCache, shape: KVShape, peers: RestorePeers, *, is_shared: bool) -> None:
+        """Give a model's prompt cache the disk tier, if there is one. On the engine thread.
+
+        Args:
+            peers, is_shared: see `DiskAccess`.
+        """
         if self._tier:
-            write_after_s = self._settings.ssd.write_after_s
-            cache.attach_disk(DiskAccess(self._tier, shape, this_device().shares_arrays, write_after_s))
+            is_in_place, idle_s = this_device().shares_arrays, self._settings.ssd.write_after_s
+            cache.attach_disk(DiskAccess(self._tier, shape, is_in_place, idle_s, peers, is_shared))
 
     def conversations(self, name: str) -> Database | None:
         """Open the file with what is known of a model's conversations; None without a disk tier."""

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from start_llm.cache.buffers import KVShape
+from start_llm.cache.disk.shared_restore import RestorePeers
 from start_llm.cache.kinds import label_of
 from start_llm.cache.layers import Layers
 from start_llm.cache.prompt_cache import PromptCache
@@ -38,7 +39,7 @@ from start_llm.models.adapter_loader import Adapters
 from start_llm.models.device import keep_kernels, this_device, wire_memory
 from start_llm.models.footprint import context_window, layer_counts, model_type, weights_bytes
 from start_llm.models.identity import digest_of, identity
-from start_llm.models.known_digests import WeightFiles, weight_files_of
+from start_llm.models.known_digests import KnownDigests, WeightFiles, weight_files_of
 from start_llm.models.loader import LoadedModel, load
 from start_llm.models.pooling import pooling_in
 from start_llm.models.rank_group import RankGroup
@@ -80,8 +81,13 @@ class EngineStartup:
 class CacheDisk(Protocol):
     """Where prompt caches outlive the process."""
 
-    def attach(self, cache: PromptCache, shape: KVShape) -> None:
-        """Give a model's prompt cache a disk tier, if there is one."""
+    @property
+    def is_on(self) -> bool:
+        """There is a disk tier."""
+        ...
+
+    def attach(self, cache: PromptCache, shape: KVShape, peers: RestorePeers, *, is_shared: bool) -> None:
+        """Give a model's prompt cache a disk tier, if there is one; see `cache.disk.disk_tier.DiskAccess`."""
         ...
 
 
@@ -281,13 +287,18 @@ class EngineLoader:
     def _identity(self, model: LoadedModel, files: WeightFiles) -> bytes:
         if self._ranks:
             return self._identity_of_shard(model, files, self._ranks)
-        digests, in_float32 = known_digests(self._settings, self._say), model.precision.is_converted
+        return identity(model, self._digest(model, files, known_digests(self._settings, self._say)))
+
+    def _digest(
+        self, model: LoadedModel, files: WeightFiles, digests: KnownDigests, shard: str = ""
+    ) -> bytes:
+        compute, in_float32 = partial(digest_of, model), model.precision.is_converted
         with self._announced_if_slow("Reading the weights once for their digest ..."):
-            weights = digests.get(self._folder, files, partial(digest_of, model), in_float32=in_float32)
-        return identity(model, weights)
+            return digests.get(self._folder, files, compute, in_float32=in_float32, shard=shard)
 
     def _identity_of_shard(self, model: LoadedModel, files: WeightFiles, ranks: RankGroup) -> bytes:
-        """Return the identity of a shard. No page of it is ever read from a disk, so no weights are read.
+        """Return the identity of a shard. Its KV depends on the weights of all ranks, whose results each of
+        them computes with, and it is of use to this rank alone.
 
         Raises:
             ModelError: the ranks have loaded different models.
@@ -299,7 +310,9 @@ class EngineLoader:
                     f"What {ranks.name} has in {self._folder} is not the model of rank {rank}, or it has "
                     "other versions of mlx and mlx-lm. All machines need the same files and libraries."
                 )
-        return identity(model, whole + ranks.name.encode())
+        digests = known_digests(self._settings, self._say, ranks.rank)
+        own = self._digest(model, files, digests, f" as {ranks.name}")
+        return identity(model, b"".join((*ranks.gathered(own), ranks.name.encode())))
 
     def _say(self, sentence: str) -> None:
         if sentence:
@@ -342,6 +355,16 @@ class EngineLoader:
             identity=ready.identity,
             clock=clock,
         )
-        if limits:
-            self._shared.disk.attach(cache, KVShape.of(layers, probe))
+        if limits and self._has_disk_everywhere():
+            shape, is_shared = KVShape.of(layers, probe), self._ranks is not None
+            self._shared.disk.attach(cache, shape, self._shared.followers, is_shared=is_shared)
         return cache
+
+    def _has_disk_everywhere(self) -> bool:
+        """Return whether all ranks can keep pages on a disk: what one of them lacks is lost to all."""
+        is_on = self._shared.disk.is_on
+        if self._ranks is None or self._ranks.least(int(is_on)):
+            return is_on
+        if is_on:
+            self._say("Prompts are not kept on the disk: another machine has no disk tier.")
+        return False

@@ -67,7 +67,13 @@ class KnownDigests:
         self._tell = tell
 
     def get(
-        self, folder: Path, loaded: WeightFiles, compute: Callable[[], bytes], *, in_float32: bool = False
+        self,
+        folder: Path,
+        loaded: WeightFiles,
+        compute: Callable[[], bytes],
+        *,
+        in_float32: bool = False,
+        shard: str = "",
     ) -> bytes:
         """Return the digest of weights that are in memory.
 
@@ -76,10 +82,11 @@ class KnownDigests:
                 or could not be read, nobody knows which ones were loaded, and nothing is remembered.
             compute: reads the weights in memory if the digest is not known.
             in_float32: the weights in memory were converted to float32. They have a digest of their own.
+            shard: which part of the weights is in memory; empty for all of them.
         """
         if not loaded or weight_files_of(folder) != loaded:
             return compute()
-        known, name = self._read(), str(folder.resolve()) + (_IN_FLOAT32 if in_float32 else "")
+        known, name = self._read(), str(folder.resolve()) + (_IN_FLOAT32 if in_float32 else "") + shard
         entry = known.pop(name, None)
         digest = _digest_in(entry, loaded) or compute()
         known[name] = {"files": loaded, "digest": digest.hex()}

@@ -6,6 +6,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, suppress
 
 from start_llm.core.errors import StartLLMError
 from start_llm.core.thread_owners import ENGINE, owned_by
@@ -20,8 +21,12 @@ from start_llm.ranks.wire import (
     Message,
     SentBudget,
     SentEnd,
+    SentFlush,
     SentPart,
+    SentRead,
     SentRequest,
+    SentRestore,
+    SentRestored,
     SentTrimming,
 )
 from start_llm.telemetry.metrics import EngineMetrics
@@ -45,27 +50,40 @@ class LeaderMessages:
     Args:
         on_lost: called on that thread when rank 0 is gone: at once, or some seconds after it has said that
             the service ends, if this process still runs then. It may wait for rank 0 in the middle of a pass.
+            What may be written to the disk at the end has its time besides.
     """
 
     def __init__(self, link: Link, on_lost: Callable[[], None]) -> None:
         self._link = link
         self._on_lost = on_lost
-        self._messages: queue.SimpleQueue[Message] = queue.SimpleQueue()
+        self._messages: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
         threading.Thread(target=self._receive, name="rank 0", daemon=True).start()
 
-    def next(self) -> Message:
-        """Wait for the next message."""
-        return self._messages.get()
+    def next(self, patience_s: float | None = None) -> Message | None:
+        """Wait for the next message. Returns None after so many seconds, or when the disk has news."""
+        with suppress(queue.Empty):
+            return self._messages.get(timeout=patience_s)
+        return None
+
+    def note_disk(self) -> None:
+        """Note that the disk thread has written or read something."""
+        self._messages.put(None)
+
+    def reply(self, message: Message) -> None:
+        """Send something to rank 0. That it is gone is noticed where its messages are received."""
+        with suppress(LinkClosed):
+            self._link.send(message)
 
     def _receive(self) -> None:
-        ends = False
+        ends, last_s = False, _LAST_S
         try:
             while True:
                 message = self._link.receive()
                 ends |= isinstance(message, SentEnd)
+                last_s += message.patience_s if isinstance(message, SentFlush) else 0
                 self._messages.put(message)
         except LinkClosed:
-            time.sleep(_LAST_S if ends else 0)
+            time.sleep(last_s if ends else 0)
             self._on_lost()
 
 
@@ -81,6 +99,7 @@ class Follower:
         self._metrics = EngineMetrics()
         self._cache = resources.cache
         self._clock = resources.clock
+        self._ahead_s = 0.0
         self._schedule = Schedule(resources.clock)
         engine_time = EngineTime(resources, self._metrics)
         self.executor = StepExecutor(resources, self._schedule, engine_time, self._metrics)
@@ -91,8 +110,28 @@ class Follower:
         Raises:
             OutOfStep: this rank cannot do the same as rank 0.
         """
-        while not isinstance(message := incoming.next(), SentEnd):
-            self.do(message)
+        while not isinstance(message := incoming.next(self._seconds_until_due()), SentEnd):
+            if message:
+                self.do(message)
+            self.keep_on_disk(incoming.reply)
+
+    def _now(self) -> AbstractContextManager[None]:
+        """Let it be now on the clock of rank 0, of which this process knows what was sent last."""
+        return self._clock.stopped(self._clock.real() + self._ahead_s)
+
+    def _seconds_until_due(self) -> float | None:
+        with self._now():
+            return self._cache.disk.seconds_until_due()
+
+    def keep_on_disk(self, reply: Callable[[Message], None]) -> None:
+        """Read and write files. What is written decides nothing, so each rank chooses it by itself."""
+        disk = self._cache.disk
+        with self._now():
+            if disk.followed:
+                for number, files in disk.followed.go_on().items():
+                    reply(SentRead(number, files))
+            disk.collect()
+            disk.write_due(is_busy=bool(self.executor.running))
 
     def do(self, message: Message) -> None:
         """Do one thing.
@@ -108,10 +147,31 @@ class Follower:
             case SentTrimming(arrays):
                 self._cache.trim(arrays)
             case SentBudget(nbytes, at):
-                with self._clock.stopped(at):
+                with self._at(at):
                     self._cache.resize(nbytes)
+            case SentRestore() | SentRestored():
+                self._restore(message)
+            case SentFlush(patience_s):
+                with self._now():
+                    self._cache.disk.flush(patience_s)
             case _:
                 raise OutOfStep(f"rank 0 sent {type(message).__name__}, which nobody waits for")
+
+    def _at(self, at: float) -> AbstractContextManager[None]:
+        """Let it be a time of rank 0, which is the same on all ranks whatever their clocks say."""
+        self._ahead_s = at - self._clock.real()
+        return self._clock.stopped(at)
+
+    def _restore(self, message: SentRestore | SentRestored) -> None:
+        followed = self._cache.disk.followed
+        if followed is None:
+            raise OutOfStep("rank 0 has a disk tier, and this rank has none")
+        with self._at(message.at):
+            match message:
+                case SentRestore(number, wish):
+                    followed.begin(number, wish)
+                case SentRestored(number, files):
+                    followed.complete(number, files)
 
     def _take(self, sent: SentRequest) -> None:
         generation = Generation(sent.request)
@@ -124,6 +184,7 @@ class Follower:
         if state != sent.state:
             name = type(sent.part).__name__
             raise OutOfStep(f"before {name} it has {state}, and rank 0 has {sent.state}")
+        self._ahead_s = sent.at - self._clock.real()
         self.executor.execute(sent.part, sent.at)
         if self._metrics.failures:
             raise OutOfStep(f"{type(sent.part).__name__} failed; the traceback was printed")

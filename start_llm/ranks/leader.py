@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Callable, Sequence
 
+from start_llm.cache.disk.shared_restore import RestoreWish
 from start_llm.core.thread_owners import ENGINE, owned_by
 from start_llm.engine.followers import ExecutorState
 from start_llm.engine.generation import Generation
@@ -15,8 +17,12 @@ from start_llm.ranks.wire import (
     Message,
     SentBudget,
     SentEnd,
+    SentFlush,
     SentPart,
+    SentRead,
     SentRequest,
+    SentRestore,
+    SentRestored,
     SentSettings,
     SentTrimming,
     SentTrouble,
@@ -47,6 +53,9 @@ class Leader:
         self._lock = threading.Lock()
         self._on_lost: OnLost | None = None
         self._has_lost = threading.Event()
+        self._notify: Callable[[], object] = lambda: None
+        self._numbers = itertools.count(1)
+        self._read: dict[int, list[int]] = {}
         self.group = group
 
     def watch(self, on_lost: OnLost) -> None:
@@ -69,7 +78,8 @@ class Leader:
     def _listen(self, link: Link) -> None:
         place = f"Rank {link.rank} at {link.address}"
         try:
-            message = link.receive()
+            while isinstance(message := link.receive(), SentRead):
+                self._note_read(message)
         except LinkClosed:
             self._lose(f"{place} is gone.")
             return
@@ -77,6 +87,11 @@ class Leader:
             self._lose(f"{place} cannot go on. {message.message}", is_final=message.is_final)
         else:
             self._lose(f"{place} has sent what no follower sends.")
+
+    def _note_read(self, message: SentRead) -> None:
+        with self._lock:
+            self._read.setdefault(message.number, []).append(message.files)
+        self._notify()
 
     def _lose(self, reason: str, *, is_final: bool = False) -> None:
         with self._lock:
@@ -120,3 +135,33 @@ class Leader:
     def take_budget(self, nbytes: int, at: float) -> None:
         """See `engine.followers`."""
         self._send(SentBudget(nbytes, at))
+
+    def on_news(self, notify: Callable[[], object]) -> None:
+        """See `engine.followers`."""
+        self._notify = notify
+
+    @owned_by(ENGINE)
+    def begin_restore(self, wish: RestoreWish, at: float) -> int:
+        """See `cache.disk.shared_restore`."""
+        number = next(self._numbers)
+        self._send(SentRestore(number, wish, at))
+        return number
+
+    @owned_by(ENGINE)
+    def least_restored(self, number: int, own: int) -> int | None:
+        """See `cache.disk.shared_restore`."""
+        with self._lock:
+            read = list(self._read.get(number, ()))
+        return min(own, *read) if len(read) == len(self._links) else None
+
+    @owned_by(ENGINE)
+    def end_restore(self, number: int, files: int, at: float) -> None:
+        """See `cache.disk.shared_restore`."""
+        with self._lock:
+            del self._read[number]
+        self._send(SentRestored(number, files, at))
+
+    @owned_by(ENGINE)
+    def flush(self, patience_s: float) -> None:
+        """See `engine.followers`."""
+        self._send(SentFlush(patience_s))

@@ -13,13 +13,12 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
-from start_llm.cache.buffers import KVShape
-from start_llm.cache.prompt_cache import PromptCache
 from start_llm.config.settings import Settings
 from start_llm.core.errors import StartLLMError, StartupError
 from start_llm.engine.engine_thread import EngineThread
 from start_llm.engine.followers import Followers, NoFollowers
 from start_llm.engine.resources import EngineResources
+from start_llm.hosting.disk_storage import DiskStorage
 from start_llm.hosting.model_loading import EngineLoader
 from start_llm.library.download import resolve
 from start_llm.models.model_names import name_of
@@ -37,6 +36,8 @@ type Lead = Callable[[Settings, Leader | None], int]
 
 _MEETING_S = 60.0
 """Seconds in which the followers connect to rank 0. All of them have joined the group by then."""
+_LAST_FILES_S = 5.0
+"""Seconds for files that are queued when everything else has ended."""
 _CANNOT_START = 2
 _WITHOUT_RANK_0 = 75
 """Exit status of a follower: it may work when the launch is tried again (`EX_TEMPFAIL`)."""
@@ -46,7 +47,8 @@ def serve_together(settings: Settings, terminal: Terminal, lead: Lead) -> int:
     """Join the other ranks of a launch. Rank 0 serves, and the others follow it; return the exit status.
 
     Raises:
-        StartupError: the ranks do not find each other, or the settings ask for what they cannot do.
+        RanksApart: the ranks do not find each other.
+        StartupError: the settings ask for what they cannot do.
     """
     launch = _Launch()
     ranks = RankGroup.join()
@@ -68,7 +70,8 @@ def meet_followers(ranks: RankGroup) -> list[Link]:
     """Return the links from rank 0 to all others.
 
     Raises:
-        StartupError: they do not come.
+        RanksApart: they do not come.
+        StartupError: rank 0 cannot listen where they look for it.
     """
     meeting = Meeting(ranks.address)
     ranks.gathered(meeting.place.packed())
@@ -79,7 +82,7 @@ def meet_leader(ranks: RankGroup) -> Link:
     """Return the link from another rank to rank 0.
 
     Raises:
-        StartupError: rank 0 is not there.
+        RanksApart: rank 0 is not there.
     """
     place = MeetingPlace.unpacked(ranks.gathered(MeetingPlace.nowhere().packed())[0])
     return meet(ranks.address, place, ranks.rank)
@@ -128,13 +131,6 @@ def _follow(settings: Settings, terminal: Terminal, ranks: RankGroup) -> int:
     return _FollowerProcess(followed(own, sent), terminal, ranks, link).run(incoming)
 
 
-class _NoDisk:
-    """No rank keeps pages on a disk."""
-
-    def attach(self, cache: PromptCache, shape: KVShape) -> None:
-        """Leave the cache in memory."""
-
-
 @dataclass(frozen=True, slots=True)
 class _FollowerParts:
     """What the loader needs in a process that serves nobody."""
@@ -142,7 +138,7 @@ class _FollowerParts:
     settings: Settings
     terminal: Terminal
     thread: EngineThread
-    disk: _NoDisk
+    disk: DiskStorage
     ranks: RankGroup
     followers: Followers = field(default_factory=NoFollowers)
 
@@ -155,15 +151,18 @@ class _FollowerProcess:
         self._terminal = terminal
         self._ranks = ranks
         self._link = link
+        self._disk = DiskStorage(settings, terminal.say)
         self._thread = EngineThread()
 
     def run(self, incoming: LeaderMessages) -> int:
         """Follow until the service ends, and return the exit status."""
         ended: Future[int] = Future()
+        self._disk.add_listener(incoming.note_disk)
         self._thread.start()
         self._thread.submit(lambda: ended.set_result(self._run(incoming)))
         status = ended.result()
         self._thread.close()
+        self._disk.close(_LAST_FILES_S)
         return status
 
     def _run(self, incoming: LeaderMessages) -> int:
@@ -191,5 +190,5 @@ class _FollowerProcess:
         folder = resolve(model_name(self._settings))
         self._terminal.say(f"{self._ranks.name.capitalize()}: loading {name_of(folder)} ...")
         # What the loader would say of the model, rank 0 says.
-        parts = _FollowerParts(self._settings, Terminal(io.StringIO()), self._thread, _NoDisk(), self._ranks)
+        parts = _FollowerParts(self._settings, Terminal(io.StringIO()), self._thread, self._disk, self._ranks)
         return EngineLoader(parts, self._settings, name_of(folder), folder, 0).assemble()

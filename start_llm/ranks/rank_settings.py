@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 
-from start_llm.config.setting_types import OFF
+from start_llm.config.paths import disk_tier_folder, own_name
 from start_llm.config.settings import Settings
 from start_llm.core.errors import SettingsError
 from start_llm.models.rank_group import RankGroup
@@ -33,8 +33,16 @@ def settings_together(settings: Settings, ranks: RankGroup) -> Settings:
         settings,
         engine=replace(settings.engine, memory=ranks.least(memory_budget(settings))),
         model=replace(settings.model, idle_s=0.0),
-        ssd=replace(settings.ssd, folder=OFF),
+        ssd=replace(settings.ssd, folder=_folder_of(settings, ranks.rank)),
     )
+
+
+def _folder_of(settings: Settings, rank: int) -> str | None:
+    """Return SSD_CACHE_DIR of a rank. On one machine each has a folder of its own, beside that of rank 0."""
+    folder = disk_tier_folder(settings.ssd.folder, settings.server.state_root)
+    if folder is None or not rank:
+        return settings.ssd.folder
+    return str(folder.with_name(own_name(folder.name, rank)))
 
 
 def left_out(settings: Settings) -> Sequence[str]:
@@ -43,7 +51,7 @@ def left_out(settings: Settings) -> Sequence[str]:
     Args:
         settings: as they were set.
     """
-    lines = ["Several machines compute one model: without disk tier, images, embeddings and adapters."]
+    lines = ["Several machines compute one model: without images, embeddings and adapters."]
     if settings.model.idle_s:
         lines.append("MODEL_IDLE_SECONDS has no effect: the model stays loaded.")
     return lines

@@ -1,4 +1,4 @@
-"""What rank 0 sends to the others, as texts: requests, parts of steps, and what goes beside them.
+"""What ranks send to each other, as texts: requests, parts of steps, and what goes beside them.
 
 A follower gets of a request what it needs to compute and keep the same. It samples nothing, so it does not
 get how to sample, and neither the constraints of the reply.
@@ -13,6 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from start_llm.cache.disk.page_file import TensorLayout
+from start_llm.cache.disk.shared_restore import RestoreWish
 from start_llm.core.engine_request import EngineRequest, ReasoningLimit
 from start_llm.core.prompt import ModelTokens
 from start_llm.core.sampling import Sampling
@@ -87,6 +89,39 @@ class SentBudget:
 
 
 @dataclass(frozen=True, slots=True)
+class SentRestore:
+    """A restore from the disk begins, under the number that it has on rank 0."""
+
+    number: int
+    wish: RestoreWish
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class SentRead:
+    """A follower has read so many files of a restore."""
+
+    number: int
+    files: int
+
+
+@dataclass(frozen=True, slots=True)
+class SentRestored:
+    """All ranks have read so many files of a restore, and keep what these have given."""
+
+    number: int
+    files: int
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class SentFlush:
+    """What is not on the disk yet is written, for so many seconds at most: the service ends."""
+
+    patience_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class SentEnd:
     """The service ends."""
 
@@ -103,9 +138,22 @@ class SentTrouble:
     is_final: bool
 
 
-type Message = SentSettings | SentRequest | SentPart | SentTrimming | SentBudget | SentEnd | SentTrouble
-_PLAIN: Mapping[str, type[Message]] = {
-    kind.__name__: kind for kind in (SentSettings, SentTrimming, SentBudget, SentEnd, SentTrouble)
+type _Plain = (
+    SentSettings | SentTrimming | SentBudget | SentRead | SentRestored | SentFlush | SentEnd | SentTrouble
+)
+type Message = SentRequest | SentPart | SentRestore | _Plain
+_PLAIN: Mapping[str, type[_Plain]] = {
+    kind.__name__: kind
+    for kind in (
+        SentSettings,
+        SentTrimming,
+        SentBudget,
+        SentRead,
+        SentRestored,
+        SentFlush,
+        SentEnd,
+        SentTrouble,
+    )
 }
 
 
@@ -120,6 +168,8 @@ def _fields(message: Message) -> dict[str, Any]:
             return {"number": number, "request": _request_fields(request)}
         case SentPart(part, at, state):
             return {"part": type(part).__name__, "values": asdict(part), "at": at, "state": state}
+        case SentRestore(number, wish, at):
+            return {"number": number, "wish": _wish_fields(wish), "at": at}
         case _:
             return asdict(message)
 
@@ -143,7 +193,30 @@ def _message(kind: str, fields: dict[str, Any]) -> Message:
     if kind == SentPart.__name__:
         values = {name: _frozen(value) for name, value in fields["values"].items()}
         return SentPart(_PARTS[fields["part"]](**values), fields["at"], ExecutorState(*fields["state"]))
+    if kind == SentRestore.__name__:
+        return SentRestore(fields["number"], _wish(fields["wish"]), fields["at"])
     return _PLAIN[kind](**fields)
+
+
+def _wish_fields(wish: RestoreWish) -> dict[str, Any]:
+    packed = {"ids": _packed(wish.ids), "last": _packed(wish.last), "salt": b64encode(wish.salt).decode()}
+    return asdict(wish) | packed
+
+
+def _wish(fields: dict[str, Any]) -> RestoreWish:
+    state = fields.pop("state")
+    return RestoreWish(
+        ids=_unpacked(fields.pop("ids")),
+        last=_unpacked(fields.pop("last")),
+        salt=b64decode(fields.pop("salt")),
+        state=None if state is None else tuple((name, _layout(*form)) for name, form in state),
+        numbers=_frozen(fields.pop("numbers")),
+        **fields,
+    )
+
+
+def _layout(dtype: str, shape: list[int]) -> TensorLayout:
+    return TensorLayout(dtype, tuple(shape))
 
 
 def _frozen(value: Any) -> Any:

@@ -7,7 +7,7 @@ from functools import partial
 from start_llm.access.access_policy import AccessPolicy, is_loopback
 from start_llm.access.backend_secret import BackendSecret
 from start_llm.access.cross_origin import AllowedOrigins
-from start_llm.config.paths import from_root
+from start_llm.config.paths import from_root, own_name
 from start_llm.config.settings import Settings
 from start_llm.core.chat import Json
 from start_llm.core.errors import SettingsError
@@ -80,8 +80,10 @@ def make_seal(settings: Settings, say: Callable[[str], None]) -> Seal:
         return Seal(secrets.token_bytes(KEY_BYTES))
 
 
-def known_digests(settings: Settings, say: Callable[[str], None]) -> KnownDigests:
-    return KnownDigests(from_root(settings.server.state_root) / "weights.json", say)
+def known_digests(settings: Settings, say: Callable[[str], None], rank: int = 0) -> KnownDigests:
+    """Return the digests that this process remembers; ranks on one machine have a file each."""
+    name = own_name("weights", rank)
+    return KnownDigests(from_root(settings.server.state_root) / f"{name}.json", say)
 
 
 def response_store(settings: Settings, table: TableMaker) -> ResponseStore:

@@ -31,12 +31,14 @@ HOSTS = (sys.executable, *SERVE, "--hosts", "127.0.0.1,127.0.0.1", "--restart")
 
 
 @contextmanager
-def served(model: Path, state: Path, *, launcher: Sequence[str] = ()) -> Generator[tuple[Launched, int]]:
+def served(
+    model: Path, state: Path, *, launcher: Sequence[str] = (), **variables: str
+) -> Generator[tuple[Launched, int]]:
     """A service of two ranks that answers, and its port."""
     port = free_ports(1)
     own = ("--model", str(model), "--port", str(port))
     command = [*launcher, *own] if launcher else ranks(2, [*SERVE, *own])
-    with launched(command, STATE_ROOT=str(state)) as launch:
+    with launched(command, STATE_ROOT=str(state), **variables) as launch:
         until(lambda: is_ready(launch, port), _PATIENCE_S, "it answers", launch)
         yield launch, port
 

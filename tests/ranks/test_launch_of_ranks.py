@@ -10,12 +10,16 @@ import socket
 import time
 import urllib.error
 from collections.abc import Generator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from benchmarks.agent_servers import HttpServer
 from start_llm.config.paths import DEMO_MODEL
+from tests.agents.agent_account import Rendering
+from tests.agents.server_fleet import LEAST_EFFICIENCY, Conversations
 from tests.conftest import TinyModel
 from tests.ranks.launches import Launched, is_free, until
 from tests.ranks.services import HOSTS, ask, begin_reply, chat, is_ready, served
@@ -117,8 +121,73 @@ def test_the_model_stays_loaded(together):
 
 def test_it_says_at_the_start_what_it_does_without(together):
     launch, _ = together
-    assert "without disk tier, images, embeddings and adapters" in launch.text
+    assert "without images, embeddings and adapters" in launch.text
     assert "Rank 1 of 2: loading" in launch.text
+
+
+@pytest.mark.thorough
+def test_agents_cost_two_ranks_what_is_new(together):
+    _, port = together
+    server = HttpServer(f"http://127.0.0.1:{port}/v1", "any")
+    agents = Conversations("two ranks", server, Rendering(DEMO_MODEL), 3, is_named=True)
+    played = agents.play(3)
+    assert played.efficiency >= LEAST_EFFICIENCY
+    assert not played.paid
+
+
+def stop(launch: Launched) -> None:
+    launch.process.send_signal(signal.SIGTERM)
+    assert launch.wait(60) == 0
+
+
+@pytest.mark.thorough
+def test_after_a_restart_both_ranks_go_on_from_their_disks(model, tmp_path):
+    """All but the last page of rank 1 is there the second time."""
+    question = chat([{"role": "user", "content": "Tell me of the sea. " * 60}])
+    told: list[tuple[str, int]] = []
+    for _ in range(3):
+        with served(model, tmp_path, launcher=HOSTS, SSD_CACHE_DIR=f"{tmp_path}/kv") as (launch, port):
+            reply = ask(port, "/v1/chat/completions", question)
+            cached = reply["usage"]["prompt_tokens_details"]["cached_tokens"]
+            told.append((reply["choices"][0]["message"]["content"], cached))
+            stop(launch)
+        if len(told) == 2:
+            files = [*(tmp_path / "kv.rank1" / "pages").rglob("*.safetensors")]
+            assert len(files) == len([*(tmp_path / "kv" / "pages").rglob("*.safetensors")]) > 2
+            for path in files[1:]:
+                path.unlink()
+    texts, (first, second, third) = {text for text, _ in told}, [cached for _, cached in told]
+    assert len(texts) == 1
+    assert first == 0
+    assert 0 <= third < second
+
+
+@pytest.mark.thorough
+def test_what_is_answered_when_the_service_stops_is_answered_to_its_end(model, tmp_path):
+    with served(model, tmp_path, launcher=HOSTS, DRAIN_SECONDS="60") as (launch, port):
+        body = chat([{"role": "user", "content": "Tell."}], max_tokens=300)
+        with ThreadPoolExecutor(1) as threads:
+            reply = threads.submit(ask, port, "/v1/chat/completions", body)
+            until(lambda: ask(port, "/stats")["batch"]["active_rows"], 60, "a reply is written", launch)
+            stop(launch)
+            (choice,) = reply.result()["choices"]
+    assert choice["finish_reason"] == "length"
+    assert "Stopped." in launch.text
+
+
+@pytest.mark.thorough
+def test_a_rank_that_stands_still_ends_the_service(model, tmp_path):
+    variables = {"ENGINE_STALL_SECONDS": "2", "END_WHEN_STUCK": "true"}
+    with served(model, tmp_path, launcher=HOSTS, **variables) as (launch, port):
+        begin_reply(port)
+        pids = [launch.rank(0), launch.rank(1)]
+        os.kill(pids[1], signal.SIGSTOP)
+        until(lambda: "starts again" in launch.text, 60, "it notices", launch)
+        assert "The server is stuck" in launch.text
+        assert "It is killed." in launch.text
+        assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
+        until(lambda: is_ready(launch, port), _PATIENCE_S, "it is back", launch)
+        stop(launch)
 
 
 @pytest.mark.parametrize("number", [pytest.param(0, marks=pytest.mark.thorough), 1])

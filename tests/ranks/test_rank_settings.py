@@ -17,9 +17,9 @@ from start_llm.wiring.memory_plan import memory_budget
 from tests.flat_settings import settings_of
 
 
-def ranks(least: int) -> RankGroup:
+def ranks(least: int, rank: int = 0) -> RankGroup:
     """Ranks of which another one has so much memory."""
-    return cast("RankGroup", SimpleNamespace(least=lambda own: min(own, least), rank=0, size=2))
+    return cast("RankGroup", SimpleNamespace(least=lambda own: min(own, least), rank=rank, size=2))
 
 
 def test_all_ranks_use_as_much_memory_as_the_one_that_has_least():
@@ -27,10 +27,23 @@ def test_all_ranks_use_as_much_memory_as_the_one_that_has_least():
     assert memory_budget(settings_together(settings_of(memory=10**9), ranks(10**10))) == 10**9
 
 
-def test_the_disk_tier_and_idle_unloading_are_off():
-    together = settings_together(settings_of(model_idle_s=60.0), ranks(10**9))
-    assert together.ssd.folder == OFF
-    assert together.model.idle_s == 0
+def test_idle_unloading_is_off():
+    assert settings_together(settings_of(model_idle_s=60.0), ranks(10**9)).model.idle_s == 0
+
+
+@pytest.mark.parametrize(
+    ("rank", "chosen", "folder"),
+    [
+        (0, None, None),
+        (1, None, "/state/prompt-cache.rank1"),
+        (2, "/disk/kv", "/disk/kv.rank2"),
+        (1, OFF, OFF),
+    ],
+)
+def test_each_rank_has_a_folder_of_its_own_for_its_pages(rank: int, chosen: str | None, folder: str | None):
+    settings = settings_of(folder=chosen, state_root="/state")
+    together = settings_together(settings, ranks(10**9, rank))
+    assert together.ssd.folder == folder
 
 
 @pytest.mark.parametrize(
@@ -48,7 +61,7 @@ def test_what_would_be_missed_is_refused(wish: dict[str, Any], variable: str):
 
 def test_what_is_off_is_reported():
     (line,) = left_out(settings_of())
-    for word in ("disk tier", "images", "embeddings", "adapters"):
+    for word in ("images", "embeddings", "adapters"):
         assert word in line
     assert "MODEL_IDLE_SECONDS" in left_out(settings_of(model_idle_s=60.0))[1]
 

@@ -6,6 +6,8 @@ import math
 
 import pytest
 
+from start_llm.cache.disk.page_file import TensorLayout
+from start_llm.cache.disk.shared_restore import RestoreWish
 from start_llm.core.engine_request import EngineRequest, ReasoningLimit
 from start_llm.core.prompt import ModelTokens
 from start_llm.core.sampling import Sampling
@@ -24,8 +26,12 @@ from start_llm.ranks.wire import (
     Message,
     SentBudget,
     SentEnd,
+    SentFlush,
     SentPart,
+    SentRead,
     SentRequest,
+    SentRestore,
+    SentRestored,
     SentSettings,
     SentTrimming,
     SentTrouble,
@@ -45,12 +51,30 @@ PARTS = [
     DecodeToken(((1, 2), (3,)), (4, 2)),
     FreeMemory(7),
 ]
+WISHES = [
+    RestoreWish(
+        ids=(1, 2**31, 3),
+        salt=b"\x00\xff",
+        path=1,
+        pages=0,
+        last=(),
+        state=(("state.0.0", TensorLayout("F32", (1, 2))), ("state.1.0", TensorLayout("I32", ()))),
+        numbers=((3, 4), ()),
+        room=9,
+        is_idle_work=True,
+    ),
+    RestoreWish((), b"", 0, 2, (5, 6), None, (), 0, is_idle_work=False),
+]
 MESSAGES: list[Message] = [
     *(SentPart(part, 1234.5678901234567, ExecutorState(1, 2, 3, 4)) for part in PARTS),
     SentSettings("/models/one", {"engine": {"memory": 2**40, "speculation": "auto"}}),
     SentSettings(None, {}),
     SentTrimming(3),
     SentBudget(2**33, 0.5),
+    *(SentRestore(3, wish, 0.25) for wish in WISHES),
+    SentRead(3, 2),
+    SentRestored(3, 1, 0.5),
+    SentFlush(10.0),
     SentEnd(),
     SentTrouble("no such folder", is_final=True),
 ]

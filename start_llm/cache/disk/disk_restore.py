@@ -7,7 +7,7 @@ like any other. Owned by the engine thread; the disk thread fills the buffers.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
@@ -17,15 +17,15 @@ from start_llm.cache.buffers import Incoming
 from start_llm.cache.disk.disk_plan import DiskPlan, PageChain, is_worth_it, may_be_worth_it, plan_from_disk
 from start_llm.cache.disk.disk_reads import DiskRead, DiskWait, FilePart
 from start_llm.cache.disk.disk_tier import DiskAccess
-from start_llm.cache.disk.page_file import TensorLayout
 from start_llm.cache.disk.restore_pace import RestorePace
+from start_llm.cache.disk.shared_restore import RestoreWish
 from start_llm.cache.pages import Page, SequenceCache
 from start_llm.cache.prompt_lookup import PromptMatch
 from start_llm.core.thread_owners import ENGINE, owned_by
 
 if TYPE_CHECKING:
     from start_llm.cache.buffers import Targets
-    from start_llm.cache.disk.disk_index import CachedFile
+    from start_llm.cache.disk.disk_index import CachedFile, DiskIndex
     from start_llm.cache.layers import Layers
     from start_llm.cache.restore import Restorer
 
@@ -51,18 +51,22 @@ class DiskRestore(DiskWait):
     If its prompt waits no longer, the buffers stay until the disk has answered.
 
     Attributes:
+        wish: what is restored, which all ranks have alike.
+        plan: the files; of a rank that follows those that it has.
         seq_cache: active; its caches are the buffers.
+        number: under which other ranks know it.
         got: what came of it; set with `is_over`.
         copying_s: seconds that the engine spent on it.
         followers: over with it; what others wait for who need the same files.
     """
 
+    wish: RestoreWish
     plan: DiskPlan
-    ids: tuple[int, ...]
     seq_cache: SequenceCache
     buffers: Incoming
     read: DiskRead
     began: float
+    number: int = 0
     followers: list[DiskWait] = field(default_factory=list[DiskWait])
     got: FromDisk = field(default_factory=FromDisk)
     copying_s: float = 0.0
@@ -77,6 +81,7 @@ class DiskRestorer:
     """Begins restores, and completes them when their files are read.
 
     Args:
+        clock: the engine's, in seconds.
         keep: stores a sequence cache that holds these tokens and that nobody uses.
         keep_pages: takes a sequence cache whose state is unknown; the tokens that it holds are right.
     """
@@ -87,10 +92,14 @@ class DiskRestorer:
         layers: Layers,
         restorer: Restorer,
         *,
+        clock: Callable[[], float],
         keep: Callable[[SequenceCache, list[int]], None],
         keep_pages: Callable[[SequenceCache, list[int]], None],
     ) -> None:
         self._tier = access.tier
+        self._peers = access.peers
+        self._is_shared = access.is_shared
+        self._clock = clock
         self._shape = access.shape
         self._is_in_place = access.is_in_place
         self._layers = layers
@@ -101,7 +110,14 @@ class DiskRestorer:
         self._pace = RestorePace()
 
     def begin(
-        self, match: PromptMatch, *, room: int, may_look: bool, speed: float, is_idle_work: bool = False
+        self,
+        match: PromptMatch,
+        salt: bytes,
+        *,
+        room: int,
+        may_look: bool,
+        speed: float,
+        is_idle_work: bool = False,
     ) -> DiskWait | None:
         """Begin to restore what memory does not have of a prompt.
 
@@ -109,6 +125,7 @@ class DiskRestorer:
         the disk has nothing for it.
 
         Args:
+            salt: the prompt's.
             room: tokens that its caches can hold before they grow.
             may_look: headers of files may be read first.
             speed: tokens that are computed in a second.
@@ -130,7 +147,8 @@ class DiskRestorer:
             for file in plan.files:
                 file.is_passed_over = True
             return None
-        return self._follow(plan, saves) or self._read(plan, match, room, is_idle_work=is_idle_work)
+        wish = RestoreWish.of(plan, match.ids, salt, room, is_idle_work=is_idle_work)
+        return self._follow(plan, saves) or self._read(wish, plan, match.root, saves)
 
     def leave(self, wait: DiskWait) -> None:
         """Note that a prompt does not wait any longer. As long as this is not over, no other one waits.
@@ -139,7 +157,9 @@ class DiskRestorer:
         """
         self._tier.metrics.late += 1
         if not any(wait in restore.followers for restore in self._running):
-            self._tier.note_silence(wait.read if isinstance(wait, DiskRestore) else wait)
+            # Of several ranks any may owe the answer; then the restore is over once all have answered.
+            owes = wait.read if isinstance(wait, DiskRestore) and not self._peers.are_there else wait
+            self._tier.note_silence(owes)
 
     def _follow(self, plan: DiskPlan, saves: int) -> DiskWait | None:
         """Wait for a restore that reads the beginning of this plan, and not much else."""
@@ -150,6 +170,16 @@ class DiskRestorer:
                 return restore.followers[-1]
         return None
 
+    @property
+    def index(self) -> DiskIndex:
+        """The files of the folder."""
+        return self._tier.index
+
+    @property
+    def is_scanned(self) -> bool:
+        """True once the index has the files, or as many as prompts wait for."""
+        return self._tier.worker.scanned.is_over
+
     def length(self, match: PromptMatch) -> int:
         """Return how many tokens of a prompt memory and disk have, as far as is known without reading."""
         plan, kept = self._plan(match, may_look=False), match.plan.length
@@ -158,9 +188,10 @@ class DiskRestorer:
     def depth(self, match: PromptMatch) -> int:
         """Return how many full pages of a prompt memory and disk have, as far as is known without reading.
 
-        A state may be missing at their end.
+        A state may be missing at their end. Of several ranks each has a disk of its own, and all have to
+        stop at the same places, so there memory alone counts.
         """
-        return len(self._chain(match).keys) - 1
+        return len(match.matched) if self._is_shared else len(self._chain(match).keys) - 1
 
     def _chain(self, match: PromptMatch) -> PageChain:
         ids = match.ids[:-1]
@@ -177,49 +208,64 @@ class DiskRestorer:
             may_look=may_look,
         )
 
-    def _read(self, plan: DiskPlan, match: PromptMatch, room: int, *, is_idle_work: bool) -> DiskRestore:
-        size, root, ids = self._restorer.store.tree.page_size, match.root, match.ids
-        end = plan.path[-1].end if plan.path else 0
-        ends = [len(file.header.tokens) for file in (plan.last, plan.state) if file and file.header]
-        needed = end + size * len(plan.pages) + max(ends, default=0)
-        seq_cache = self._restorer.buffers(plan.path, self._shape.nothing(), root, ids, max(room, needed))
-        seq_cache.is_idle_work = is_idle_work
-        with self._restorer.store.rollback_on_error(seq_cache):
-            buffers = Incoming(self._layers, seq_cache.caches, is_in_place=self._is_in_place)
-            parts = list(self._parts(plan, root, ids, buffers))
-            restore = DiskRestore(
-                plan=plan,
-                ids=ids,
-                seq_cache=seq_cache,
-                buffers=buffers,
-                read=DiskRead(parts=parts, most_ahead=_most_ahead(parts) if buffers.takes_early else None),
-                began=time.perf_counter(),
-                saves=plan.length - match.plan.length,
-            )
-            if not is_idle_work:
-                self._tier.touch([part.file for part in parts])
+    def _read(self, wish: RestoreWish, plan: DiskPlan, root: Page, saves: int) -> DiskRestore:
+        restore = self.prepare(wish, plan.path, root)
+        restore.saves = saves
+        self.read(restore, plan, root)
+        restore.number = self._peers.begin_restore(wish, self._clock())
         self._running.append(restore)
-        self._tier.read(restore.read)
         return restore
 
-    def _parts(
-        self, plan: DiskPlan, root: Page, ids: tuple[int, ...], buffers: Incoming
-    ) -> Iterator[FilePart]:
+    def prepare(self, wish: RestoreWish, path: tuple[Page, ...], root: Page) -> DiskRestore:
+        """Return a restore with its buffers, for which nothing is read yet.
+
+        Args:
+            path: the pages in memory.
+            root: of its salt.
+        """
+        size = self._restorer.store.tree.page_size
+        end = size * (wish.path + wish.pages)
+        needed = max(end + len(wish.last), len(wish.ids))
+        nothing, room = self._shape.nothing(), max(wish.room, needed)
+        seq_cache = self._restorer.buffers(path, nothing, root, wish.ids, room)
+        seq_cache.is_idle_work = wish.is_idle_work
+        buffers = Incoming(self._layers, seq_cache.caches, is_in_place=self._is_in_place)
+        plan, began = DiskPlan(len(wish.ids), path), time.perf_counter()
+        return DiskRestore(
+            wish=wish, plan=plan, seq_cache=seq_cache, buffers=buffers, read=DiskRead(), began=began
+        )
+
+    def read(self, restore: DiskRestore, plan: DiskPlan, root: Page) -> None:
+        """Read the files of a restore.
+
+        Args:
+            plan: has the files: all that the wish takes, or the first of them.
+        """
+        restore.plan, buffers = plan, restore.buffers
+        with self._restorer.store.rollback_on_error(restore.seq_cache):
+            parts = list(self._parts(restore.wish, plan, root, buffers))
+            most_ahead = _most_ahead(parts) if buffers.takes_early else None
+            restore.read = DiskRead(is_over=not parts, parts=parts, most_ahead=most_ahead)
+            if not restore.wish.is_idle_work:
+                self._tier.touch([part.file for part in parts])
+        if parts:
+            self._tier.read(restore.read)
+
+    def _parts(self, wish: RestoreWish, plan: DiskPlan, root: Page, buffers: Incoming) -> Iterator[FilePart]:
         """Yield the files of a plan, with what they must say and where they are read to."""
         end, parent = (plan.path[-1].end, plan.path[-1].key) if plan.path else (0, root.key)
         size = self._restorer.store.tree.page_size
         for file in plan.pages:
-            yield self._page_part(file, parent, ids[end : end + size], end, buffers)
+            yield self._page_part(file, parent, wish.ids[end : end + size], end, buffers)
             parent, end = file.key, end + size
-        if plan.last and plan.last.header:
-            yield self._page_part(plan.last, parent, plan.last.header.tokens, end, buffers)
-        if plan.state and plan.state.header:
-            header = plan.state.header
-            kv = self._shape.tensors(len(header.tokens))
-            state = [layout for name, layout in header.tensors.items() if name not in kv]
-            tail, rest = buffers.page(end, len(header.tokens)), buffers.state(state)
+        if plan.last:
+            yield self._page_part(plan.last, parent, wish.last, end, buffers)
+        if plan.state:
+            tokens, state = wish.ids[end:], [layout for _, layout in wish.state or ()]
+            kv = self._shape.tensors(len(tokens))
+            tail, rest = buffers.page(end, len(tokens)), buffers.state(state)
             targets = partial(_both, tail, rest)
-            yield FilePart(plan.state, parent, header.tokens, (*kv.values(), *state), targets)
+            yield FilePart(plan.state, parent, tokens, (*kv.values(), *state), targets)
 
     def _page_part(
         self, file: CachedFile, parent: bytes, tokens: tuple[int, ...], start: int, buffers: Incoming
@@ -233,11 +279,23 @@ class DiskRestorer:
         """Take what is read, complete the restores whose files are read, and let go of what was written."""
         self._tier.release_written()
         for restore in list(self._running):
-            if restore.read.is_over:
+            if not restore.read.is_over:
+                self.take(restore)
+            elif (files := self._agreed(restore)) is not None:
                 self._running.remove(restore)
-                self._end(restore)
-            elif restore.buffers.takes_early and not restore.is_over:
-                self._take(restore)
+                self._peers.end_restore(restore.number, files, self._clock())
+                self._end(restore, files)
+
+    def _agreed(self, restore: DiskRestore) -> int | None:
+        """Return how many files of a restore all ranks have read; None if one still reads.
+
+        What one of them lacks is worth nothing to the others: it goes, and is written again with it.
+        """
+        own = restore.read.done
+        least = self._peers.least_restored(restore.number, own)
+        if least is not None and least < own:
+            self._tier.drop(restore.plan.files[least])
+        return least
 
     def finish(self, patience_s: float) -> None:
         """Read no further, and complete every restore whose file is read in this time."""
@@ -248,6 +306,11 @@ class DiskRestorer:
             lambda: all(restore.read.is_over for restore in self._running), patience_s
         )
         self.collect()
+
+    def take(self, restore: DiskRestore) -> None:
+        """Copy what is read so far, where it is read beside the caches."""
+        if restore.read.parts and restore.buffers.takes_early and not restore.is_over:
+            self._take(restore)
 
     def _take(self, restore: DiskRestore) -> None:
         """Copy what is read so far. If that fails, the restore is over, and nothing of it is kept."""
@@ -270,26 +333,27 @@ class DiskRestorer:
         for follower in restore.followers:
             follower.is_over = True
 
-    def _end(self, restore: DiskRestore) -> None:
+    def _end(self, restore: DiskRestore, files: int) -> None:
         if restore.is_over:
             restore.read.parts.clear()  # with the buffers
         else:
-            self._complete(restore)
+            self.complete(restore, files)
 
-    def _complete(self, restore: DiskRestore) -> None:
+    def complete(self, restore: DiskRestore, files: int) -> None:
+        """Keep what the first files of a restore have given."""
         plan, read = restore.plan, restore.read
         before = plan.path[-1].end if plan.path else 0
-        done = [part.file for part in read.parts[: read.done]]
-        read_tokens = sum(len(part.tokens) for part in read.parts[: read.done])
+        done = [part.file for part in read.parts[:files]]
+        read_tokens = sum(len(part.tokens) for part in read.parts[:files])
         length = min(before + read_tokens, plan.length)
-        is_whole = len(done) == len(plan.files)
+        is_whole = files == restore.wish.files
         nbytes = sum(file.nbytes for file in done)
         read.parts.clear()  # with the buffers
         self._tell_over(restore)
-        tokens = list(restore.ids[:length])
+        tokens = list(restore.wish.ids[:length])
         with self._restorer.store.rollback_on_error(restore.seq_cache):
             began = time.perf_counter()
-            restore.buffers.finish(len(done), length, _state_of(plan) if is_whole else ())
+            restore.buffers.finish(files, length, restore.wish.counted_state if is_whole else ())
             restore.copying_s += time.perf_counter() - began
             if self._layers.has_state and not is_whole:
                 self._keep_pages(restore.seq_cache, tokens)
@@ -314,15 +378,3 @@ def _most_ahead(parts: Sequence[FilePart]) -> int:
 
 def _both(tail: Callable[[], Targets], state: Targets) -> Targets:
     return [*tail(), *state]
-
-
-def _state_of(plan: DiskPlan) -> tuple[tuple[int, tuple[int, ...]], ...]:
-    """Return for each non-trimmable leaf the number of its arrays and its numbers."""
-    header = plan.state.header if plan.state else None
-    if header is None:
-        return ()
-    return tuple((_count(header.tensors, leaf), numbers) for leaf, numbers in enumerate(header.numbers))
-
-
-def _count(tensors: Mapping[str, TensorLayout], leaf: int) -> int:
-    return sum(name.startswith(f"state.{leaf}.") for name in tensors)

@@ -11,7 +11,7 @@ The work itself is done on the disk thread, by `cache.disk.disk_worker`; what bo
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -20,6 +20,7 @@ from start_llm.cache.disk.disk_index import LOCK, CachedFile, FileName
 from start_llm.cache.disk.disk_reads import DiskRead, DiskWait
 from start_llm.cache.disk.disk_traffic import DiskTraffic
 from start_llm.cache.disk.disk_worker import DiskWorker
+from start_llm.cache.disk.shared_restore import NoPeers, RestorePeers
 from start_llm.core.thread_owners import ENGINE, owned_by
 from start_llm.storage.private_files import Lock, private_folder
 
@@ -177,6 +178,12 @@ class DiskTier:
         return wait
 
     @owned_by(ENGINE)
+    def drop(self, file: CachedFile) -> None:
+        """Remove a file. It can be written again at once."""
+        self.index.remove(file)
+        self._thread.submit(partial(self.folder.remove, file))
+
+    @owned_by(ENGINE)
     def verify_later(self, files: Iterable[CachedFile]) -> None:
         """Check files whose content was computed: a hurt one would otherwise not be written again."""
         for file in files:
@@ -209,9 +216,14 @@ class DiskAccess:
         shape: of the network's KV.
         is_in_place: the disk thread may write into arrays; see `cache.buffers.Incoming`.
         idle_s: seconds without use after which pages and states are written.
+        peers: the ranks that restore what this one does.
+        is_shared: several ranks have to evict and stop alike, each with a disk of its own, so what is on it
+            decides neither.
     """
 
     tier: DiskTier
     shape: KVShape
     is_in_place: bool = True
     idle_s: float = 30.0
+    peers: RestorePeers = field(default_factory=NoPeers)
+    is_shared: bool = False

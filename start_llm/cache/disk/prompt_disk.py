@@ -11,6 +11,7 @@ from start_llm.core.thread_owners import ENGINE, owned_by
 
 if TYPE_CHECKING:
     from start_llm.cache.disk.disk_reads import DiskWait
+    from start_llm.cache.disk.followed_restores import FollowedRestores
     from start_llm.cache.prompt_lookup import PromptLookup
     from start_llm.telemetry.metrics import CacheMetrics
 
@@ -21,11 +22,13 @@ class PromptDisk:
 
     Attributes:
         restorer, write_back: None until there is a tier.
+        followed: restores that another rank has begun; None until there is a tier.
     """
 
     def __init__(self, lookup: PromptLookup, metrics: CacheMetrics) -> None:
         self.restorer: DiskRestorer | None = None
         self.write_back: WriteBack | None = None
+        self.followed: FollowedRestores | None = None
         self._lookup = lookup
         self._metrics = metrics
 
@@ -54,7 +57,7 @@ class PromptDisk:
             return None
         match = self._lookup.match(ids, salt)
         wait = self.restorer.begin(
-            match, room=capacity, may_look=may_look, speed=speed, is_idle_work=is_idle_work
+            match, salt, room=capacity, may_look=may_look, speed=speed, is_idle_work=is_idle_work
         )
         self._metrics.cut_images += isinstance(wait, DiskRestore) and wait.plan.is_cut
         return wait

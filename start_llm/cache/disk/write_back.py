@@ -81,6 +81,7 @@ class WriteBack:
     ) -> None:
         self._tier = access.tier
         self._idle_s = access.idle_s
+        self._is_shared = access.is_shared
         self._shape = access.shape
         self._layers = layers
         self._store = store
@@ -161,8 +162,12 @@ class WriteBack:
         return self._tier.has(self._name(item))
 
     def is_spare(self, item: CacheItem) -> bool:
-        """Return whether losing it costs little: it is on the disk, or its client gave it up."""
-        return _is_given_up(item) or self.has(item)
+        """Return whether losing it costs little: it is on the disk, or its client gave it up.
+
+        Of several ranks each has a disk of its own, and all have to evict the same, so there the disk does
+        not count.
+        """
+        return _is_given_up(item) or (not self._is_shared and self.has(item))
 
     def touch(self, path: Sequence[Page]) -> None:
         """Record that memory has served these pages, so that the disk does not take them for unused."""
