@@ -10,19 +10,24 @@ from typing import Any
 from start_llm.cache.eviction import EvictionLimits
 from start_llm.cache.layers import Layers
 from start_llm.cache.prompt_cache import PromptCache
+from start_llm.cache.rollback import can_roll_back
 from start_llm.core.events import Restored
 from start_llm.core.sampling import Sampling
+from start_llm.engine.draft_gain import DraftGain
+from start_llm.engine.pass_times import PASSES, PassTimes
 from start_llm.engine.resources import EngineResources
 from start_llm.engine.step_plan import PlanClock
 from start_llm.models.loader import LoadedModel
 from start_llm.telemetry.metrics import CacheMetrics
-from tests.cache.conversations import PAGE
+from tests.cache.conversations import PAGE, restored_difference
 from tests.engine.harness import Stepper, Watched, engine_request
 
 LENGTH = 12
 """Tokens of a reply."""
 BUDGET = 50_000_000
 _VOCABULARY = 1500
+_CHEAP = dict.fromkeys(PASSES, 1.0)
+"""Passes that cost no more for more tokens, so that whatever can be drafted is."""
 
 
 @dataclass(frozen=True)
@@ -34,19 +39,23 @@ class Heard:
         seeded: replies that were decoded together.
         kept: tokens of a reply that was given up, and how many of them and of its prompt the next one got.
         counts: tokens that were computed and reused, and evictions.
+        repeated: a reply to a prompt that repeats itself.
+        drafts: tokens that were drafted, and those that were right.
     """
 
     greedy: list[tuple[list[int], list[int], int]]
     seeded: list[list[int]]
     kept: tuple[int, int]
     counts: tuple[int, int, int]
+    repeated: list[int]
+    drafts: tuple[int, int]
 
 
 def resources_of(model: LoadedModel, **more: Any) -> EngineResources:
     """Resources with a prompt cache of small pages."""
-    clock = PlanClock()
+    clock, layers = PlanClock(), Layers(model.network)
     cache = PromptCache(
-        Layers(model.network),
+        layers,
         limits=EvictionLimits(budget_bytes=BUDGET),
         page_size=PAGE,
         metrics=CacheMetrics(),
@@ -60,12 +69,13 @@ def resources_of(model: LoadedModel, **more: Any) -> EngineResources:
         batches=True,
         cache=cache,
         clock=clock,
+        gain=DraftGain(PassTimes(_CHEAP)) if can_roll_back(layers.fresh()) else None,
         **more,
     )
 
 
 def play(resources: EngineResources) -> Heard:
-    """A conversation of three turns, four seeded replies at once, and one that is given up."""
+    """A conversation of three turns, seeded replies at once, one that is given up, and one that repeats."""
     engine = Stepper(resources, clock=resources.clock)
     rng = random.Random(1)
     history = _tokens(rng, 150)
@@ -86,13 +96,28 @@ def play(resources: EngineResources) -> Heard:
     given_up.generation.cancel()
     engine.step(2)
     again = _answered(engine, [*prompts[0], *given_up.tokens[:3], 7])
-    metrics = resources.cache._metrics
+    repeated = _answered(engine, _tokens(rng, 12) * 6)
+    metrics, gain = resources.cache._metrics, resources.gain
+    counts = (metrics.computed_tokens, metrics.reused_tokens, metrics.evictions)
     return Heard(
         greedy,
         [one.tokens for one in seeded],
         (len(given_up.tokens), _restored(again)),
-        (metrics.computed_tokens, metrics.reused_tokens, metrics.evictions),
+        counts,
+        repeated.tokens,
+        (gain.metrics.drafted_tokens, gain.metrics.accepted_tokens) if gain else (0, 0),
     )
+
+
+def truth(resources: EngineResources, network: Any) -> float:
+    """The largest difference between logits behind what is kept and behind the same tokens computed anew.
+
+    Args:
+        network: gives equal logits on all ranks, which compare together.
+    """
+    cache = resources.cache
+    kept = sorted({tuple(one.tokens) for one in cache._store.seq_caches}, key=len)
+    return max(restored_difference(network, cache, (*ids, 1, 2, 3), ()) for ids in kept[-3:])
 
 
 def _answered(engine: Stepper, prompt: Sequence[int]) -> Watched:

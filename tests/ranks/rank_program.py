@@ -22,7 +22,7 @@ from start_llm.ranks.follower import Follower, LeaderMessages
 from start_llm.ranks.leader import Leader
 from start_llm.ranks.rank_processes import meet_followers, meet_leader
 from start_llm.ranks.wire import SentEnd
-from tests.ranks.play import play, resources_of
+from tests.ranks.play import play, resources_of, truth
 
 
 def main() -> None:
@@ -45,8 +45,10 @@ def lead(ranks: RankGroup) -> None:
         except ModelError as error:
             heard[folder] = {"refused": str(error)}
             continue
-        heard[folder] = asdict(play(resources_of(model, followers=leader, agree=ranks.agree)))
+        resources = resources_of(model, followers=leader, agree=ranks.agree)
+        played = asdict(play(resources))
         leader._send(SentEnd())
+        heard[folder] = played | {"difference": truth(resources, ranks.agreeing(model.network))}
     print("heard", json.dumps(heard), flush=True)
 
 
@@ -57,7 +59,9 @@ def follow(ranks: RankGroup) -> None:
             model = load(Path(folder), ranks=ranks)
         except ModelError:
             continue
-        Follower(resources_of(model, agree=ranks.agree)).follow(incoming)
+        resources = resources_of(model, agree=ranks.agree)
+        Follower(resources).follow(incoming)
+        truth(resources, ranks.agreeing(model.network))
 
 
 def fail(reason: str) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from start_llm.models.loader import load
+from tests.cache.test_texts import NEAR
 from tests.conftest import TinyModel
 from tests.ranks.launches import launched, ranks
 from tests.ranks.play import Heard, play, resources_of
@@ -45,6 +46,7 @@ def alone(folder: Path) -> tuple[Heard, Any]:
 
 
 def compare(played: dict[str, Any], folder: Path) -> None:
+    """Also with what has to be true: replies are greedy, and what is restored is what would be computed."""
     heard, network = alone(folder)
     tally = Tally()
     for prompt, reply, _ in played["greedy"]:
@@ -56,6 +58,13 @@ def compare(played: dict[str, Any], folder: Path) -> None:
     assert played["greedy"] == expected["greedy"]
     assert played["kept"] == expected["kept"]
     assert played["counts"] == expected["counts"]
+    assert (played["repeated"], played["drafts"]) == (expected["repeated"], expected["drafts"])
+    assert played["difference"] < NEAR
+
+
+def test_drafts_of_two_ranks_are_taken(of_two):
+    _, accepted = of_two["qwen3"]["drafts"]
+    assert accepted > 0
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -69,8 +78,16 @@ def test_a_network_that_cannot_be_divided_is_refused_by_name(of_two):
     }
 
 
+SIX_HEADS = {
+    "qwen3": {"num_attention_heads": 6, "num_key_value_heads": 3},
+    "gpt_oss": {"num_attention_heads": 6, "num_key_value_heads": 3},
+    "glm4_moe_lite": {"num_attention_heads": 6, "num_key_value_heads": 6},
+}
+
+
 @pytest.mark.thorough
 def test_three_ranks_divide_six_heads(tiny_model):
-    shape = {"hidden": 192, "layers": 2, "num_attention_heads": 6, "num_key_value_heads": 3}
-    folder = tiny_model("qwen3", **shape)
-    compare(spoken(3, [folder])[str(folder)], folder)
+    folders = {name: tiny_model(name, hidden=192, layers=2, **heads) for name, heads in SIX_HEADS.items()}
+    said = spoken(3, list(folders.values()))
+    for folder in folders.values():
+        compare(said[str(folder)], folder)
