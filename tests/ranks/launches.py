@@ -61,6 +61,15 @@ def descendants(pid: int) -> list[int]:
     return found
 
 
+def runs(pid: int) -> bool:
+    """Whether a process runs. One that has ended may wait for the system to notice."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state != "Z"
+
+
 @contextmanager
 def launched(words: Sequence[str], **variables: str) -> Generator[Launched]:
     """A command, whose processes have all ended afterwards."""

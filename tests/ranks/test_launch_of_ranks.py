@@ -21,7 +21,7 @@ from start_llm.config.paths import DEMO_MODEL
 from tests.agents.agent_account import Rendering
 from tests.agents.server_fleet import LEAST_EFFICIENCY, Conversations
 from tests.conftest import TinyModel
-from tests.ranks.launches import Launched, is_free, until
+from tests.ranks.launches import Launched, is_free, runs, until
 from tests.ranks.services import HOSTS, ask, begin_reply, chat, is_ready, served
 from tests.serving import Server, serving
 
@@ -185,7 +185,7 @@ def test_a_rank_that_stands_still_ends_the_service(model, tmp_path):
         until(lambda: "starts again" in launch.text, 60, "it notices", launch)
         assert "The server is stuck" in launch.text
         assert "It is killed." in launch.text
-        assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
+        assert not any(map(runs, pids))
         until(lambda: is_ready(launch, port), _PATIENCE_S, "it is back", launch)
         stop(launch)
 
