@@ -26,7 +26,7 @@ LENGTH = 12
 """Tokens of a reply."""
 BUDGET = 50_000_000
 _VOCABULARY = 1500
-_CHEAP = dict.fromkeys(PASSES, 1.0)
+_CHEAP: dict[int, float] = dict.fromkeys(PASSES, 1.0)
 """Passes that cost no more for more tokens, so that whatever can be drafted is."""
 
 

@@ -6,7 +6,6 @@ import random
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 
 import mlx.core as mx
@@ -132,7 +131,11 @@ def ranks(folder: Path, *, has_state: bool = False, budget: int = 10**9) -> Gene
     try:
         pair.watch()
         engine = Stepper(ours.resources, clock=ours.clock, followers=pair.leader, agree=pair.say)
-        ours.tier.traffic.notify = partial(engine.inbox.put, DiskNews())
+
+        def note_disk() -> None:
+            engine.inbox.put(DiskNews())
+
+        ours.tier.traffic.notify = note_disk
         follower = Follower(replace(theirs.resources, agree=pair.hear))
         incoming = LeaderMessages(pair.far, lambda: None)
         yield Ranks(pair, ours, theirs, engine, follower, incoming)
