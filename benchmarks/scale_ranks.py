@@ -66,9 +66,9 @@ def _what_is_wrong(launch: Launched, error: Exception) -> str:
     """Return why no more ranks are killed."""
     status = launch.process.poll()
     runs = "the service runs" if status is None else f"the service has ended with status {status}"
-    load, said = os.getloadavg()[0], "".join(launch.lines[-_LAST_LINES:])
+    load, printed = os.getloadavg()[0], "".join(launch.lines[-_LAST_LINES:])
     wrong = f"{type(error).__name__}: {str(error)[:_FIRST_LETTERS]}"
-    return f"{wrong}\n{runs}, load {load:.1f}; it said last:\n{said}"
+    return f"{wrong}\n{runs}, load {load:.1f}; it has printed last:\n{printed}"
 
 
 def _wrong_at_the_end(launch: Launched, port: int) -> Iterable[str]:

@@ -56,7 +56,7 @@ def test_each_connection_ends_when_the_machine_of_a_server_is_silent(
     monkeypatch.setattr(
         "start_llm.proxy.backend.end_when_silent", lambda _, silence_s: watched.append(silence_s)
     )
-    looked_at(Backend(server.url, SECRET))
+    watched_group(Backend(server.url, SECRET))
     assert watched == [12, 12], "for /health and for /v1/models"
 
 

@@ -48,7 +48,7 @@ class Shard:
     def __init__(self, rank: int, folder: Path, peers: RestorePeers, *, has_state: bool, budget: int) -> None:
         self.clock, self.disk, self.metrics = PlanClock(), DiskMetrics(), CacheMetrics()
         self.errors: list[Exception] = []
-        self.said: list[str] = []
+        self.lines: list[str] = []
         network = Counting(has_state=has_state)
         layers = Layers(network)
         self.cache = PromptCache(
@@ -60,7 +60,7 @@ class Shard:
             clock=self.clock,
         )
         self.thread = DiskThread(self.errors.append)
-        self.tier = DiskTier(folder, ROOMY, self.thread, self.disk, self.said.append)
+        self.tier = DiskTier(folder, ROOMY, self.thread, self.disk, self.lines.append)
         shape = KVShape.of(layers, filled(layers, network))
         self.cache.attach_disk(DiskAccess(self.tier, shape, peers=peers, is_shared=True))
         self.thread.start()
@@ -163,7 +163,7 @@ def files(folder: Path, kind: str = "pages") -> list[Path]:
 
 
 @pytest.fixture(params=[False, True], ids=["plain", "state"])
-def told_before(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, bool]:
+def stored(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, bool]:
     """A folder with a conversation that both ranks have written, and whether its network has a state."""
     with ranks(tmp_path, has_state=request.param) as both:
         both.say(PROMPT)
@@ -171,8 +171,8 @@ def told_before(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, b
     return tmp_path, request.param
 
 
-def test_after_a_restart_both_go_on_from_their_disks(told_before):
-    folder, has_state = told_before
+def test_after_a_restart_both_go_on_from_their_disks(stored):
+    folder, has_state = stored
     with ranks(folder, has_state=has_state) as both:
         reply = both.say(NEXT)
         assert restored(reply) == len(PROMPT) + REPLY
@@ -182,8 +182,8 @@ def test_after_a_restart_both_go_on_from_their_disks(told_before):
         both.stop()
 
 
-def test_keys_of_ranks_are_their_own(told_before):
-    folder, _ = told_before
+def test_keys_of_ranks_are_their_own(stored):
+    folder, _ = stored
     ours, theirs = (
         {path.name for path in (folder / name).rglob("*.safetensors")} for name in ("ours", "theirs")
     )
@@ -191,13 +191,13 @@ def test_keys_of_ranks_are_their_own(told_before):
     assert not ours & theirs
 
 
-def hurt(path: Path) -> None:
+def damage_end(path: Path) -> None:
     data = bytearray(path.read_bytes())
     data[-1] ^= 1
     path.write_bytes(data)
 
 
-@pytest.mark.parametrize("damage", [Path.unlink, hurt])
+@pytest.mark.parametrize("damage", [Path.unlink, damage_end])
 @pytest.mark.parametrize("rank", ["ours", "theirs"])
 def test_what_one_lacks_all_compute_and_write_again(tmp_path, rank, damage):
     with ranks(tmp_path) as both:
@@ -257,8 +257,8 @@ class Silence:
         return answers
 
 
-def test_nobody_waits_for_the_disk_of_another_rank_that_does_not_answer(told_before, monkeypatch):
-    folder, has_state = told_before
+def test_nobody_waits_for_the_disk_of_another_rank_that_does_not_answer(stored, monkeypatch):
+    folder, has_state = stored
     monkeypatch.setattr("start_llm.engine.disk_waits._LEAST_PATIENCE_S", 0.05)
     monkeypatch.setattr("start_llm.engine.disk_waits._LAST_FILE_S", 0.05)
     with ranks(folder, has_state=has_state) as both:

@@ -33,7 +33,7 @@ def test_a_process_that_nobody_launched_is_no_rank():
     assert RankGroup.join({}) is None
 
 
-def test_ranks_that_do_not_answer_are_told_from_a_wrong_launch(tmp_path: Path, monkeypatch):
+def test_ranks_that_do_not_answer_are_no_wrong_launch(tmp_path: Path, monkeypatch):
     def init(*, strict: bool) -> None:
         raise RuntimeError("[ring] Couldn't connect")
 
