@@ -25,9 +25,10 @@ _PAUSES_S = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6)
 def ranks(folder: Path, *, kills: int = 50) -> Iterable[str]:
     """`serve --hosts` with `--restart`: one of two ranks is killed (SIGKILL) while a reply is written.
 
-    Checked: both processes end, the service says so and is back, and a question is answered as before; in the
-    end it stops with status 0 and leaves no process and no port. Where it ends early, the last line says at
-    which kill, what was waited for, how loaded the machine was, and what the service has printed last.
+    Checked: both processes end, the service says so and is back, and a question is answered as before, from
+    what the disks have or anew; in the end it stops with status 0 and leaves no process and no port. Where it
+    ends early, the last line says at which kill, what was waited for, how loaded the machine was, and what
+    the service has printed last.
 
     Args:
         kills: how many, of either rank in turn
@@ -35,7 +36,7 @@ def ranks(folder: Path, *, kills: int = 50) -> Iterable[str]:
     model = tiny_models.build("qwen3", folder / "model", hidden=128, layers=2)
     question = chat([{"role": "user", "content": "Tell."}])
     seconds: list[float] = []
-    variables = {"SSD_CACHE_DIR": "off", "ENABLE_REQUEST_LOGGING": "false"}
+    variables = {"ENABLE_REQUEST_LOGGING": "false"}
     with patch.dict(os.environ, variables), served(model, folder / "state", launcher=HOSTS) as (launch, port):
         first = ask(port, "/v1/chat/completions", question)["choices"]
         for number in range(kills):
