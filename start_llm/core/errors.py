@@ -7,6 +7,7 @@ StartLLMError
 │   │   └── HubError             the hub cannot be reached
 │   ├── PortError
 │   ├── LaunchError              a client cannot be started
+│   ├── RanksApart               processes of one model do not find each other: status 75
 │   └── CommandError             a command cannot do what it is asked for
 ├── RequestError                 refused before the status line, with a body in the protocol's form
 │   ├── InvalidRequest           400
