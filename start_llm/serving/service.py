@@ -179,10 +179,11 @@ class Service:
         return turn.divergence(before, self._model_of(prepared)) if before else Divergence("unknown")
 
     def _remember(self, prepared: PreparedRequest, origin: RequestOrigin, turn: Turn) -> None:
-        """Remember a request, and have the beginning of the next one read once its reply is recorded."""
+        """Remember a request, and have the beginning of the next one read once its reply has ended."""
         if turn.computed is not None:
             self._remember_request(prepared, origin, turn, turn.computed)
-        request, reply, read_ahead = prepared.asked, turn.take_reply(), self._after.read_ahead
+        request, read_ahead = prepared.asked, self._after.read_ahead
+        reply = turn.take_reply() if read_ahead else None
         if read_ahead and reply and isinstance(request, ChatRequest):
             kept = request.messages[: len(request.messages) - turn.transient_messages]
             read_ahead.note_reply(replace(request, messages=kept), reply)
