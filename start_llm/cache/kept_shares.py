@@ -26,7 +26,7 @@ def beyond_their_share(
         now: seconds on the cache's clock.
     """
     asked = [_asked_below(root, now) for root in store.tree.roots()]
-    asked = [one for one in asked if any(one)]
+    asked = [(pages, checkpoints) for pages, checkpoints in asked if pages or checkpoints]
     share = min(_SHARE_OF_A_KEY, _SHARE_OF_ALL / max(len(asked), 1))
     beyond, token_bytes = set[Page | Checkpoint](), store.token_bytes
     for pages, checkpoints in asked:

@@ -99,7 +99,7 @@ def test_a_reply_behind_a_message_that_goes_is_read_before_the_next_request(
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_reply_that_could_not_be_recorded_is_read_too(tiny_model: TinyModel, family: str):
-    """It ends at a stop string, so it is not all that the model wrote. Its client sends it back nevertheless."""
+    """It ends at a stop string, so it is not all that the model wrote. Its client sends it back as it is."""
     said = beginning()
     with served(tiny_model(family, hidden=64, layers=2)) as server:
         whole = ask(server, [*said, carrier(0)])["choices"][0]["message"]["content"]
