@@ -95,7 +95,7 @@ def test_the_command_tells_why_it_cannot(server: Server, path: str):
         list(warm_lines("pi", served))
 
 
-def test_nothing_is_told_of_a_server_that_is_not_there():
+def test_the_command_says_that_no_server_answers():
     served = ServerInfo(url="http://127.0.0.1:9", key="ann", model="m", window=4096, reply=100)
     with pytest.raises(LaunchError, match="does not answer"):
         list(warm_lines("pi", served))
