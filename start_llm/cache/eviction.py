@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
+from start_llm.cache.kept_shares import beyond_their_share
 from start_llm.cache.page_store import PageStore
 from start_llm.cache.pages import CacheItem, Checkpoint, ConversationEnd, MemoryUsage, Page, SequenceCache
 from start_llm.core.thread_owners import ENGINE, owned_by
@@ -143,10 +144,7 @@ class Evictor:
     def _relieve(self, now: float, active: MemoryUsage) -> None:
         """Evict until enough is free: old conversations first, then excess ones, then the lowest scores."""
         is_relieved = partial(self._is_within, active)
-
-        def is_kept(page: Page) -> bool:
-            return page.kept_until > now
-
+        is_kept = self._keeping(now)
         if self.limits.cache_ttl_s is None:
             self._drop_unused(now, _UNUSED_UNDER_PRESSURE_S, is_relieved, is_kept)
         if self.limits.max_conversations is None:
@@ -185,8 +183,9 @@ class Evictor:
         most = self.limits.checkpoint_bytes
         if self._store.checkpoint_usage.nbytes <= most:
             return
+        is_kept = self._keeping(now)
         worst_first = sorted(
-            self._store.checkpoints, key=lambda state: (state.kept_until > now, *_ranked(state, now))
+            self._store.checkpoints, key=lambda state: (is_kept(state), *_ranked(state, now))
         )
         for checkpoint in worst_first[:-1]:
             if self._store.checkpoint_usage.nbytes <= most:
@@ -194,8 +193,22 @@ class Evictor:
             self._store.drop_checkpoint(checkpoint)
             self.evicted += 1
 
+    def _keeping(self, now: float) -> Callable[[CacheItem], bool]:
+        """Return whether a client asks to keep something, within the share of its key."""
+        limits = self.limits
+        beyond = beyond_their_share(self._store, limits.budget_bytes, limits.checkpoint_bytes, now)
+
+        def is_kept(item: CacheItem) -> bool:
+            if isinstance(item, SequenceCache) or item.kept_until <= now:
+                return False
+            before = item.page if isinstance(item, Checkpoint) else item.parent
+            return item not in beyond and before not in beyond
+
+        return is_kept
+
     def _drop_worst(self, now: float, is_enough: Enough) -> None:
-        heap = [self._ranked(item, now) for item in self._store.eviction_candidates()]
+        ranked = partial(self._ranked, now, self._keeping(now))
+        heap = [ranked(item) for item in self._store.eviction_candidates()]
         heapq.heapify(heap)
         while heap and not is_enough():
             victim = heapq.heappop(heap)[-1]
@@ -204,13 +217,15 @@ class Evictor:
                 if self.write_back and not isinstance(victim, SequenceCache):
                     self.write_back.save(victim)
                 for item in self._store.drop(victim):
-                    heapq.heappush(heap, self._ranked(item, now))
+                    heapq.heappush(heap, ranked(item))
                 self.evicted += 1
 
-    def _ranked(self, item: CacheItem, now: float) -> tuple[bool, bool, float, int, CacheItem]:
+    def _ranked(
+        self, now: float, is_kept: Callable[[CacheItem], bool], item: CacheItem
+    ) -> tuple[bool, bool, float, int, CacheItem]:
         """Return what sorts victims: last what a client asks to keep, first what the disk has too."""
-        is_kept = not isinstance(item, SequenceCache) and item.kept_until > now
-        return is_kept, not (self.write_back and self.write_back.is_spare(item)), *_ranked(item, now)
+        is_spare = bool(self.write_back and self.write_back.is_spare(item))
+        return is_kept(item), not is_spare, *_ranked(item, now)
 
     def _is_within(self, active: MemoryUsage) -> bool:
         return not self._is_beyond(self._needed + active, slack=_SLACK)

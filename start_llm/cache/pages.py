@@ -218,6 +218,14 @@ class Page:
     def is_leaf(self) -> bool:
         return not (self.children or self.checkpoints or self.seq_caches)
 
+    def below(self) -> Iterator[Page]:
+        """Yield every page that follows this one."""
+        waiting = list(self.children.values())
+        while waiting:
+            page = waiting.pop()
+            waiting += page.children.values()
+            yield page
+
     def tail_of(self, seq_cache: SequenceCache) -> tuple[int, ...]:
         """Return the tokens that a sequence cache has after this page."""
         return tuple(seq_cache.tokens[self.end :])
@@ -361,12 +369,12 @@ class PageTree:
 
     def pages(self) -> Iterator[Page]:
         """Yield every page except the roots."""
-        waiting = list(self._roots.values())
-        while waiting:
-            page = waiting.pop()
-            waiting += page.children.values()
-            if page.parent is not None:
-                yield page
+        for root in self.roots():
+            yield from root.below()
+
+    def roots(self) -> list[Page]:
+        """Return the root of each salt."""
+        return list(self._roots.values())
 
 
 def page_key(parent: bytes, tokens: Sequence[int]) -> bytes:

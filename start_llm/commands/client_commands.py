@@ -1,4 +1,4 @@
-"""The commands about coding clients: `launch`, `config`, `clients`."""
+"""The commands about coding clients: `launch`, `config`, `warm`, `clients`."""
 
 import argparse
 import os
@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from start_llm.commands.warm_client import warm_lines
 from start_llm.config.paths import from_root
 from start_llm.config.settings import Settings
 from start_llm.core.errors import LaunchError
@@ -33,7 +34,10 @@ def add_client_commands(commands: Any) -> None:
         "clients", help="list the coding clients: which suit the model, how to get them", allow_abbrev=False
     )
     shown = commands.add_parser("config", help="print what launch sets for a client", allow_abbrev=False)
-    for command in (launched, shown):
+    warmed = commands.add_parser(
+        "warm", help="read into memory what a client's conversations begin with", allow_abbrev=False
+    )
+    for command in (launched, shown, warmed):
         command.add_argument("--base-url", metavar="URL", help="the server, if not the one that runs")
         command.add_argument("--model", metavar="NAME", help="the model, if not the one that was used last")
         command.add_argument("client", choices=CLIENTS)
@@ -73,6 +77,14 @@ def take_own_options(options: argparse.Namespace) -> None:
 def config(settings: Settings, options: argparse.Namespace) -> int:
     """Print the lines that set a client up."""
     sys.stdout.write(as_script(options.client, _setup(settings, options)))
+    return 0
+
+
+def warm(settings: Settings, options: argparse.Namespace) -> int:
+    """Have the server read what a client's conversations begin with, and print what it read."""
+    served = find_running(settings, options.base_url, options.model, _say)
+    for line in warm_lines(options.client, served):
+        print(line)
     return 0
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from start_llm.commands.client_commands import add_client_commands, clients, config, launch
+from start_llm.commands.client_commands import add_client_commands, clients, config, launch, warm
 from start_llm.commands.login_service import (
     install_service,
     manager_of,
@@ -123,6 +123,7 @@ COMMANDS: Mapping[str, Callable[[Settings, argparse.Namespace], int]] = {
     "launch": launch,
     "clients": clients,
     "config": config,
+    "warm": warm,
     "status": _status,
     "stop": _stop,
     "upgrade": _upgrade,
@@ -131,6 +132,7 @@ COMMANDS: Mapping[str, Callable[[Settings, argparse.Namespace], int]] = {
 UNDONE: Mapping[str, str] = {
     "launch": "set {client} up",
     "config": "set {client} up",
+    "warm": "warm {client}",
     "status": "tell the status",
     "stop": "stop the server",
     "upgrade": "upgrade",

@@ -13,6 +13,8 @@ type Role = Literal["system", "user", "assistant", "tool"]
 type KeptReasoning = Literal["true", "template", "false"]
 """Reasoning that stays in a conversation: all of it, what the template shows, or none."""
 type Json = bool | int | float | str | list[Json] | dict[str, Json] | None
+PROGRAM_HEADER = "x-start-llm-program"
+"""Names the program that sends a request, in front of its User-Agent: some can only send their SDK's."""
 CUSTOM_ARGUMENT = "input"
 """The one argument of a custom tool, as the model knows it: its text."""
 type Calls = Literal["none", "may", "must"]

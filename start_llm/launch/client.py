@@ -38,6 +38,8 @@ class Client:
         permissions: returns what makes it ask before it acts, for the user's own settings and its folder.
         foreign: variables that would lead it to another server; they are removed.
         own_place: where the user's own configuration of this client is.
+        programs: by which names the server knows it (`access.client_name`). Where it would send its SDK's
+            User-Agent, its files have another one.
         prompt: the size of its own prompt, as the version in `scripts/install_clients.sh` sends it.
     """
 
@@ -48,4 +50,5 @@ class Client:
     permissions: PermissionRule
     foreign: tuple[str, ...]
     own_place: str
+    programs: tuple[str, ...]
     prompt: OwnPrompt

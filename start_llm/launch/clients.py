@@ -215,6 +215,7 @@ def _pi_files(served: ServerInfo, _folder: Path) -> Files:
         "baseUrl": f"{served.url}/v1",
         "api": "openai-completions",
         "apiKey": f"${KEY_VARIABLE}",
+        "headers": {"User-Agent": "pi"},
         "models": [_pi_model(model) for model in served.models],
     }
     return {
@@ -269,6 +270,7 @@ def _openclaw_files(served: ServerInfo, folder: Path) -> Files:
         "apiKey": f"${{{KEY_VARIABLE}}}",
         "api": "openai-completions",
         "timeoutSeconds": IDLE_S,
+        "headers": {"User-Agent": "openclaw"},
         "models": models,
     }
     defaults: Json = {
@@ -304,6 +306,7 @@ CLIENTS: Mapping[str, Client] = {
             "CLAUDE_CODE_USE_VERTEX",
         ),
         own_place="~/.claude.json",
+        programs=("claude-cli",),
         prompt=OwnPrompt(system=16_600, tools=61_200),
     ),
     "openclaw": Client(
@@ -314,6 +317,7 @@ CLIENTS: Mapping[str, Client] = {
         permissions=permissions.openclaw,
         foreign=("OPENCLAW_HOME", "OPENCLAW_AGENT_DIR"),
         own_place="~/.openclaw/openclaw.json",
+        programs=("openclaw",),
         prompt=OwnPrompt(system=49_000, tools=10_300),
     ),
     "pi": Client(
@@ -324,6 +328,7 @@ CLIENTS: Mapping[str, Client] = {
         permissions=permissions.pi,
         foreign=("PI_CODING_AGENT_SESSION_DIR",),
         own_place="~/.pi/agent/",
+        programs=("pi",),
         prompt=OwnPrompt(system=2_600, tools=3_000),
     ),
     "codex": Client(
@@ -334,6 +339,7 @@ CLIENTS: Mapping[str, Client] = {
         permissions=permissions.codex,
         foreign=("CODEX_SQLITE_HOME",),
         own_place="~/.codex/config.toml",
+        programs=("codex_exec", "codex_cli_rs", "codex-tui"),
         prompt=OwnPrompt(system=20_100, tools=17_800),
     ),
     "opencode": Client(
@@ -344,6 +350,7 @@ CLIENTS: Mapping[str, Client] = {
         permissions=opencode,
         foreign=(),
         own_place="~/.config/opencode/opencode.json",
+        programs=("opencode",),
         prompt=OwnPrompt(system=9_700, tools=21_100),
     ),
     "qwen": QWEN,

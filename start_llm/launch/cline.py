@@ -32,6 +32,7 @@ def _files(served: ServerInfo, _folder: Path) -> Files:
         "model": served.model,
         "baseUrl": f"{served.url}/v1",
         "timeout": IDLE_MS,
+        "headers": {"User-Agent": "cline"},
     }
     chosen: Json = {"settings": settings, "updatedAt": _CHOSEN_AT, "tokenSource": "manual"}
     models: Json = {model.name: _model(model) for model in served.models}
@@ -85,5 +86,6 @@ CLINE = Client(
         "CLINE_SESSION_DATA_DIR",
     ),
     own_place="~/.cline/data/settings/",
+    programs=("cline",),
     prompt=OwnPrompt(system=4_300, tools=18_100),
 )

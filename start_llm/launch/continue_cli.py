@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from start_llm.core.chat import Json
+from start_llm.core.chat import PROGRAM_HEADER, Json
 from start_llm.launch.client import KEY_VARIABLE, PROVIDER, Client, Environment, Files, OwnPrompt
 from start_llm.launch.files import Joined
 from start_llm.launch.own_settings import OwnSettings
@@ -41,6 +41,8 @@ def _model(served: ServerInfo, model: OfferedModel) -> Json:
         "apiKey": f"${{{{ secrets.{KEY_VARIABLE} }}}}",
         "roles": ["chat"],
         "capabilities": ["tool_use", *(["image_input"] if model.sees else [])],
+        # It sends its SDK's User-Agent, whatever this says of another one.
+        "requestOptions": {"headers": {PROGRAM_HEADER: "continue"}},
         "defaultCompletionOptions": {"contextLength": model.window, "maxTokens": model.reply},
     }
 
@@ -63,5 +65,6 @@ CONTINUE = Client(
     permissions=_permissions,
     foreign=("ANTHROPIC_API_KEY", "CONTINUE_API_BASE", "CONTINUE_USE_BEDROCK"),
     own_place="~/.continue/config.yaml",
+    programs=("continue",),
     prompt=OwnPrompt(system=1_300, tools=6_200),
 )

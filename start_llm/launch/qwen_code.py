@@ -91,5 +91,6 @@ QWEN = Client(
     permissions=_permissions,
     foreign=("QWEN_CODE_TRUSTED_FOLDERS_PATH",),
     own_place="~/.qwen/settings.json",
+    programs=("QwenCode",),
     prompt=OwnPrompt(system=32_200, tools=39_300),
 )

@@ -110,6 +110,7 @@ ROUTES = (
     Route("POST", "/downloads/{id}/pause"),
     Route("POST", "/downloads/{id}/resume"),
     Route("DELETE", "/downloads/{id}"),
+    Route("POST", "/v1/cache/warm", "other", on_proxy=True),
     Route("POST", "/v1/cache/explain", "chat"),
     Route("POST", "/v1/cache/explain/messages", "messages"),
     Route("POST", "/v1/cache/explain/responses", "responses"),

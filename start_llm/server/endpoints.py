@@ -14,6 +14,7 @@ from start_llm.protocols.openai import chat_completions as openai_chat
 from start_llm.protocols.openai import completions as openai_completions
 from start_llm.protocols.responses import create as openai_responses
 from start_llm.protocols.responses.create import input_items
+from start_llm.protocols.warmed import programs_of, warmed_body
 from start_llm.server import model_pages
 from start_llm.server.activity_pages import ActivityPages
 from start_llm.server.adapter_pages import AdapterPages
@@ -43,13 +44,13 @@ class QueryEndpoint:
 
 @dataclass(frozen=True, slots=True)
 class ModelEndpoint:
-    """Is answered by the model that the body names, without a reply of tokens.
+    """Is answered by the model that the body names, for a tenant, without a reply of tokens.
 
     Attributes:
         computes: what it computes counts as a request of its key.
     """
 
-    answer: Callable[[Fields, ServedModel], Mapping[str, Json]]
+    answer: Callable[[Fields, ServedModel, bytes], Mapping[str, Json]]
     computes: bool
 
 
@@ -97,6 +98,10 @@ def _explain(parse: Parser) -> QueryEndpoint:
     return QueryEndpoint(parse, lambda service, request: explanation_body(service.explain(request)))
 
 
+def _warm(body: Fields, model: ServedModel, tenant: bytes) -> Mapping[str, Json]:
+    return warmed_body(model.service.warm(tenant, programs_of(body)))
+
+
 def _front(context: ServerContext, request: PageRequest) -> Page | Document:
     """Return the status page for a browser, and a greeting for other clients."""
     if prefers_html(request.headers.get("accept", "")):
@@ -132,13 +137,13 @@ ENDPOINTS: Mapping[str, Endpoint] = {
     "GET /v1/adapters": _adapters(AdapterPages.listed),
     "POST /v1/adapters": _adapters(AdapterPages.mount),
     "DELETE /v1/adapters/{id}": _adapters(AdapterPages.unmount),
-    "POST /v1/embeddings": ModelEndpoint(embeddings, computes=True),
+    "POST /v1/embeddings": ModelEndpoint(lambda body, model, _: embeddings(body, model), computes=True),
     "POST /tokenize": QueryEndpoint(
         tokenization.parse,
         lambda service, request: tokenization.tokens_body(service.tokens(request), service.window),
     ),
     "POST /detokenize": ModelEndpoint(
-        lambda body, model: tokenization.text_body(body, model.facts), computes=False
+        lambda body, model, _: tokenization.text_body(body, model.facts), computes=False
     ),
     "GET /health": _status(model_pages.health),
     "GET /stats": _status(model_pages.stats),
@@ -155,6 +160,7 @@ ENDPOINTS: Mapping[str, Endpoint] = {
     "POST /downloads/{id}/pause": _library(LibraryPages.pause),
     "POST /downloads/{id}/resume": _library(LibraryPages.resume),
     "DELETE /downloads/{id}": _library(LibraryPages.remove),
+    "POST /v1/cache/warm": ModelEndpoint(_warm, computes=True),
     "POST /v1/cache/explain": _explain(openai_chat.parse),
     "POST /v1/cache/explain/messages": _explain(anthropic_messages.parse),
     "POST /v1/cache/explain/responses": _explain(openai_responses.parse),

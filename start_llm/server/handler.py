@@ -114,7 +114,7 @@ class Handler(HttpConnection):
                         self._limit_key(stack)
                     fields = self._fields(match.route)
                     model = stack.enter_context(self._lease(fields.value("model"), streams=False))
-                    self._send_json(200, answer(fields, model))
+                    self._send_json(200, answer(fields, model, self._tenant()))
                 case QueryEndpoint(parse, answer):
                     call = self._call(match.route, parse, may_stream=False)
                     model, _, request = stack.enter_context(call)

@@ -291,19 +291,9 @@ class ReadAhead:
             RequestError: the engine's queue is full.
             EngineDied: the engine does not answer.
         """
-        ids = tuple(beginning.ids)
-        if len(ids) >= self._requests.model.context_window:
+        if len(beginning.ids) >= self._requests.model.context_window:
             return
-        work = self._follow(
-            EngineRequest(
-                prompt=ModelTokens(ids),
-                max_tokens=0,
-                sampling=Sampling(),
-                boundaries=(len(ids) - 1,),
-                salt=beginning.tenant,
-                is_idle_work=True,
-            )
-        )
+        work = self._follow(replace(beginning.request(), is_idle_work=True))
         if work:
             with self._lock:
                 self._read_for.setdefault(beginning.tenant, []).append(work)

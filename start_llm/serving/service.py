@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import time
 from array import array
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
@@ -20,7 +20,7 @@ from start_llm.core.events import Restored
 from start_llm.core.explanation import Explanation
 from start_llm.core.ids import name_in
 from start_llm.core.images import ImageSpan, image_spans
-from start_llm.core.prompt_report import Divergence
+from start_llm.core.prompt_report import Divergence, Receipt
 from start_llm.core.repetition import (
     RepetitionHandling,
     RepetitionPolicy,
@@ -34,6 +34,7 @@ from start_llm.serving.answer import Answer, GenerationPort
 from start_llm.serving.prompt_account import PromptAccount
 from start_llm.serving.read_ahead import ReadAhead
 from start_llm.serving.request_preparation import PreparedRequest, RequestPreparer, demand_room
+from start_llm.serving.warming import warm
 from start_llm.telemetry.account import Reports, RequestAccount
 from start_llm.telemetry.request_record import RequestFacts, RequestRecord, session_name
 from start_llm.telemetry.trace import session_digest
@@ -44,6 +45,8 @@ from start_llm.transcripts.transcripts import Transcripts
 from start_llm.transcripts.turn import Turn
 
 _SHOWN_TOKENS = 64
+_MOST_WARMED = 4
+"""Beginnings that are read for one request: a program has one for each kind of its agents."""
 
 
 class EnginePort(Protocol):
@@ -179,10 +182,11 @@ class Service:
         return turn.divergence(before, self._model_of(prepared)) if before else Divergence("unknown")
 
     def _remember(self, prepared: PreparedRequest, origin: RequestOrigin, turn: Turn) -> None:
-        """Remember a request, and have the beginning of the next one read once its reply is recorded."""
+        """Remember a request, and have the beginning of the next one read once its reply has ended."""
         if turn.computed is not None:
             self._remember_request(prepared, origin, turn, turn.computed)
-        request, reply, read_ahead = prepared.asked, turn.take_reply(), self._after.read_ahead
+        request, read_ahead = prepared.asked, self._after.read_ahead
+        reply = turn.take_reply() if read_ahead else None
         if read_ahead and reply and isinstance(request, ChatRequest):
             kept = request.messages[: len(request.messages) - turn.transient_messages]
             read_ahead.note_reply(replace(request, messages=kept), reply)
@@ -246,6 +250,15 @@ class Service:
     def window(self) -> int:
         """Maximum tokens of prompt and reply together."""
         return self._model.context_window
+
+    def warm(self, tenant: bytes, programs: Collection[str]) -> list[Receipt]:
+        """Read what the conversations of a tenant's programs begin with into memory. See `warming.warm`.
+
+        Args:
+            programs: their names, as `RequestOrigin.client` has them; empty: all that the tenant has.
+        """
+        beginnings = self._transcripts.beginnings.of(tenant, programs, self._model.context_window - 1)
+        return warm(self._engine.submit, beginnings[:_MOST_WARMED])
 
     def explain(self, request: GenerationRequest) -> Explanation:
         """Explain how much of the prompt is cached, and why no more. Generates nothing and keeps nothing.

@@ -5,8 +5,12 @@ from __future__ import annotations
 import hashlib
 import threading
 from array import array
+from collections.abc import Collection
 from dataclasses import dataclass
 
+from start_llm.core.engine_request import EngineRequest
+from start_llm.core.prompt import ModelTokens
+from start_llm.core.sampling import Sampling
 from start_llm.storage.database import DatabaseTable
 from start_llm.storage.database_file import UNREADABLE, decode_json, encode_json
 
@@ -35,6 +39,17 @@ class Beginning:
         """A digest of whose it is and of its tokens."""
         content = b"".join((len(self.tenant).to_bytes(4, "little"), self.tenant, self.ids.tobytes()))
         return hashlib.blake2b(content, digest_size=_KEY_BYTES).digest()
+
+    def request(self) -> EngineRequest:
+        """Return a request that reads it, and generates nothing."""
+        ids = tuple(self.ids)
+        return EngineRequest(
+            prompt=ModelTokens(ids),
+            max_tokens=0,
+            sampling=Sampling(),
+            boundaries=(len(ids) - 1,),
+            salt=self.tenant,
+        )
 
     def encode(self) -> bytes:
         """Return the value of a row: length of the JSON, the JSON, the tokens in this machine's order."""
@@ -92,6 +107,21 @@ class Beginnings:
         """Return all of them, the one used last first."""
         with self._lock:
             return list(reversed(self._known.values()))
+
+    def of(self, tenant: bytes, programs: Collection[str], most_tokens: int) -> list[Beginning]:
+        """Return those of a tenant's programs, the one used last first.
+
+        Args:
+            programs: their names; empty: all that the tenant has.
+            most_tokens: longer ones are left out.
+        """
+        return [
+            beginning
+            for beginning in self.latest()
+            if beginning.tenant == tenant
+            and len(beginning.ids) <= most_tokens
+            and (not programs or beginning.program in programs)
+        ]
 
     def _forget_some(self) -> None:
         while len(self._known) > _MOST:

@@ -52,6 +52,11 @@ class ReplyEcho:
             case CallEnded(index=index):
                 self.ended.add(index)
 
+    @property
+    def was_cut_in_call(self) -> bool:
+        """True if a call has begun that has not ended."""
+        return len(self.ended) < len(self.calls)
+
     def messages(self, *, drops_calls: bool = False) -> list[Message]:
         """Return the messages that clients may send back for this reply.
 

@@ -90,7 +90,7 @@ class Turn:
         self._bound = bound
         self._prompt: Variant | None = None
         self._reply = WrittenReply(transcripts, prompt, bound)
-        self._recorded_reply: Message | None = None
+        self._has_reply = False
         self._has_left = False
         self._messages_read = 0
         self.tokens = ModelTokens(bound.ids)
@@ -286,14 +286,17 @@ class Turn:
         claims.reply_surprisal_bits = reply_surprisal_bits
         claims.reasoning_surprisal_bits = reasoning_surprisal_bits
         self.note_delivered()
+        self._has_reply = self._conversation is not None and not end.cut_by
         if self._conversation is None or not is_whole or end.stop is not None or end.cut_by:
             return
-        self._recorded_reply = self._reply.record(self._conversation, end, self._prompt)
+        self._reply.record(self._conversation, end, self._prompt)
 
     def take_reply(self) -> Message | None:
-        """Return the recorded reply as its client will send it back, once; None if it was not recorded."""
-        reply, self._recorded_reply = self._recorded_reply, None
-        return reply
+        """Return the reply as its client will send it back, once, recorded or not; None if nobody knows how,
+        or if it has not ended.
+        """
+        has_reply, self._has_reply = self._has_reply, False
+        return self._reply.sent() if has_reply else None
 
     def note_delivered(self) -> None:
         """Remember what the client received, whole or cut off, to recognise it when it is sent back."""

@@ -65,18 +65,24 @@ class WrittenReply:
         except RecursionError:  # a call's arguments are nested too deeply: such a request is refused
             return []
 
-    def record(self, conversation: Conversation, end: Finished, parent: Variant | None) -> Message | None:
-        """Record it, in each form that its client may send back, and return the first one, if there is any.
+    def sent(self) -> Message | None:
+        """Return the reply as most clients send it back; None if no request can hold it, or if it was cut off
+        in a call: some clients leave that out, others complete it.
+        """
+        forms = self.forms()
+        return forms[0].message if forms and not self._echo.was_cut_in_call else None
+
+    def record(self, conversation: Conversation, end: Finished, parent: Variant | None) -> None:
+        """Record it, in each form that its client may send back.
 
         Args:
             parent: the prompt as it is recorded.
         """
         # Leave out the eos token: the next rendering writes its own closer, which may be another token.
         written = self.tokens[:-1] if end.ended_itself else self._as_sent(self.tokens)
-        forms = self.forms() if written is not None else []
-        for form in forms:
-            self._record(conversation, form, written or (), parent)
-        return forms[0].message if forms else None
+        if written is not None:
+            for form in self.forms():
+                self._record(conversation, form, written, parent)
 
     def _as_sent(self, written: Sequence[int]) -> Sequence[int] | None:
         """Return the tokens of a reply that was cut inside a character as the next request will have them.

@@ -8,8 +8,12 @@ import numpy as np
 import pytest
 
 from start_llm.cache.checkpoints import MAX_OF_A_CONVERSATION, checkpoint_to_drop
+from start_llm.cache.kept_shares import beyond_their_share
+from start_llm.cache.page_store import PageStore
+from start_llm.cache.pages import Page
 from start_llm.core.prompt import KeptPrefix
 from tests.cache.conversations import Cached
+from tests.cache.fakes import FakeLayers, run
 from tests.cache.test_checkpoints import CHEAP, Conversations
 from tests.engine.harness import engine_request
 from tests.engine.test_guards import check, counting
@@ -83,6 +87,39 @@ def test_it_is_evicted_as_everything_else_behind_that(has_state: bool):
         clock.now += HOUR / 10
         say(stepper, prompt(seed), boundaries=(100, 590))
     assert say(stepper, (*ids[:PLACE], *prompt(20, 50)), boundaries=(PLACE, 370)) == 0
+
+
+@BOTH
+def test_a_key_that_marks_everything_has_no_more_than_its_share(has_state: bool):
+    """Memory for eight prompts. One key marks sixteen for a day; another one asks once in between."""
+    clock = Clock()
+    stepper = keeping(clock, has_state=has_state, budget=8 * LENGTH * TOKEN_BYTES + 60_000)
+    quiet = prompt(100)
+    for seed in range(1, 17):
+        clock.now += 10
+        say(stepper, prompt(seed), (590, 24 * HOUR), boundaries=(100, 590), salt=b"greedy")
+        if seed == 13:
+            say(stepper, quiet, boundaries=(100, 590), salt=b"quiet")
+    assert stepper.cached.evictions
+    assert say(stepper, quiet, boundaries=(100, 590), salt=b"quiet") >= 590
+    assert say(stepper, prompt(1), boundaries=(100, 590), salt=b"greedy") == 0, "it was used first"
+    check(stepper)
+
+
+@pytest.mark.parametrize(("keys", "pages"), [(1, 4), (2, 4), (4, 2), (8, 1)])
+def test_a_key_has_a_quarter_and_all_of_them_a_half(keys: int, pages: int):
+    """Each has eight pages of sixteen tokens in a budget of 256; later pages were used later."""
+    store = PageStore(FakeLayers(), 16)
+    store.token_bytes = 1
+    for key in range(keys):
+        page = store.tree.root(bytes([key]))
+        for number in range(8):
+            page = store.tree.insert(page, (number,) * 16, run((number,) * 16, page.end), now=number)
+            page.kept_until = 100.0
+    beyond = beyond_their_share(store, 256, 0, now=50.0)
+    assert len(beyond) == keys * (8 - pages)
+    assert min(page.end for page in beyond if isinstance(page, Page)) == 16 * (pages + 1), "beginnings stay"
+    assert not beyond_their_share(store, 256, 0, now=100.0), "their time is over"
 
 
 def test_what_is_restored_stays_anew():

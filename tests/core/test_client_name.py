@@ -25,6 +25,10 @@ def test_a_request_without_one_has_no_name():
     assert client_name({}) == ""
 
 
+def test_a_program_can_say_its_name_beside_the_user_agent_of_its_sdk():
+    assert client_name({"user-agent": "OpenAI/JS 6.1", "x-start-llm-program": "Harbour/2"}) == "Harbour"
+
+
 def test_a_name_is_its_own_name():
     """The proxy names the program to the server."""
     for name in ("claude-cli", "browser", ""):

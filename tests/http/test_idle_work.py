@@ -96,6 +96,22 @@ def test_a_reply_behind_a_message_that_goes_is_read_before_the_next_request(
     assert all(one <= other - REPLY + 2 for one, other in zip(on, off, strict=True)), (on, off)
 
 
+@pytest.mark.sample(2)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_reply_that_could_not_be_recorded_is_read_too(tiny_model: TinyModel, family: str):
+    """It ends at a stop string, so it is not all that the model wrote. Its client sends it back as it is."""
+    said = beginning()
+    with served(tiny_model(family, hidden=64, layers=2)) as server:
+        whole = ask(server, [*said, carrier(0)])["choices"][0]["message"]["content"]
+        until(lambda: idle(server)["works"] == 1)
+        cut = whole[len(whole) * 3 // 4 :][:6]
+        reply = ask(server, [*said, carrier(0)], stop=[cut], session_id="stopped")
+        until(lambda: idle(server)["works"] == 2)
+        said += [reply["choices"][0]["message"], {"role": "user", "content": "Go on."}]
+        after = ask(server, said, session_id="stopped")
+    assert computed(after) < 30 < reply["usage"]["completion_tokens"]
+
+
 def test_what_was_read_counts_as_used_when_the_next_request_finds_it(tiny_model: TinyModel):
     said = beginning()
     with served(tiny_model(hidden=64, layers=2)) as server:
@@ -164,7 +180,7 @@ def test_it_rests_while_little_of_what_it_read_is_used(
             said = [{"role": "user", "content": f"{RULES} {number}"}]
             reply = ask(server, [*said, carrier(0)], session_id=f"session {number}", max_tokens=30)
             assert reply["usage"]["completion_tokens"] == 30
-            time.sleep(0.08)
+            until(lambda number=number: idle(server)["works"] > number or idle(server)["is_paused"])
         told = idle(server)
     assert told["is_paused"]
     assert told["works"] < 20

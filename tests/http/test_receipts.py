@@ -18,7 +18,7 @@ from start_llm.serving.prompt_account import PromptAccount
 from tests.conftest import TinyModel
 from tests.grammar import wire
 from tests.http.test_conversations import system, user, words
-from tests.server.client import Reply, ask
+from tests.server.client import Client, Reply, ask
 from tests.serving import Server, serving
 from tests.slices import rounds
 
@@ -125,12 +125,16 @@ def test_a_note_that_is_cached_already_is_not_written_again():
 class Crowd:
     """Clients that ask many things at once, some of which they asked before.
 
+    Args:
+        patience_s: that a client waits for the next bytes of a reply.
+
     Attributes:
         receipts: of all requests that were answered.
     """
 
-    def __init__(self, server: Server, seed: int) -> None:
+    def __init__(self, server: Server, seed: int, patience_s: float = 20) -> None:
         self._server = server
+        self._patience_s = patience_s
         self._rng = random.Random(seed)
         self._talks: list[list[Json]] = []
         self.receipts: list[Json] = []
@@ -175,7 +179,8 @@ class Crowd:
 
     def _ask(self, plan: tuple[str, Json]) -> Json:
         path, body = plan
-        reply = ask(self._server.port, "POST", path, body)
+        with Client(self._server.port, patience_s=self._patience_s) as client:
+            reply = client.ask("POST", path, body)
         assert reply.status == 200, reply.body
         return checked(last_usage(reply) if body["stream"] else reply.json["usage"])
 

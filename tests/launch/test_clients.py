@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from start_llm.access.client_name import client_name
 from start_llm.config.settings import Settings
 from start_llm.launch.client import Client
 from start_llm.launch.clients import CLIENTS
@@ -167,6 +168,7 @@ FILES: dict[str, dict[str, object]] = {
                     "baseUrl": "http://127.0.0.1:4000/v1",
                     "api": "openai-completions",
                     "apiKey": "$START_LLM_API_KEY",
+                    "headers": {"User-Agent": "pi"},
                     "models": [ENTRY],
                 }
             }
@@ -189,6 +191,7 @@ FILES: dict[str, dict[str, object]] = {
                         "apiKey": "${START_LLM_API_KEY}",
                         "api": "openai-completions",
                         "timeoutSeconds": 3600,
+                        "headers": {"User-Agent": "openclaw"},
                         "models": [ENTRY | {"compat": {"supportsPromptCacheKey": True}}],
                     }
                 },
@@ -250,6 +253,7 @@ FILES: dict[str, dict[str, object]] = {
                         "model": "openai/tiny",
                         "baseUrl": "http://127.0.0.1:4000/v1",
                         "timeout": HOUR_MS,
+                        "headers": {"User-Agent": "cline"},
                     },
                     "updatedAt": "2026-01-01T00:00:00.000Z",
                     "tokenSource": "manual",
@@ -295,6 +299,7 @@ FILES: dict[str, dict[str, object]] = {
                     "apiKey": "${{ secrets.START_LLM_API_KEY }}",
                     "roles": ["chat"],
                     "capabilities": ["tool_use"],
+                    "requestOptions": {"headers": {"x-start-llm-program": "continue"}},
                     "defaultCompletionOptions": {"contextLength": 131_072, "maxTokens": 32_000},
                 }
             ],
@@ -446,3 +451,12 @@ def test_each_port_is_sent_its_own_key(keys, own, proxy):
     assert address_at("http://localhost:8080/v1/", settings) == Address("http://localhost:8080", own)
     assert address_at("http://localhost:4000", settings) == Address("http://localhost:4000", proxy)
     assert address_at("https://far.example", settings) == Address("https://far.example", proxy)
+
+
+@pytest.mark.parametrize("name", CLIENTS)
+def test_the_server_knows_each_client_by_a_name_of_its_own(name: str):
+    programs = CLIENTS[name].programs
+    assert programs
+    assert all(client_name({"user-agent": f"{program}/1.2"}) == program for program in programs)
+    others = {program for other, client in CLIENTS.items() if other != name for program in client.programs}
+    assert not others.intersection(programs)

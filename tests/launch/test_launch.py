@@ -158,6 +158,12 @@ def test_a_name_with_quotes_and_spaces_reaches_the_client(home, tiny_model, tmp_
     )
 
 
+def test_warm_asks_the_server_for_what_the_client_begins_with(home, server):
+    done = home.run("warm", "--base-url", server.url, "pi", env=home.environment("pi"))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(f"{server.url} has answered no conversation of pi with this key")
+
+
 # ----------------------------------------------------------------------------------------status and signals
 
 

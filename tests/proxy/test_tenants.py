@@ -11,6 +11,7 @@ import pytest
 
 from start_llm.access.backend_secret import CLIENT_HEADER, WARM_UP_HEADER, Caller
 from start_llm.access.tenants import TENANT_HEADER, tenant_of_key
+from start_llm.core.chat import PROGRAM_HEADER
 from start_llm.protocols.request_tenant import Tenants
 from start_llm.proxy.launcher import answers_end_to_end
 from tests.proxy.conftest import KEY, SECRET, Processes, Proxied
@@ -54,10 +55,13 @@ def test_the_proxy_tells_whose_request_it_is_and_never_the_key(proxied: Proxied)
     assert heard.headers["authorization"] == f"Bearer {SECRET.api_key}"
 
 
-def test_the_proxy_tells_which_program_asks(proxied: Proxied):
+@pytest.mark.parametrize(
+    "named", [{"User-Agent": "pi/1.2"}, {"User-Agent": "OpenAI/JS 6.1", PROGRAM_HEADER: "pi"}], ids=str
+)
+def test_the_proxy_tells_which_program_asks(proxied: Proxied, named: dict[str, str]):
     proxied.tunnel.clear()
     body = {"model": "m", "messages": HISTORY, "max_tokens": 2}
-    assert proxied.ask(CHAT, body, headers={"User-Agent": "pi/1.2", CLIENT_HEADER: "else"}).status == 200
+    assert proxied.ask(CHAT, body, headers=named | {CLIENT_HEADER: "else"}).status == 200
     (heard,) = proxied.tunnel.heard(CHAT)
     assert heard.headers[CLIENT_HEADER] == "pi"
 
@@ -83,6 +87,7 @@ PATHS: dict[str, dict[str, Any]] = {
     "/v1/responses": {"input": "Hi", "max_output_tokens": 16},
     "/v1/completions": {"prompt": "Hi", "max_tokens": 2},
     "/v1/messages/count_tokens": {"messages": HISTORY[1:]},
+    "/v1/cache/warm": {"programs": ["pi"]},
 }
 
 

@@ -106,6 +106,20 @@ def test_a_message_that_was_prewarmed_reads_one_token(of_anthropic: Client):
     assert message(of_anthropic, "warm").usage.input_tokens == 1
 
 
+def test_what_an_agent_begins_with_is_warmed(of_openai: Client):
+    rules = f"You answer at {of_openai.endpoint.url}, {type(of_openai).__name__}. " * 9
+    messages = [{"role": "system", "content": rules}, *question(of_openai, "warm")]
+    chat(of_openai, "warm", messages=messages, max_tokens=2)
+
+    def warmed(programs: list[str]) -> Any:
+        asked = {"programs": programs}
+        return of_openai.call("post", "/cache/warm", body=asked, cast_to=object)["beginnings"]
+
+    receipt = warmed([])[0]
+    assert receipt["from_memory"] == receipt["prompt_tokens"] - 1 > 64
+    assert warmed(["lighthouse"]) == [], "another program"
+
+
 def test_receipts_sum_up_whole_and_streamed(of_openai: Client, of_anthropic: Client):
     header = {"extra_headers": {"x-start-llm-receipt": "1"}}
     usage = chat(of_openai, "receipt", max_tokens=3, **header).usage

@@ -11,7 +11,16 @@ import pytest
 
 from start_llm.core.canonical import CanonicalKey, Conversation, Ignored, reasoning_digest
 from start_llm.core.chat import Message, ToolCall
-from start_llm.core.events import CallArguments, CallStarted, Content, Finished, Output, Reasoning, Usage
+from start_llm.core.events import (
+    CallArguments,
+    CallEnded,
+    CallStarted,
+    Content,
+    Finished,
+    Output,
+    Reasoning,
+    Usage,
+)
 from start_llm.core.prompt import Boundary, ModelTokens, Prompt
 from start_llm.prompt.call_ids import in_native_form
 from start_llm.prompt.canonical_form import canonical, ignored
@@ -111,6 +120,35 @@ def test_a_reply_that_prompts_show_shorter_is_rendered_fresh(is_changed, bound):
     answered(known, (CallStarted(0, "write"), CallArguments(0, written)), f"write{written}{STOP}")
     sent = reply("", ToolCall("1", "write", {"path": "x", "content": "long"}))
     assert (written in next_read(known, sent)) == bound
+
+
+BEGUN = (Content("Here"), CallStarted(0, "read"), CallArguments(0, '{"path": "a"}'))
+SENT: dict[str, tuple[Sequence[Output], Finished, bool, Message | None]] = {
+    "whole": (HERE, ITSELF, True, reply("Here")),
+    "text that may have begun a mark": (HERE, AT_A_LIMIT, False, reply("Here")),
+    "up to a stop string": (HERE, Finished("stop", Usage(1, 0, 1), stop="!"), False, reply("Here")),
+    "with its last permitted call": (
+        (*BEGUN, CallEnded(0)),
+        Finished("tool_calls", Usage(1, 0, 1)),
+        False,
+        reply("Here", ToolCall("", "read", {"path": "a"})),
+    ),
+    "cut in a call": (BEGUN, AT_A_LIMIT, False, None),
+    "cut by the deadline": (HERE, Finished("length", Usage(1, 0, 1), cut_by="deadline"), True, None),
+    "reasoning alone": ((Reasoning("Hm"),), AT_A_LIMIT, False, None),
+}
+
+
+@pytest.mark.parametrize("how", SENT)
+def test_a_reply_is_known_as_its_client_sends_it_back_recorded_or_not(how: str):
+    outputs, end, is_whole, sent = SENT[how]
+    turn = asked(kept(), ASKED)
+    for output in outputs:
+        turn.add_output(output)
+    turn.add_generated_tokens([*map(ord, "Here")])
+    assert turn.take_reply() is None, "it has not ended"
+    turn.record_reply(end, is_whole=is_whole)
+    assert [turn.take_reply(), turn.take_reply()] == [sent, None]
 
 
 def test_a_reply_that_was_cut_by_its_limit_keeps_its_last_token():

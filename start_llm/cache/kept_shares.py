@@ -1,0 +1,67 @@
+"""How much of the cache clients may ask to keep: a share for each key, and one for all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
+
+from start_llm.cache.pages import Checkpoint, Page
+
+if TYPE_CHECKING:
+    from start_llm.cache.page_store import PageStore
+
+_SHARE_OF_A_KEY, _SHARE_OF_ALL = 0.25, 0.5
+"""Of the budget. More than two keys have equal parts of the second one."""
+
+
+def beyond_their_share(
+    store: PageStore, budget_bytes: float, checkpoint_bytes: float, now: float
+) -> set[Page | Checkpoint]:
+    """Return what clients ask to keep beyond what their keys may: what was not used for the longest time.
+
+    What follows a page that is beyond it is so too.
+
+    Args:
+        budget_bytes, checkpoint_bytes: limits of everything that is kept, and of states.
+        now: seconds on the cache's clock.
+    """
+    asked = [_asked_below(root, now) for root in store.tree.roots()]
+    asked = [(pages, checkpoints) for pages, checkpoints in asked if pages or checkpoints]
+    share = min(_SHARE_OF_A_KEY, _SHARE_OF_ALL / max(len(asked), 1))
+    beyond, token_bytes = set[Page | Checkpoint](), store.token_bytes
+    for pages, checkpoints in asked:
+        beyond |= _beyond(_as_used(pages), share * budget_bytes, lambda page: len(page.tokens) * token_bytes)
+        states = sorted(checkpoints, key=lambda kept: (-kept.last_used, kept.position))
+        beyond |= _beyond(states, share * checkpoint_bytes, lambda kept: kept.state.nbytes)
+    return beyond
+
+
+def _asked_below(root: Page, now: float) -> tuple[list[Page], list[Checkpoint]]:
+    pages = [root, *root.below()]
+    checkpoints = (checkpoint for page in pages for checkpoint in page.checkpoints)
+    return (
+        [page for page in pages if page.kept_until > now],
+        [checkpoint for checkpoint in checkpoints if checkpoint.kept_until > now],
+    )
+
+
+def _as_used(pages: Iterable[Page]) -> list[Page]:
+    """Return pages, those that were used last first. A page is as old as the youngest one behind it, and is
+    never without those before it.
+    """
+    used = {page: page.last_used for page in pages}
+    for page in sorted(used, key=lambda page: -page.end):
+        if page.parent in used:
+            used[page.parent] = max(used[page.parent], used[page])
+    return sorted(used, key=lambda page: (-used[page], page.end))
+
+
+def _beyond[T: (Page, Checkpoint)](items: Iterable[T], most: float, bytes_of: Callable[[T], int]) -> set[T]:
+    """Return what does not fit into `most` bytes behind those before it."""
+    beyond = set[T]()
+    total = 0
+    for item in items:
+        total += bytes_of(item)
+        if total > most:
+            beyond.add(item)
+    return beyond
