@@ -19,7 +19,7 @@ class PromptMatch:
     Attributes:
         root: of the prompt's salt.
         ids: all tokens of the prompt.
-        matched: the longest path of full pages with the prompt's tokens, with or without KV.
+        matched: the longest path of full pages with the prompt's tokens, as far as their KV is stored.
         plan: restores as much as memory can.
         rejected_keys: number of pages with the right key but other tokens.
     """

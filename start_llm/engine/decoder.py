@@ -86,7 +86,8 @@ class Decoder:
     def remove(self, sequence: EngineSequence) -> ReleasedCaches:
         """Remove a sequence. Its caches hold every token that was fed.
 
-        That is all of its tokens, or all but the last if it has not started or has just joined its group.
+        That is all of its tokens, or all but the last if it has not started or has just joined its group, or
+        fewer if a draft was being verified.
         """
         if sequence in self._resting:
             self._resting.remove(sequence)
@@ -104,7 +105,7 @@ class Decoder:
         """Remove a sequence that will continue later. Return its caches and its next token.
 
         The token is None if it has not been computed. After the sequence has accepted it, the caches hold all
-        of its tokens but this one.
+        of its tokens but this one, or fewer if a draft was being verified.
         """
         group = self.group_of(sequence)
         sampled = group.release(sequence) if group else None

@@ -1,4 +1,4 @@
-"""Let requests wait for what only the disk has of their prompts, but no longer than it takes to compute it.
+"""Let requests wait for what only the disk has of their prompts, for as long as computing it takes, or 5 s.
 
 So a disk that is slow or hangs costs a prompt at most as much time again as computing it, or a few seconds.
 Owned by the engine thread.
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from start_llm.telemetry.metrics import EngineMetrics
 
 _MOST_WAITS, _MOST_LOOKS = 8, 3
-"""How often a request waits for the disk, and how often for more than the files that it needs."""
+"""How often the disk is asked for a request, and how often headers may be read for that."""
 _LEAST_PATIENCE_S = 5.0
 """A disk that slept may need this long to answer."""
 _LAST_FILE_S = 1.0

@@ -23,7 +23,7 @@ class DiskPlan:
     Attributes:
         path: pages in memory that the caches begin with.
         pages: files with the full pages after them, in order.
-        last: a page of which the prompt starts like; it may have more tokens than are needed.
+        last: a page whose beginning is what follows the full pages; it may have more tokens than are needed.
         state: file with the state at the end, and with the tokens since the last page.
         is_cut: see `cache.plan.RestorePlan`.
     """
