@@ -68,8 +68,8 @@ class Evictor:
 
     Attributes:
         batched_bytes: bytes that running sequences hold outside of their sequence caches, in a batch.
-        evicted: number of evicted conversations, pages and checkpoints, and of sequence caches that were split:
-            their pages stay.
+        evicted: number of evicted conversations, pages and checkpoints, and of sequence caches that were
+            split, whose pages stay.
         write_back: writes to the disk tier; None if there is none. What is on the disk is evicted first.
     """
 

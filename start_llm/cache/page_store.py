@@ -63,8 +63,8 @@ class SharedArrays:
 class PageStore:
     """Pages, sequence caches, runs and checkpoints of one network.
 
-    Pages on the path of a sequence cache are stored in sequence caches, not in runs, so no page is both in a run
-    and in a sequence cache. Sequence caches with a common beginning each have it.
+    Pages on the path of a sequence cache are stored in sequence caches, not in runs, so no page is both in a
+    run and in a sequence cache. Sequence caches with a common beginning each have it.
 
     Attributes:
         idle_usage: memory of idle sequence caches.

@@ -48,7 +48,7 @@ class DiskWaits:
         if isinstance(first.wait, DiskRestore):
             first.from_disk = first.wait.got.after(first.from_disk)
         request = first.generation.request
-        capacity = planned_tokens(request, first.tokens)
+        room = planned_tokens(request, first.tokens)
         while first.waits < _MOST_WAITS:
             first.waits += 1
             try:
@@ -56,7 +56,7 @@ class DiskWaits:
                 first.wait = self._disk.wait_for(
                     first.ids,
                     request.salt,
-                    capacity,
+                    room,
                     speed=speed,
                     may_look=may_look,
                     is_idle_work=request.is_idle_work,

@@ -73,7 +73,9 @@ class StepPlanner:
         yield from self._decode_parts()
 
     def upkeep(self) -> Iterator[FreeMemory]:
-        """Shrink the prompt cache when batches hold more or less, and every 64 steps, by what memory is short."""
+        """Shrink the prompt cache when batches hold more or less, and every 64 steps, by what memory is
+        short.
+        """
         self._steps += 1
         batched, is_time = (
             self._executor.decoder.batched_bytes,

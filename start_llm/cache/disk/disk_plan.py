@@ -102,14 +102,14 @@ def plan_from_disk(
     return replace(plan, is_cut=True) if is_cut and isinstance(plan, DiskPlan) else plan
 
 
-def may_be_worth_it(ids: Sequence[int], kept: int) -> bool:
-    """Return whether a plan for this prompt could save enough beside what a restore from memory gives."""
-    return len(ids) - 1 >= kept + _LEAST_GAIN
+def may_be_worth_it(ids: Sequence[int], restorable: int) -> bool:
+    """Return whether a plan for this prompt could save enough beside the tokens that memory can restore."""
+    return len(ids) - 1 >= restorable + _LEAST_GAIN
 
 
-def is_worth_it(plan: DiskPlan, kept: int) -> bool:
-    """Return whether a plan saves enough beside what a restore from memory gives."""
-    return bool(plan.files) and plan.length >= kept + _LEAST_GAIN
+def is_worth_it(plan: DiskPlan, restorable: int) -> bool:
+    """Return whether a plan saves enough beside the tokens that memory can restore."""
+    return bool(plan.files) and plan.length >= restorable + _LEAST_GAIN
 
 
 def _deepest_tokens(

@@ -182,8 +182,8 @@ class WriteBack:
         return None
 
     def _candidates(self, idle_s: float) -> list[CacheItem]:
-        """Return what is due, in reverse, because `pop` takes from the end: conversations used last first, their
-        beginnings first.
+        """Return what is due, in reverse, because `pop` takes from the end: conversations used last first,
+        their beginnings first.
         """
         candidates = [candidate for candidate in self._all(idle_s) if self._is_writable(candidate.item)]
         self._tier.verify_later(self._unread())
