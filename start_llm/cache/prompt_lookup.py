@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from start_llm.cache.computed_prefixes import ComputedPrefixIndex
 from start_llm.cache.page_store import PageStore
 from start_llm.cache.pages import Page
-from start_llm.cache.plan import RestorePlan, stored_length, plan_restore
+from start_llm.cache.plan import RestorePlan, plan_restore, stored_length
 from start_llm.core.events import Miss, Restored
 from start_llm.core.thread_owners import ENGINE, owned_by
 
