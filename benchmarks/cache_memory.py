@@ -32,7 +32,7 @@ from benchmarks.cache_engine import (
 )
 from start_llm.engine.admission import Admission
 from start_llm.engine.cost import measure_sequence
-from start_llm.engine.work import measure_work
+from start_llm.engine.start_measurements import measure_work
 from tests.cache.conversations import Talkers, talk
 from tests.engine.harness import Watched, Wrapped, engine_request
 from tests.mlx_memory import active_bytes

@@ -37,7 +37,7 @@ from start_llm.core.prompt import ModelTokens
 from start_llm.core.sampling import Sampling
 from start_llm.engine.engine import Engine
 from start_llm.engine.resources import EngineResources
-from start_llm.engine.work import measure_work
+from start_llm.engine.start_measurements import measure_work
 from start_llm.models.loader import load
 from start_llm.telemetry.metrics import CacheMetrics, EngineMetrics
 

@@ -26,7 +26,7 @@ from start_llm.engine.draft_gain import DraftGain
 from start_llm.engine.draft_index import FORCED, Draft, DraftIndex
 from start_llm.engine.earlier_texts import EarlierTexts
 from start_llm.engine.pass_times import PASSES, PassTimes, measure_passes
-from start_llm.engine.work import measure_work
+from start_llm.engine.start_measurements import measure_work
 from start_llm.formats.writing.lark import Grammar
 from start_llm.models.loader import LoadedModel, load
 from start_llm.output.grammar.enforcer import Enforcer

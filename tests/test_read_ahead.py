@@ -55,7 +55,7 @@ class FakeEngine:
     def peek(self, request: EngineRequest) -> Restored:
         """The disk has all conversations of one tenant but the last 600 tokens of long ones."""
         length = len(request.prompt)
-        return Restored(0, kept=(length - 600 if length > 1000 else length - 60) * (request.salt == b"us"))
+        return Restored(0, stored=(length - 600 if length > 1000 else length - 60) * (request.salt == b"us"))
 
 
 type Talk = tuple[str, int, int]

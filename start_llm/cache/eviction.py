@@ -47,7 +47,7 @@ class EvictionLimits:
         cache_ttl_s: age in seconds at which a conversation is evicted; 0 is never. None: never, but 1,800 if
             memory is short.
         max_arrays: arrays of everything that is kept and of running sequences.
-        checkpoint_bytes: share of the budget for checkpoints.
+        checkpoint_bytes: bytes of the budget for checkpoints.
     """
 
     budget_bytes: int
@@ -69,7 +69,8 @@ class Evictor:
 
     Attributes:
         batched_bytes: bytes that running sequences hold outside of their sequence caches, in a batch.
-        evicted: number of evicted conversations, pages, checkpoints and sequence caches.
+        evicted: number of evicted conversations, pages and checkpoints, and of sequence caches that were
+            split, whose pages stay.
         write_back: writes to the disk tier; None if there is none. What is on the disk is evicted first.
     """
 

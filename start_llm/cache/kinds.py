@@ -88,7 +88,7 @@ class CacheKind:
         growth_tokens: tokens that a leaf has to hold for that; 0 if there is no `growth`.
         put_state: sets a leaf's state, in the form of its `state` property.
         changed: names of the attributes that a forward pass changes. An array of KV for every token is none
-            of them: what is behind `offset` does not count.
+            of them: what is after `offset` does not count.
     """
 
     words: str

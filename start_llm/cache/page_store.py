@@ -63,7 +63,8 @@ class SharedArrays:
 class PageStore:
     """Pages, sequence caches, runs and checkpoints of one network.
 
-    Pages on the path of a sequence cache are stored in sequence caches, not in runs: nothing is stored twice.
+    Pages on the path of a sequence cache are stored in sequence caches, not in runs, so no page is both in a
+    run and in a sequence cache. Sequence caches with a common beginning each have it.
 
     Attributes:
         idle_usage: memory of idle sequence caches.
@@ -425,7 +426,7 @@ class PageStore:
 
 
 def _has_only(page: Page, below: ConversationEnd) -> bool:
-    """Return whether nothing but this is behind a page, besides checkpoints."""
+    """Return whether nothing but this is after a page, besides checkpoints."""
     return all(child is below for child in (*page.children.values(), *page.seq_caches))
 
 

@@ -85,7 +85,7 @@ def _deepest_tokens(root: Page, path: list[Page], ids: tuple[int, ...]) -> Resto
     return _plan(path, _deepest_source(root, path, ids), ids)
 
 
-def kept_length(root: Page, matched: list[Page], ids: tuple[int, ...]) -> int:
+def stored_length(root: Page, matched: list[Page], ids: tuple[int, ...]) -> int:
     """Return how many tokens of `ids[:-1]` are stored, whether or not there is state at their end."""
     return _deepest_source(root, matched, ids[:-1]).end
 

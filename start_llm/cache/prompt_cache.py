@@ -118,7 +118,7 @@ class PromptCache:
         salt: bytes,
         boundaries: Sequence[int],
         repeated_tokens: int = 0,
-        capacity: int = 0,
+        room: int = 0,
         *,
         most: int | None = None,
     ) -> OpenedSequence:
@@ -129,11 +129,11 @@ class PromptCache:
             boundaries: ends of the messages, ascending, in tokens.
             repeated_tokens: prompt tokens of messages that were computed before, though perhaps rendered as
                 other tokens. Only for telling why a prompt was not restored.
-            capacity: tokens that the caches should take without growing: the prompt and part of the reply.
+            room: tokens that the caches should take without growing: the prompt and part of the reply.
             most: tokens to restore at most; None: as many as there are.
         """
         match = self._lookup.match(ids, salt, most)
-        opened = self._open(match, boundaries, repeated_tokens, len(ids), capacity)
+        opened = self._open(match, boundaries, repeated_tokens, len(ids), room)
         self._note_lookup(opened)
         return opened
 
@@ -153,7 +153,7 @@ class PromptCache:
         salt: bytes,
         boundaries: Sequence[int],
         before: SequenceCache,
-        capacity: int = 0,
+        room: int = 0,
         *,
         most: int | None = None,
     ) -> OpenedSequence:
@@ -165,7 +165,7 @@ class PromptCache:
         has_begun = len(ids) > before.prompt_length
         repeated_tokens = len(ids) if has_begun else before.repeated_tokens
         match = self._lookup.match(ids, salt, most)
-        opened = self._open(match, boundaries, repeated_tokens, before.prompt_length, capacity)
+        opened = self._open(match, boundaries, repeated_tokens, before.prompt_length, room)
         return self._with_kept(opened, ids, before.kept)
 
     def with_kept(
@@ -219,12 +219,12 @@ class PromptCache:
         boundaries: Sequence[int],
         repeated_tokens: int,
         prompt_length: int,
-        capacity: int,
+        room: int,
         *,
         is_idle_work: bool = False,
     ) -> OpenedSequence:
         if not self.supports_reuse:
-            seq_cache = SequenceCache(self._layers.fresh(capacity), match.root)
+            seq_cache = SequenceCache(self._layers.fresh(room), match.root)
             seq_cache.prompt_length = prompt_length
             return OpenedSequence(seq_cache, (), _OFF)
         now, ids, plan = self._clock(), match.ids, match.plan
@@ -234,7 +234,7 @@ class PromptCache:
         else:
             self._use(plan, now)
         self._metrics.cut_images += plan.is_cut
-        seq_cache = self._restorer.restore(plan, match.root, ids, capacity)
+        seq_cache = self._restorer.restore(plan, match.root, ids, room)
         seq_cache.last_used, seq_cache.is_idle_work = now, is_idle_work
         seq_cache.boundaries = message_ends(ids, boundaries)
         prompt_end = seq_cache.boundaries[-1] if seq_cache.boundaries else prompt_length - 1
@@ -260,7 +260,7 @@ class PromptCache:
         if self.disk.restorer is None:
             return restored
         length, pages = self.disk.restorer.length(match), self.disk.restorer.depth(match)
-        restored = replace(restored, kept=max(restored.kept, pages * self._store.tree.page_size))
+        restored = replace(restored, stored=max(restored.stored, pages * self._store.tree.page_size))
         return restored if length == match.plan.length else _with_disk(restored, length)
 
     def _use(self, plan: RestorePlan, now: float) -> None:
@@ -485,5 +485,5 @@ def _note_given_up(seq_cache: SequenceCache) -> None:
 
 def _with_disk(restored: Restored, length: int) -> Restored:
     """Return what is restored if the disk gives `length` tokens."""
-    kept, repeated = max(restored.kept, length), max(restored.repeated_tokens, length)
-    return replace(restored, tokens=length, miss=None, kept=kept, repeated_tokens=repeated)
+    stored, repeated = max(restored.stored, length), max(restored.repeated_tokens, length)
+    return replace(restored, tokens=length, miss=None, stored=stored, repeated_tokens=repeated)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from start_llm.cache.computed_prefixes import ComputedPrefixIndex
 from start_llm.cache.page_store import PageStore
 from start_llm.cache.pages import Page
-from start_llm.cache.plan import RestorePlan, kept_length, plan_restore
+from start_llm.cache.plan import RestorePlan, plan_restore, stored_length
 from start_llm.core.events import Miss, Restored
 from start_llm.core.thread_owners import ENGINE, owned_by
 
@@ -19,7 +19,7 @@ class PromptMatch:
     Attributes:
         root: of the prompt's salt.
         ids: all tokens of the prompt.
-        matched: the longest path of full pages with the prompt's tokens, with or without KV.
+        matched: the longest path of full pages with the prompt's tokens, as far as their KV is stored.
         plan: restores as much as memory can.
         rejected_keys: number of pages with the right key but other tokens.
     """
@@ -78,7 +78,7 @@ class PromptLookup:
         Four lengths of a prompt's beginning, in tokens, decide what to say about it:
 
         plan.length         can be restored now
-        kept                has KV in the cache, though perhaps no state to continue from
+        stored              has KV in the cache, though perhaps no state to continue from
         ever_computed       was computed once as these very tokens, and perhaps evicted since
         repeated_tokens     belongs to messages that were computed once, perhaps rendered as other tokens
 
@@ -86,16 +86,16 @@ class PromptLookup:
             boundaries: ends of the messages.
         """
         ids, plan = match.ids, match.plan
-        kept = plan.length if plan.is_cut else kept_length(match.root, match.matched, ids)
+        stored = plan.length if plan.is_cut else stored_length(match.root, match.matched, ids)
         known = self.computed_prefixes.known(match.end_page, ids[:-1])
-        ever_computed = max(known, kept, plan.length)
+        ever_computed = max(known, stored, plan.length)
         last_end = max(self._last_end(ids, boundaries, ever_computed), plan.length)
         repeated_tokens = max(last_end, min(repeated_tokens, len(ids) - 1))
         restored = Restored(
             plan.length,
-            _miss(plan, repeated_tokens=repeated_tokens, kept=kept, ever_computed=last_end),
+            _miss(plan, repeated_tokens=repeated_tokens, stored=stored, ever_computed=last_end),
             rejected_keys=match.rejected_keys,
-            kept=max(kept, plan.length),
+            stored=max(stored, plan.length),
             repeated_tokens=repeated_tokens,
             image_was_cut=plan.is_cut,
         )
@@ -117,16 +117,16 @@ def message_ends(ids: tuple[int, ...], boundaries: Sequence[int]) -> tuple[int, 
     return tuple(min(end, len(ids) - 1) for end in boundaries)
 
 
-def _miss(plan: RestorePlan, *, repeated_tokens: int, kept: int, ever_computed: int) -> Miss | None:
+def _miss(plan: RestorePlan, *, repeated_tokens: int, stored: int, ever_computed: int) -> Miss | None:
     """Return why no more was restored; None if all that was computed before was restored, "new" if nothing
     was.
 
     Args:
         repeated_tokens: prompt tokens of messages that were computed before, as these tokens or as others.
-        kept, ever_computed: how many of these very tokens are stored, and were ever computed.
+        stored, ever_computed: how many of these very tokens are stored, and were ever computed.
     """
     if ever_computed > plan.length:
-        return "no_state" if kept >= ever_computed else "evicted"
+        return "no_state" if stored >= ever_computed else "evicted"
     if repeated_tokens > plan.length:
         return "drift"
     return None if plan.length else "new"

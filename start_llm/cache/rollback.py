@@ -11,8 +11,9 @@ from start_llm.cache.layers import leaves
 class RollbackPoint:
     """What the caches of one sequence held at a moment.
 
-    It costs references alone: networks put new arrays in the place of old ones. A window is written in place
-    by a pass of one token, so it is another reference to the same array, which MLX then copies.
+    It costs references alone. Networks put new arrays in the place of old ones, so a kept one stays as it
+    was. Only a window is written in place, by a pass of one token. What is kept is an array object of its own
+    for the same memory, which MLX therefore copies before it writes there.
 
     Args:
         caches: of known classes; see `can_roll_back`.

@@ -29,7 +29,7 @@ class Restored:
         tokens: prompt tokens that need no computing.
         miss: why there are not more; None if nothing more was ever computed.
         rejected_keys: candidates with the right key but other tokens.
-        kept: prompt tokens that are stored, whether or not there is state at their end.
+        stored: prompt tokens that are stored, whether or not there is state at their end.
         repeated_tokens: prompt tokens of messages that were computed before, as these tokens or as others.
         disk_tokens, disk_s: those of `tokens` that were read from the disk, and the seconds that this took.
         image_was_cut: more was stored, but only a part of an image, so that the image is computed as a whole.
@@ -39,7 +39,7 @@ class Restored:
     tokens: int
     miss: Miss | None = None
     rejected_keys: int = 0
-    kept: int = 0
+    stored: int = 0
     repeated_tokens: int = 0
     disk_tokens: int = 0
     disk_s: float = 0.0

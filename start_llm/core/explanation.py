@@ -54,7 +54,7 @@ class Explanation:
         bound_messages, bound_tokens: length of the prefix that was taken as recorded.
         refusal: why recorded tokens were not used; None if they were, or if there were none.
         restored: what the cache has of the prompt. If non-trimmable state limits where it can resume,
-            `restored.tokens` is the nearest such position and `restored.kept` may be more.
+            `restored.tokens` is the nearest such position and `restored.stored` may be more.
         again: tokens of messages that were computed last and are computed again.
         against: None if nothing of this conversation is known.
         differences: in the order of the messages; none follows one of the class `content`.

@@ -1,7 +1,8 @@
-"""Batched decoding: each step computes one token for every sequence of a group.
+"""Batched decoding: each step computes one token for every sequence of a group, or several for a single one.
 
 A sequence that waits to start holds the KV of `tokens[:-1]`: its first step feeds the last token. A sequence
-that is preempted returns to that state once it has accepted the token that was already sampled for it.
+that is preempted returns to that state once it has accepted the token that was already sampled for it. If a
+draft was being verified, it may hold the KV of fewer tokens.
 """
 
 import time
@@ -39,7 +40,7 @@ class _Launched(NamedTuple):
     """A step that has been submitted to the device.
 
     Attributes:
-        tokens: sampled ids [sequences]; behind a draft, one for the token before it and for each of its own.
+        tokens: sampled ids [sequences]; with a draft, one for the token before it and for each of its own.
         chances: probabilities of these ids.
         scores: log-probabilities, for the sequences that request them.
         fed: tokens of each sequence that the step feeds.
@@ -146,11 +147,11 @@ class BatchGroup:
 
     def _step(self) -> list[Sampled]:
         """Launch the next step before the tokens of the current one are known."""
-        fed, chances, scores, _ = self._take_next()
+        sampled, chances, scores, _ = self._take_next()
         stepped, newcomers = self._sequences[: len(scores)], self._sequences[len(scores) :]
-        tokens = mx.concatenate([fed, _last_tokens(newcomers)]) if newcomers else fed
+        tokens = mx.concatenate([sampled, _last_tokens(newcomers)]) if newcomers else sampled
         self._next = self._launch(tokens[:, None])
-        results = zip(stepped, cast("list[int]", fed.tolist()), _numbers(chances), scores, strict=True)
+        results = zip(stepped, cast("list[int]", sampled.tolist()), _numbers(chances), scores, strict=True)
         return [_sampled(*each) for each in results]
 
     def _may_draft(self, expected: Draft | None, draft_lengths: Sequence[int]) -> bool:
@@ -178,11 +179,11 @@ class BatchGroup:
             self._gain.note(expected.match, 1, int(expected.tokens[0] == sampled[0].token))
 
     def _step_alone(self, draft_lengths: Sequence[int]) -> list[Sampled]:
-        """Wait for the tokens of the launched step. Feed the last with a draft behind it, if there is one."""
+        """Wait for the tokens of the launched step. Feed the last with a draft after it, if there is one."""
         verified, self._verified = self._verified, None
         sampled = self._accepted(verified, self._next) if verified and self._next else self._only()
         new = [result.token for result in sampled]
-        draft = self._sequences[0].draft_behind(new, draft_lengths) if draft_lengths else None
+        draft = self._sequences[0].draft_after(new, draft_lengths) if draft_lengths else None
         known, self._carried = [*self._carried, new[-1]], []
         before = RollbackPoint(self._caches) if draft else None
         drafted = draft.tokens if draft else ()
@@ -214,7 +215,7 @@ class BatchGroup:
         ]
 
     def _keep(self, verified: _Verified, accepted: int) -> None:
-        """Take the caches back behind the accepted tokens of a draft, or as far as they can be."""
+        """Take the caches back to the accepted tokens of a draft, or as far as they can be."""
         drafted = verified.draft.tokens
         if accepted == len(drafted):
             return

@@ -14,7 +14,7 @@ _CHEAP_PADDING = 2048
 """Tokens of padding that are always accepted: their KV is small beside the weights of any model."""
 
 
-def fits(lengths: Sequence[int]) -> bool:
+def may_pad(lengths: Sequence[int]) -> bool:
     """Return whether sequences of these lengths, in tokens, may share a batch, which pads all to the longest.
 
     Padding costs memory and time like tokens do; a second batch reads all weights again at every step.
@@ -34,7 +34,7 @@ class Decoder:
     Args:
         batches: whether sequences of this network may share a forward pass; if not, each is a group of its
             own.
-        has_room: whether sequences of these lengths, in tokens, fit into memory. Every sequence of a batch
+        fits_memory: whether sequences of these lengths, in tokens, fit into memory. Every sequence of a batch
             counts as long as the longest, with the largest growth.
         mount: makes the network compute under adapters.
         gain: of drafts; None: nothing is drafted.
@@ -45,7 +45,7 @@ class Decoder:
         self,
         network: Any,
         batches: bool,
-        has_room: Callable[[Sequence[int]], bool] = lambda _: True,
+        fits_memory: Callable[[Sequence[int]], bool] = lambda _: True,
         *,
         mount: Callable[[AdapterStack], None] = lambda _: None,
         gain: DraftGain | None = None,
@@ -56,15 +56,15 @@ class Decoder:
         self._gain = gain
         self._agree = agree
         self._can_batch = batches
-        self._has_room = has_room
-        self._resting: list[EngineSequence] = []
+        self._fits_memory = fits_memory
+        self._queued: list[EngineSequence] = []
         self._groups: list[BatchGroup] = []
         self._starting: list[EngineSequence] = []
         self._joining: BatchGroup | None = None
 
     @property
     def sequences(self) -> list[EngineSequence]:
-        return [*self._resting, *(sequence for group in self._groups for sequence in group.sequences)]
+        return [*self._queued, *(sequence for group in self._groups for sequence in group.sequences)]
 
     @property
     def groups(self) -> list[BatchGroup]:
@@ -81,15 +81,16 @@ class Decoder:
 
     def add(self, sequence: EngineSequence) -> None:
         """Queue a sequence that has been prefilled; it decodes from the next step on."""
-        self._resting.append(sequence)
+        self._queued.append(sequence)
 
     def remove(self, sequence: EngineSequence) -> ReleasedCaches:
         """Remove a sequence. Its caches hold every token that was fed.
 
-        That is all of its tokens, or all but the last if it has not started or has just joined its group.
+        That is all of its tokens, or all but the last if it has not started or has just joined its group, or
+        fewer if a draft was being verified.
         """
-        if sequence in self._resting:
-            self._resting.remove(sequence)
+        if sequence in self._queued:
+            self._queued.remove(sequence)
             return ReleasedCaches(sequence.layer_caches, len(sequence.tokens) - 1)
         group = self.group_of(sequence)
         return self.remove_from(group, [sequence])[0] if group else ReleasedCaches([], 0)
@@ -104,7 +105,7 @@ class Decoder:
         """Remove a sequence that will continue later. Return its caches and its next token.
 
         The token is None if it has not been computed. After the sequence has accepted it, the caches hold all
-        of its tokens but this one.
+        of its tokens but this one, or fewer if a draft was being verified.
         """
         group = self.group_of(sequence)
         sampled = group.release(sequence) if group else None
@@ -118,14 +119,14 @@ class Decoder:
     @property
     def queued(self) -> list[EngineSequence]:
         """The sequences that have been prefilled and decode from the next step on, in this order."""
-        return list(self._resting)
+        return list(self._queued)
 
     def next_to_join(self) -> tuple[list[EngineSequence], EngineSequence | None]:
         """Return the queued sequences that join one group next, and one that is in it.
 
         Each is to cause the least padding there. None: the sequence can join no group.
         """
-        first, *others = self._resting
+        first, *others = self._queued
         group = self._group_for(first)
         if group is None:
             return [first], None
@@ -153,7 +154,7 @@ class Decoder:
         """Start the first `count` queued sequences in a partner's group, or one alone. If this raises, call
         `drop_joining`.
         """
-        self._starting, self._joining = self._resting[:count], self.group_of(partner)
+        self._starting, self._joining = self._queued[:count], self.group_of(partner)
         if self._joining:
             self._joining.join(*self._starting)
         else:
@@ -162,7 +163,7 @@ class Decoder:
                 for sequence in self._starting
             ]
         self._starting, self._joining = [], None
-        del self._resting[:count]
+        del self._queued[:count]
 
     def drop_joining(self) -> list[EngineSequence]:
         """Drop the sequences that failed to start and the group that they were joining.
@@ -171,7 +172,7 @@ class Decoder:
         """
         sequences, self._starting = self._starting, []
         group, self._joining = self._joining, None
-        del self._resting[: len(sequences)]
+        del self._queued[: len(sequences)]
         others = self.drop(group) if group else []
         return [*sequences, *(sequence for sequence in others if sequence not in sequences)]
 
@@ -183,7 +184,7 @@ class Decoder:
     def abandon(self) -> list[EngineSequence]:
         """Drop every sequence, and return them."""
         sequences = self.sequences
-        self._resting, self._groups, self._starting, self._joining = [], [], [], None
+        self._queued, self._groups, self._starting, self._joining = [], [], [], None
         return sequences
 
     def _may_join(
@@ -197,10 +198,10 @@ class Decoder:
             return False
         if sequence.adapters != group.adapters or any(other.excluded_from_batches for other in sequences):
             return False
-        if not fits(_lengths(sequences)):
+        if not may_pad(_lengths(sequences)):
             return False
         others = [batch for other, batch in members.items() if other is not group]
-        return self._has_room([width(batch) for batch in (sequences, *others) for _ in batch])
+        return self._fits_memory([width(batch) for batch in (sequences, *others) for _ in batch])
 
 
 def _lengths(sequences: Sequence[EngineSequence]) -> list[int]:

@@ -1,4 +1,4 @@
-"""Let requests wait for what only the disk has of their prompts, but no longer than it takes to compute it.
+"""Let requests wait for what only the disk has of their prompts, for as long as computing it takes, or 5 s.
 
 So a disk that is slow or hangs costs a prompt at most as much time again as computing it, or a few seconds.
 Owned by the engine thread.
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from start_llm.telemetry.metrics import EngineMetrics
 
 _MOST_WAITS, _MOST_LOOKS = 8, 3
-"""How often a request waits for the disk, and how often for more than the files that it needs."""
+"""How often the disk is asked for a request, and how often headers may be read for that."""
 _LEAST_PATIENCE_S = 5.0
 """A disk that slept may need this long to answer."""
 _LAST_FILE_S = 1.0
@@ -48,7 +48,7 @@ class DiskWaits:
         if isinstance(first.wait, DiskRestore):
             first.from_disk = first.wait.got.after(first.from_disk)
         request = first.generation.request
-        capacity = planned_tokens(request, first.tokens)
+        room = planned_tokens(request, first.tokens)
         while first.waits < _MOST_WAITS:
             first.waits += 1
             try:
@@ -56,7 +56,7 @@ class DiskWaits:
                 first.wait = self._disk.wait_for(
                     first.ids,
                     request.salt,
-                    capacity,
+                    room,
                     speed=speed,
                     may_look=may_look,
                     is_idle_work=request.is_idle_work,

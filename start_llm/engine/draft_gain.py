@@ -19,7 +19,7 @@ _ASSUMED = (0.3, 0.5, 0.7, 0.85, 0.95, 0.9, 0.3, 0.5, 0.7, 0.85, 0.95)
 _WEIGHT = 4.0
 """Observations for which that counts."""
 _STEPS_BETWEEN = 16
-"""Questions that are answered without deciding anew, unless a draft was verified."""
+"""Questions that are answered without deciding anew, unless a draft of several tokens was verified."""
 
 
 @owned_by(ENGINE)
@@ -60,11 +60,11 @@ class DraftGain:
             self._seen[match] = self._seen[match] * _FADING + 1
 
     def share(self, match: int) -> float:
-        """Return how often a token behind a match of this class is right, if all before it were."""
+        """Return how often a token after a match of this class is right, if all before it were."""
         return self._right[match] / self._seen[match]
 
     def lengths(self) -> tuple[int, ...]:
-        """Return how many tokens to draft behind each class of match; () if no draft pays."""
+        """Return how many tokens to draft after each class of match; () if no draft pays."""
         self._update()
         return self._lengths
 

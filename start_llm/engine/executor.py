@@ -406,7 +406,7 @@ class StepExecutor:
         self._retry_alone(self.decoder.drop(group))
 
     def retry_decoding(self) -> None:
-        """Retry each sequence that is being decoded outside batches: which one is at fault is not known."""
+        """Retry, outside batches, each sequence that is being decoded: which one is at fault is not known."""
         self._retry_alone(self.decoder.abandon())
 
     def _retry_alone(self, sequences: list[EngineSequence], *, are_innocent: bool = False) -> None:

@@ -75,9 +75,9 @@ class GuidedLogits:
         return 0 if self.lost else self._guide.count_allowed(drafted)
 
     def go_back(self, length: int) -> None:
-        """Forget drafted tokens that are not the reply's: all behind the first `length` ones.
+        """Forget drafted tokens that are not the reply's: all after the first `length` ones.
 
-        A guide that was lost behind these is no longer.
+        A guide that was lost after these is no longer.
         """
         if self.known > length:
             self._guide.go_back(length - self._certain)

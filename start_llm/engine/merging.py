@@ -43,7 +43,7 @@ def extend(merged: list[Any], sequences: Sequence[list[Any]], shifts: Sequence[i
 def feed(network: Any, sequences: Sequence[list[Any]], chunks: Sequence[Sequence[int]]) -> list[list[Any]]:
     """Compute a chunk for each of several sequences in one forward pass. Empties their lists on the way.
 
-    Shorter chunks are padded behind their ends; mlx_lm's caches know how to drop that.
+    Shorter chunks are padded after their ends; mlx_lm's caches know how to drop that.
 
     Args:
         chunks: token ids, at least one for each sequence.

@@ -73,7 +73,9 @@ class StepPlanner:
         yield from self._decode_parts()
 
     def upkeep(self) -> Iterator[FreeMemory]:
-        """Shrink the prompt cache when batches hold more, and at intervals when memory is short."""
+        """Shrink the prompt cache when batches hold more or less, and every 64 steps, by what memory is
+        short.
+        """
         self._steps += 1
         batched, is_time = (
             self._executor.decoder.batched_bytes,
@@ -348,7 +350,7 @@ class StepPlanner:
 
     def _draft_lengths(self) -> tuple[int, ...]:
         """Return how much to draft: nothing for several replies, which share the reads of the weights, and
-        nothing behind a guide that followers do not have.
+        nothing for a reply with a guide where followers have none.
         """
         gain, executor = self._resources.gain, self._executor
         sequences, followers = executor.decoder.sequences, self._resources.followers

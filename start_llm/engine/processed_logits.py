@@ -40,7 +40,7 @@ class ProcessedLogits:
             # meanwhile.
             mx.async_eval(logits)
         if drafted:
-            return _behind_draft(sequences[0], self._context(sequences[0], tokens), logits, drafted)
+            return _after_draft(sequences[0], self._context(sequences[0], tokens), logits, drafted)
         return mx.concatenate(
             [
                 self._of(sequence, tokens[place : place + 1], logits[place : place + 1])
@@ -69,10 +69,10 @@ class ProcessedLogits:
         return self._contexts[id(sequence)].update_and_fetch(token)
 
 
-def _behind_draft(
+def _after_draft(
     sequence: EngineSequence, context: mx.array, logits: mx.array, drafted: Sequence[int]
 ) -> mx.array:
-    """Return the logits behind the fed token and behind each drafted one, which see the draft before them."""
+    """Return the logits after the fed token and after each drafted one, which see the draft before them."""
     rows: list[mx.array] = []
     for row in range(len(drafted) + 1):
         before = mx.array(list(drafted[:row]), dtype=context.dtype)

@@ -1,4 +1,4 @@
-"""Where the images of a prompt are, and how they move the positions of the tokens behind them."""
+"""Where the images of a prompt are, and how they move the positions of the tokens after them."""
 
 from collections.abc import Sequence
 from itertools import accumulate
@@ -13,7 +13,7 @@ class PromptImages:
     """The images of one prompt.
 
     A network whose positions have three axes gives the tokens of an image the places of a grid, so that
-    text behind it stands nearer than the number of tokens in front of it says. The difference is the *shift*.
+    text after it stands nearer than the number of tokens in front of it says. The difference is the *shift*.
 
     Args:
         ids: the prompt.
@@ -31,7 +31,7 @@ class PromptImages:
 
     @property
     def shift(self) -> int:
-        """The shift behind all images."""
+        """The shift after all images."""
         return self._shifts[-1]
 
     def span_at(self, position: int) -> ImageSpan | None:
@@ -82,5 +82,5 @@ def _spans(ids: Sequence[int], runs: Sequence[ImageRun]) -> tuple[ImageSpan, ...
 
 
 def _shift_behind(shift: int, span: ImageSpan) -> int:
-    """Return the shift behind an image if it is `shift` in front of it."""
+    """Return the shift after an image if it is `shift` in front of it."""
     return shift if span.run.grid is None else shift + max(span.run.grid) - len(span.run)

@@ -37,7 +37,7 @@ class QueuedRequest:
         due: seconds on the engine's clock; the earliest is next.
         sequence: its sequence, if it was preempted.
         wait: what it waits for before it can start.
-        waits: how often it has had to wait for the disk.
+        waits: how often the disk was asked for it.
         waits_until: seconds on the engine's clock at which it waits no longer.
         from_disk: what the disk has given it.
     """

@@ -72,7 +72,7 @@ def check_batching(
         fresh: makes empty caches.
         max_sequences: sequences that decode at once. At most eight are tried; more are assumed to behave
             alike.
-        shifts: positions of sequences may be shifted, as behind images.
+        shifts: positions of sequences may be shifted, as after images.
         pace: of the network.
     """
     count = min(max_sequences, len(_LENGTHS))
@@ -98,7 +98,7 @@ def check_batching(
 def _prefills_together(network: Any, fresh: Callable[[], Caches], count: int) -> bool:
     """Return whether prompts that are computed in shared passes are followed by the same logits as alone.
 
-    Each is computed in two chunks, as up to a checkpoint and behind it.
+    Each is computed in two chunks, as up to a checkpoint and after it.
     """
     sequences = [_TrialSequence(network, fresh(), place) for place in range(count)]
     caches, rounding = [fresh() for _ in sequences], _rounding(network, sequences[0], count)

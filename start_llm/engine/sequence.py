@@ -20,8 +20,8 @@ from start_llm.engine.sampler import Chooser, make_processors
 class EngineSequence:
     """Tokens, caches and sampling state of one sequence.
 
-    While it waits to start or is preempted, its caches hold the KV of `tokens[:-1]`: the last token has not
-    been fed.
+    While it waits to start or is preempted, its caches hold the KV of a beginning of `tokens[:-1]`: all of
+    it, unless it was preempted in mid-prompt or while a draft was verified. The last token has not been fed.
 
     Args:
         earlier: the earlier texts of its tenant, for drafts; its own new text is added at its end. None: they
@@ -119,8 +119,8 @@ class EngineSequence:
         """
         return None if self.forced_tokens else self._find_draft(self._index(), most)
 
-    def draft_behind(self, new: Sequence[int], lengths: Sequence[int]) -> Draft | None:
-        """Return what to draft behind new tokens, which have not been accepted yet. None if there is nothing.
+    def draft_after(self, new: Sequence[int], lengths: Sequence[int]) -> Draft | None:
+        """Return what to draft after new tokens, which have not been accepted yet. None if there is nothing.
 
         It ends before the reply does, and before tokens may be forced.
 
@@ -153,7 +153,7 @@ class EngineSequence:
             self._earlier.add(self.generation.request.salt, self.network_ids[self._known :])
 
     def _unguided(self, known: int, new: Sequence[int]) -> Sequence[int]:
-        """Return the tokens behind the first `known` ones, with new ones that have not been accepted yet."""
+        """Return the tokens after the first `known` ones, with new ones that have not been accepted yet."""
         return [*self.tokens[known:], *new[max(known - len(self.tokens), 0) :]]
 
     def forget_draft(self, accepted: int = 0) -> None:

@@ -1,7 +1,7 @@
 """Caches whose next token stands at another position than their length says.
 
 mlx_lm's networks read the position of a token from the `offset` of its cache, and nothing else, so text
-behind images runs in the very same network: only what it reads as `offset` is moved. What is stored, shared
+after images runs in the very same network: only what it reads as `offset` is moved. What is stored, shared
 and written to disk are plain caches, which know nothing of this.
 """
 

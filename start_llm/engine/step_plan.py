@@ -96,7 +96,7 @@ class JoinBatch:
 
 @dataclass(frozen=True, slots=True)
 class DecodeToken:
-    """Each of these groups of requests computes a token, or a single one several.
+    """Each of these groups of requests computes a token, or, if it is a single request, several.
 
     Attributes:
         groups: the numbers of their requests.

@@ -63,7 +63,7 @@ class EngineTime:
             self._share.note_prefill(seconds)
 
     def fits(self, tokens: int, before: int) -> bool:
-        """Return whether so many tokens, behind others, still fit into a chunk's time in this step."""
+        """Return whether so many tokens, after others, still fit into a chunk's time in this step."""
         left_s = self._chunk_s - self._prefilled_s
         return (
             left_s > 0 and tokens <= self._longest_chunk(before) and self._pacer.fits(tokens, before, left_s)
@@ -120,7 +120,7 @@ class EngineTime:
         """Record a step of the loop.
 
         Args:
-            is_decoding: all groups have decoded a token in it. How long the replies had paused is measured.
+            is_decoding: replies that do not pause are left after it. How long they had waited is measured.
         """
         self._steps += is_decoding
         now = self._clock() if is_decoding else None

@@ -32,8 +32,8 @@ from start_llm.engine.pace import Pace
 from start_llm.engine.pass_times import measure_passes
 from start_llm.engine.resources import EngineResources
 from start_llm.engine.self_test import BatchVerdict, check_batching
+from start_llm.engine.start_measurements import PrefillProfile, measure_tower, measure_work
 from start_llm.engine.step_plan import PlanClock
-from start_llm.engine.work import PrefillProfile, measure_tower, measure_work
 from start_llm.hosting.model_memory import MemoryNeeds
 from start_llm.models.adapter_loader import Adapters
 from start_llm.models.device import keep_kernels, this_device, wire_memory

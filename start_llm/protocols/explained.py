@@ -15,7 +15,7 @@ def explanation_body(explanation: Explanation) -> Mapping[str, Json]:
         "summary": explanation.line,
         "prompt_tokens": explanation.prompt_tokens,
         "cached_tokens": restored.tokens,
-        "kept_tokens": restored.kept,
+        "kept_tokens": restored.stored,
         "lost_tokens": explanation.lost,
         "miss_reason": restored.miss,
         "bound": {

@@ -1,7 +1,7 @@
 """What ranks send to each other, as texts: requests, parts of steps, and what goes beside them.
 
-A follower gets of a request what it needs to compute and keep the same. It samples nothing, so it does not
-get how to sample, and neither the constraints of the reply.
+A follower gets of a request what it needs to compute and keep the same. What it samples does not count
+(`RankGroup.agree`), so it gets neither how to sample nor the constraints of the reply.
 """
 
 from __future__ import annotations

@@ -332,7 +332,7 @@ class ReadAhead:
             return
         for tenant in self._tenants:
             whole = EngineRequest(prompt=ModelTokens(ids), max_tokens=0, sampling=Sampling(), salt=tenant)
-            known = self._engine.peek(whole).kept
+            known = self._engine.peek(whole).stored
             if known >= len(ids) // 2:  # it is this tenant's, of whom its pages are
                 is_nearly_whole = len(ids) - known <= _MOST_UNKNOWN
                 prompt = ModelTokens(ids if is_nearly_whole else ids[: known + 1])

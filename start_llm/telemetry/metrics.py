@@ -121,7 +121,8 @@ class CacheMetrics:
         computed_tokens: prompt tokens that were computed.
         unavoidable_tokens: those of them that were never computed before.
         reused_in_place: prompts that continued in their last turn's caches without a copy.
-        evictions: evicted conversations, pages, checkpoints and sequence caches.
+        evictions: evicted conversations, pages and checkpoints, and sequence caches that were split, whose
+            pages stay.
         cut_images: restores that went back to the start of an image, because only a part of it is stored.
         budget_bytes: for all of the following together; 0 is no cache.
         page_bytes, seq_cache_bytes, checkpoint_bytes, live_bytes: memory of pages, idle sequence caches,

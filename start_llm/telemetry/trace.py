@@ -133,7 +133,7 @@ def fields_of(record: RequestRecord, explanation: Explanation) -> dict[str, Any]
         "total_seconds": round(record.seconds, 4),
         "cache_hit": record.cached > 0 if record.restored else None,
         "miss_reason": restored.miss,
-        "kept_tokens": restored.kept,
+        "kept_tokens": restored.stored,
         "lost_tokens": explanation.lost,
         "disk_tokens": restored.disk_tokens,
         "disk_seconds": round(restored.disk_s, 4),

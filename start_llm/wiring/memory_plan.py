@@ -11,7 +11,7 @@ from start_llm.core.errors import ModelError
 from start_llm.core.sequence_cost import SequenceCost
 from start_llm.engine.admission import Admission
 from start_llm.engine.pacing import LONGEST_CHUNK
-from start_llm.engine.work import PrefillMemoryCost, TowerMemoryCost
+from start_llm.engine.start_measurements import PrefillMemoryCost, TowerMemoryCost
 from start_llm.library.fit import activation_bytes
 from start_llm.models.architecture import completed
 from start_llm.models.device import this_device

@@ -21,7 +21,7 @@ from unittest.mock import patch
 from start_llm.cache.layers import Layers
 from start_llm.core.events import Failed
 from start_llm.engine.cost import measure_sequence
-from start_llm.engine.work import measure_work
+from start_llm.engine.start_measurements import measure_work
 from start_llm.models.footprint import weights_bytes
 from start_llm.models.loader import LoadedModel, load
 from start_llm.wiring.memory_plan import work_reserve

@@ -33,8 +33,8 @@ from start_llm.engine.inbox import Inbox
 from start_llm.engine.loop import EngineLoop
 from start_llm.engine.pacing import Chunk, ChunkPacer
 from start_llm.engine.resources import EngineResources
+from start_llm.engine.start_measurements import measure_work
 from start_llm.engine.step_plan import PlanClock
-from start_llm.engine.work import measure_work
 from start_llm.telemetry.metrics import CacheMetrics, EngineMetrics
 from tests.chips.chip_costs import Cost
 
@@ -143,7 +143,7 @@ def bare_prefill_s(cost: Cost, tokens: int, chunk: int = BARE_CHUNK) -> float:
 
 
 def tried_chunks(cost: Cost) -> tuple[Chunk, ...]:
-    """Return the result of `engine.work.measure_work` at load."""
+    """Return the result of `engine.start_measurements.measure_work` at load."""
     device = VirtualDevice()
     network = SimulatedNetwork(cost, device)
     with mx.stream(generation_stream):

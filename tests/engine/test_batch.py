@@ -12,7 +12,7 @@ from mlx_lm.generate import generate_step, generation_stream
 from mlx_lm.models.cache import BatchKVCache, make_prompt_cache
 
 from start_llm.engine.batch import BatchGroup
-from start_llm.engine.decoder import Decoder, fits
+from start_llm.engine.decoder import Decoder, may_pad
 from start_llm.engine.generation import Generation
 from start_llm.engine.reply_writer import ReplyWriter
 from start_llm.engine.sequence import EngineSequence, Sampled
@@ -306,33 +306,33 @@ UNLIKE = [PROMPTS[1], tuple(range(3, 28)), *TINY]
 
 
 def test_examples_of_lengths_that_fit():
-    assert fits([20_000, 30_000])
-    assert fits([10_000, 30_000, 30_000, 30_000])
-    assert not fits([9_000, 30_000])
-    assert not fits([100, 100, 100, 20_000])
+    assert may_pad([20_000, 30_000])
+    assert may_pad([10_000, 30_000, 30_000, 30_000])
+    assert not may_pad([9_000, 30_000])
+    assert not may_pad([100, 100, 100, 20_000])
 
 
 @given(LENGTHS, st.randoms(use_true_random=False))
 def test_whether_lengths_fit_does_not_depend_on_their_order(lengths, rng):
     mixed = list(lengths)
     rng.shuffle(mixed)
-    assert fits(mixed) == fits(lengths)
+    assert may_pad(mixed) == may_pad(lengths)
 
 
 @given(st.integers(1, 10**6), st.integers(1, 16))
 def test_one_sequence_fits_and_so_do_sequences_of_one_length(length, sequences):
-    assert fits([length] * sequences)
+    assert may_pad([length] * sequences)
 
 
 @given(st.integers(1, 10**6), st.lists(st.integers(0, 256), min_size=1, max_size=8))
 def test_a_little_padding_always_fits(length, more):
-    assert fits([length, *(length + one for one in more[:7])])
+    assert may_pad([length, *(length + one for one in more[:7])])
 
 
 @given(LENGTHS)
 def test_a_batch_that_fits_is_padded_by_half_at_most_or_by_little(lengths):
     padded = len(lengths) * max(lengths)
-    assert not fits(lengths) or padded <= max(1.5 * sum(lengths), sum(lengths) + 2048)
+    assert not may_pad(lengths) or padded <= max(1.5 * sum(lengths), sum(lengths) + 2048)
 
 
 @pytest.fixture
@@ -448,11 +448,11 @@ def test_a_batch_is_joined_only_if_there_is_memory_for_its_padding(resources):
     asked: list[list[int]] = []
     longest = len(PROMPTS[1]) + REPLY
 
-    def has_room(lengths):
+    def fits_memory(lengths):
         asked.append(list(lengths))
         return sum(lengths) < 3 * longest
 
-    decoder = Decoder(resources.network, batches=True, has_room=has_room)
+    decoder = Decoder(resources.network, batches=True, fits_memory=fits_memory)
     started(resources, decoder, [PROMPTS[1], PROMPTS[1], TINY[0]])
     decode(decoder, 2)
     assert [len(group.sequences) for group in decoder.groups] == [2, 1]

@@ -102,7 +102,7 @@ def test_while_a_sequence_leaves_others_little_is_there_twice():
 
 def test_sequences_whose_padding_has_no_memory_do_not_share_a_batch():
     network = Deep()
-    decoder = Decoder(network, batches=True, has_room=lambda lengths: sum(lengths) <= 3000)
+    decoder = Decoder(network, batches=True, fits_memory=lambda lengths: sum(lengths) <= 3000)
     for length in (200, 200, 10):
         decoder.add(resting(network, length))
     stepped(decoder)
@@ -154,7 +154,7 @@ def test_sequences_that_start_together_join_by_one_merge(monkeypatch: pytest.Mon
 def test_sequences_that_join_together_have_room_together():
     """Two find memory beside the first one; the next begins a batch of its own."""
     network = Deep()
-    decoder = Decoder(network, batches=True, has_room=lambda lengths: len(lengths) <= 3)
+    decoder = Decoder(network, batches=True, fits_memory=lambda lengths: len(lengths) <= 3)
     for joining in (1, 4):
         for _ in range(joining):
             decoder.add(resting(network, 5))

@@ -12,7 +12,7 @@ from start_llm.engine.cost import measure_sequence
 from start_llm.engine.pace import Pace
 from start_llm.engine.pacing import Chunk, ChunkPacer
 from start_llm.engine.self_test import check_batching
-from start_llm.engine.work import PATIENCE_S, PrefillMemoryCost, PrefillProfile, measure_work
+from start_llm.engine.start_measurements import PATIENCE_S, PrefillMemoryCost, PrefillProfile, measure_work
 from start_llm.models.loader import load
 from start_llm.wiring.memory_plan import estimated_work
 from tests.conftest import TinyModel

@@ -311,7 +311,8 @@ def give_up(talk: Talk, messages: Sequence[Message], monkeypatch: pytest.MonkeyP
         return computed
 
     with monkeypatch.context() as patch:
-        patch.setattr("start_llm.engine.work.LONGEST_CHUNK", 256)  # a fast model would skip the moment
+        # A fast model would skip the moment.
+        patch.setattr("start_llm.engine.start_measurements.LONGEST_CHUNK", 256)
         patch.setattr(Prefill, "step", held)
         body = {"messages": messages, "max_tokens": 4, "stream": True}
         connection = http.client.HTTPConnection("127.0.0.1", talk.server.port, timeout=60)
@@ -349,7 +350,7 @@ def ask_at_once(
         return computed
 
     with monkeypatch.context() as patch, ThreadPoolExecutor(1) as pool:
-        patch.setattr("start_llm.engine.work.LONGEST_CHUNK", 256)
+        patch.setattr("start_llm.engine.start_measurements.LONGEST_CHUNK", 256)
         patch.setattr(Prefill, "step", held)
         answer = pool.submit(talk.ask, first)
         assert reached.wait(60)

@@ -21,7 +21,7 @@ import pytest
 
 from start_llm.app import App
 from start_llm.core.errors import InternalError, ModelError, SettingsError
-from start_llm.engine.work import PrefillMemoryCost, measure_work
+from start_llm.engine.start_measurements import PrefillMemoryCost, measure_work
 from start_llm.hosting.model_memory import MemoryNeeds, together
 from start_llm.hosting.model_runtime import ModelRuntime, start_model
 from start_llm.wiring.memory_plan import usable_share

@@ -47,7 +47,7 @@ FACTS = RequestFacts(
     bound_tokens=30,
     replaced_tokens=25,
 )
-RESTORED = Restored(30, "no_state", kept=30, disk_tokens=10, disk_s=0.5, at=100.1)
+RESTORED = Restored(30, "no_state", stored=30, disk_tokens=10, disk_s=0.5, at=100.1)
 RECORD = RequestRecord(
     FACTS, arrived=100.0, restored=RESTORED, ending="stop", written=5, first_text=100.25, left=101.5
 )

@@ -6,7 +6,7 @@ import re
 import shutil
 from pathlib import Path
 
-from start_llm.engine.work import TowerMemoryCost
+from start_llm.engine.start_measurements import TowerMemoryCost
 from start_llm.wiring.memory_plan import image_memory, memory_budget
 from tests.server.client import CHAT, ask, stats
 from tests.serving import serving

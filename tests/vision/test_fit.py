@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from start_llm.engine.work import measure_tower
+from start_llm.engine.start_measurements import measure_tower
 from start_llm.hosting.model_memory import estimated_needs
 from start_llm.library.fit import arithmetic, report
 from start_llm.library.folders import shape_in

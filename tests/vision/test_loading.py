@@ -18,7 +18,7 @@ from mlx.utils import tree_flatten
 
 from scripts import tiny_vision_models
 from start_llm.core.errors import ModelError
-from start_llm.engine.work import measure_tower
+from start_llm.engine.start_measurements import measure_tower
 from start_llm.library.folders import check_loadable
 from start_llm.models.footprint import weights_bytes
 from start_llm.models.identity import digest_of, identity

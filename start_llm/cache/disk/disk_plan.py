@@ -23,7 +23,7 @@ class DiskPlan:
     Attributes:
         path: pages in memory that the caches begin with.
         pages: files with the full pages after them, in order.
-        last: a page of which the prompt starts like; it may have more tokens than are needed.
+        last: a page whose beginning is what follows the full pages; it may have more tokens than are needed.
         state: file with the state at the end, and with the tokens since the last page.
         is_cut: see `cache.plan.RestorePlan`.
     """
@@ -102,14 +102,14 @@ def plan_from_disk(
     return replace(plan, is_cut=True) if is_cut and isinstance(plan, DiskPlan) else plan
 
 
-def may_be_worth_it(ids: Sequence[int], kept: int) -> bool:
-    """Return whether a plan for this prompt could save enough beside what a restore from memory gives."""
-    return len(ids) - 1 >= kept + _LEAST_GAIN
+def may_be_worth_it(ids: Sequence[int], restorable: int) -> bool:
+    """Return whether a plan for this prompt could save enough beside the tokens that memory can restore."""
+    return len(ids) - 1 >= restorable + _LEAST_GAIN
 
 
-def is_worth_it(plan: DiskPlan, kept: int) -> bool:
-    """Return whether a plan saves enough beside what a restore from memory gives."""
-    return bool(plan.files) and plan.length >= kept + _LEAST_GAIN
+def is_worth_it(plan: DiskPlan, restorable: int) -> bool:
+    """Return whether a plan saves enough beside the tokens that memory can restore."""
+    return bool(plan.files) and plan.length >= restorable + _LEAST_GAIN
 
 
 def _deepest_tokens(

@@ -35,8 +35,8 @@ class DiskWait:
     """Something that a prompt waits for.
 
     Attributes:
-        is_over: set on the disk thread; by the engine of a `DiskRestore` and of what waits for one, and where
-            that thread takes no more jobs.
+        is_over: set by the disk thread; by the engine thread for a `DiskRestore` and those that joined it,
+            and if the disk thread takes no more jobs.
         saves: tokens that it is to give beyond what memory has, if that is known.
     """
 

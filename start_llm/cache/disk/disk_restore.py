@@ -1,7 +1,8 @@
 """Restore prompts from the disk tier.
 
-The files of a prompt are read into the caches of an idle sequence cache, from which the prompt is then opened
-like any other. Owned by the engine thread; the disk thread fills the buffers.
+The files of a prompt are read into the caches of a new sequence cache, which is idle when they are there.
+From it the prompt is then opened like any other. Owned by the engine thread; the disk thread fills the
+buffers.
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ class DiskWorker:
         say: told, in a sentence, when the worker steps back and when it goes on.
 
     Attributes:
-        scanned: over once the index is complete.
+        scanned: over once the index is complete, or after 5 s: then files not found yet are missed.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class DiskWorker:
         self._written_today.save()
 
     def _scan(self, files: Iterator[ScannedFile], began: float) -> None:
-        """Add some of the files that are found. The rest comes behind what somebody waits for."""
+        """Add some of the files that are found. The rest comes after what somebody waits for."""
         pause = time.perf_counter() + _SCAN_SLICE_S
         try:
             for file in files:

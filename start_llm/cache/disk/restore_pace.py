@@ -1,4 +1,4 @@
-"""How fast restores from the disk are, so that none is begun that takes longer than computing."""
+"""How fast restores from the disk are, so that none is begun that takes much longer than computing."""
 
 import time
 from collections import deque
@@ -10,7 +10,7 @@ _REMEMBERED = 8
 _REMEMBERED_S = 600.0
 """A disk that slept is soon fast again, and only another restore shows it."""
 _MOST_TIMES_AS_LONG = 1.5
-"""As computing a restore may take: it leaves the device to other prompts."""
+"""A restore may take this many times as long as computing, because it leaves the device to other prompts."""
 _UNNOTICED_S = 0.25
 """Nobody notices so much more, and nothing is computed twice."""
 

@@ -2,10 +2,9 @@
 
 Pages are written when they were used twice, when nobody has used them for a while, when they are evicted, and
 at the end. States are written when nobody has used them for a while, when they are evicted to make room, and
-at the end. What a client has given
-up is as right as anything else, and its client often comes back, so it is written too; but not when it is
-evicted, unless another sequence has used it since. Nothing of a sequence that failed is written: it is not in
-the store.
+at the end. What a client has given up is as right as anything else, and its client often comes back, so it is
+written too; but not when it is evicted, unless another sequence has used it since. Nothing of a sequence that
+failed is written: it is not in the store.
 
 Owned by the engine thread.
 """
@@ -188,7 +187,9 @@ class WriteBack:
         return None
 
     def _candidates(self, idle_s: float) -> list[CacheItem]:
-        """Return what is due, the last first: conversations that were used last, by position."""
+        """Return what is due, in reverse, because `pop` takes from the end: conversations used last first,
+        their beginnings first.
+        """
         candidates = [candidate for candidate in self._all(idle_s) if self._is_writable(candidate.item)]
         self._tier.verify_later(self._unread())
         now = self._clock()

@@ -18,7 +18,7 @@ def packed_bytes(width: int, bits: int) -> int:
 def pack(codes: mx.array, bits: int) -> mx.array:
     """Return the bytes of codes [..., width] from 0 on.
 
-    Lower bits come first. Nine bits are a byte for each code, and behind these bytes one bit for each.
+    Lower bits come first. Nine bits are a byte for each code, and after these bytes one bit for each.
     """
     parts: list[mx.array] = []
     shift = 0

@@ -249,7 +249,7 @@ class _Tried:
 
 
 class _Probe:
-    """Computes chunks one behind the other, and measures the time and MLX's peak memory.
+    """Computes chunks one after the other, and measures the time and MLX's peak memory.
 
     Attributes:
         caches: what the chunks are computed into.

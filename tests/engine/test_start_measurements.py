@@ -5,9 +5,9 @@ import pytest
 from mlx_lm.models.cache import KVCache, make_prompt_cache
 
 from start_llm.cache.layers import Layers
-from start_llm.engine import work
+from start_llm.engine import start_measurements
 from start_llm.engine.pacing import LONGEST_CHUNK, Chunk
-from start_llm.engine.work import PrefillMemoryCost, measure_work
+from start_llm.engine.start_measurements import PrefillMemoryCost, measure_work
 from start_llm.models.loader import load
 from tests.conftest import TinyModel
 from tests.engine.harness import Wrapped
@@ -81,9 +81,11 @@ def test_a_slow_device_has_the_same_costs_in_memory(tiny_model: TinyModel, monke
     def taken(chunk: Chunk) -> int:
         return COST.bytes_of(chunk.tokens, chunk.before) + (10**6 if chunk.tokens > 128 else 0)
 
-    compute = work._Probe.compute
+    compute = start_measurements._Probe.compute
     monkeypatch.setattr(
-        work._Probe, "compute", lambda *asked: work._Tried(chunk := compute(*asked).chunk, taken(chunk))
+        start_measurements._Probe,
+        "compute",
+        lambda *asked: start_measurements._Tried(chunk := compute(*asked).chunk, taken(chunk)),
     )
     network = load(tiny_model("qwen3")).network
     slow, fast = (
