@@ -1,5 +1,7 @@
 """Send each request to a server, and its reply to the client, byte for byte and as it comes.
 
+A body that came compressed is sent decompressed: the proxy has read it.
+
 LiteLLM's router says which server answers for the model that a request names, and sees nothing else of it.
 LiteLLM would parse the body, write it anew for a provider, rename or drop fields and headers, and quote
 errors in words of its own; a request took it 12 ms of Python, and an event up to one (lessons 330 and 367).
@@ -19,6 +21,7 @@ from start_llm.core.answering_model import ANSWERING_MODEL
 from start_llm.core.errors import InternalError, Overloaded
 from start_llm.core.unenforced import UNENFORCED
 from start_llm.protocols.responses.create import refused_stream
+from start_llm.protocols.routes import Route, RouteMatch
 from start_llm.proxy.asgi import Application, Receive, Send, error_body
 from start_llm.proxy.backend import UNREACHABLE, Backend
 from start_llm.proxy.bodies import Body, body_of
@@ -67,10 +70,11 @@ class Forward:
             return
         async with anyio.create_task_group() as group:
             group.start_soon(_leave_with_client, receive, group.cancel_scope)
-            await self._answer(scope, match.path(quote(match.name)), send)
+            await self._answer(scope, match, send)
             group.cancel_scope.cancel()
 
-    async def _answer(self, scope: Any, path: str, send: Send) -> None:
+    async def _answer(self, scope: Any, match: RouteMatch, send: Send) -> None:
+        path = match.path(quote(match.name))
         body, query = body_of(scope), scope["query_string"].decode("latin-1")
         server = await self._find_server(body)
         try:
@@ -82,7 +86,7 @@ class Forward:
             return
         async with answer:
             await send(_head(answer))
-            if await _send_on(answer, path, send):
+            if await _send_on(answer, match.route, send):
                 await send({"type": "http.response.body"})
 
 
@@ -98,7 +102,7 @@ def _head(answer: aiohttp.ClientResponse) -> dict[str, Any]:
     return {"type": "http.response.start", "status": answer.status, "headers": headers}
 
 
-async def _send_on(answer: aiohttp.ClientResponse, path: str, send: Send) -> bool:
+async def _send_on(answer: aiohttp.ClientResponse, route: Route, send: Send) -> bool:
     """Send the body as it comes. A stream that the server does not end, ends with an error.
 
     Returns:
@@ -112,14 +116,14 @@ async def _send_on(answer: aiohttp.ClientResponse, path: str, send: Send) -> boo
     except aiohttp.ClientError:
         if answer.content_type != _EVENTS or end != _EVENT_END:
             return False
-        await send({"type": "http.response.body", "body": _cut_event(path), "more_body": True})
+        await send({"type": "http.response.body", "body": _cut_event(route), "more_body": True})
     return True
 
 
-def _cut_event(path: str) -> bytes:
-    """Return the event that tells of a cut, in the form of this path's protocol."""
-    if path == _RESPONSES:
+def _cut_event(route: Route) -> bytes:
+    """Return the event that tells of a cut, in the form of the endpoint's protocol."""
+    if route.path == _RESPONSES:
         frame = refused_stream(InternalError(_CUT))
         return f"event: {frame.event}\ndata: {json.dumps(frame.data)}\n\n".encode()
-    name = b"event: error\n" if path == _MESSAGES else b""
-    return name + b"data: " + error_body(path, HTTPStatus.BAD_GATEWAY, _CUT) + _EVENT_END
+    name = b"event: error\n" if route.path == _MESSAGES else b""
+    return name + b"data: " + error_body(route.path, HTTPStatus.BAD_GATEWAY, _CUT) + _EVENT_END

@@ -1,7 +1,7 @@
 """Refuse requests in the proxy, and tell the server, by lines of the proxy's output, of it and of notices."""
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -11,6 +11,7 @@ from start_llm.proxy.asgi import Send, error_body
 _MARK = "start_llm refused "
 _NOTICE = "start_llm notice "
 _LONGEST = 300
+_NOTE = "start_llm.note_refusal"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,11 +55,21 @@ def refusal_in(line: str) -> ProxyRefusal | None:
         return None
 
 
+def tell_refusal(refusal: ProxyRefusal) -> None:
+    """Print a refusal as one line of ASCII."""
+    print(refusal.as_line(), flush=True)
+
+
+def with_note(scope: Any, note: Callable[[ProxyRefusal], None]) -> Any:
+    """Return a scope whose refusals are given to `note`, as they may not reach the client."""
+    return scope | {_NOTE: note}
+
+
 async def refuse(scope: Any, send: Send, error: RequestError) -> None:
-    """Send an error in the form of the protocol that the path belongs to."""
+    """Send an error in the form of the protocol that the path belongs to, and tell the server of it."""
     path = scope["path"].rstrip("/") or "/"
     refusal = ProxyRefusal(method=scope["method"], path=path, status=error.status, reason=error.message)
-    print(refusal.as_line(), flush=True)
+    scope.get(_NOTE, tell_refusal)(refusal)
     body = error_body(path, error.status, error.message, param=error.param, code=error.code)
     headers = {"Content-Type": "application/json", "Content-Length": str(len(body)), **error.headers}
     # The body may be unread. Without a close its bytes could be parsed as the next request.

@@ -27,7 +27,7 @@ from start_llm.proxy.bodies import LONG_BYTES, Body, body_of
 from start_llm.proxy.chosen_server import choose
 from start_llm.proxy.merged_pages import MergedPages
 from start_llm.proxy.open_routes import OPEN_ROUTES
-from start_llm.proxy.refusals import refuse
+from start_llm.proxy.refusals import ProxyRefusal, refuse, tell_refusal, with_note
 from start_llm.proxy.routing_names import RoutedConversations, RoutingNames, routing_names
 from start_llm.proxy.server_group import RoutedServer, ServerGroup
 
@@ -93,7 +93,7 @@ class Routing:
             server = await self._choose(asked, able)
             held = _HeldError(send)
             with _busy(server):
-                await self._inside(scope, receive, held.take)
+                await self._inside(with_note(scope, held.refusals.append), receive, held.take)
             tried.add(server.url)
             if not held.messages or not await self._is_gone(server, asked, tried):
                 await held.release()
@@ -197,11 +197,16 @@ def _busy(server: RoutedServer) -> Generator[None]:
 
 
 class _HeldError:
-    """Passes a reply on to the client, but holds an error back that another server may answer better."""
+    """Passes a reply on to the client, but holds an error back that another server may answer better.
+
+    Attributes:
+        refusals: those of the proxy, of which the server learns once they are sent.
+    """
 
     def __init__(self, send: Send) -> None:
         self._send = send
         self.messages: list[Any] = []
+        self.refusals: list[ProxyRefusal] = []
 
     async def take(self, message: Any) -> None:
         if self.messages or (message["type"] == "http.response.start" and message["status"] in _MAYBE_GONE):
@@ -210,5 +215,7 @@ class _HeldError:
             await self._send(message)
 
     async def release(self) -> None:
+        for refusal in self.refusals:
+            tell_refusal(refusal)
         for message in self.messages:
             await self._send(message)

@@ -114,7 +114,7 @@ def test_a_stream_reaches_the_client_byte_for_byte_and_no_piece_waits_for_the_ne
     assert (body_of(sent), is_ended(sent)) == (b"".join(PIECES), True)
 
 
-@pytest.mark.parametrize("path", ["/v1/completions", CHAT, "/v1/messages", "/v1/responses"])
+@pytest.mark.parametrize("path", ["/v1/completions", CHAT, "/v1/messages", "/v1/responses", "/responses"])
 def test_a_stream_that_the_server_does_not_end_ends_with_an_error(path: str):
     sent = answered(written(IN_CHUNKS, chunk(b"data: 1\n\n")), path)
     first, event = body_of(sent).decode().split("\n\n", 1)
@@ -128,7 +128,7 @@ def message_of(path: str, event: str) -> str:
     """The message of an error event, in the protocol of a path."""
     named, _, data = event.rpartition("data: ")
     told = json.loads(data)
-    if path == "/v1/responses":
+    if path.endswith("/responses"):
         assert named == "event: response.failed\n"
         return told["response"]["error"]["message"]
     assert named == ("event: error\n" if path == "/v1/messages" else "")

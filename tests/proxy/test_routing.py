@@ -12,9 +12,11 @@ from typing import Any, cast
 import pytest
 
 from start_llm.access.tenants import TENANT_HEADER
+from start_llm.core.errors import Overloaded
 from start_llm.proxy.backend import Backend, WholeAnswer
 from start_llm.proxy.bodies import Bodies, body_of
 from start_llm.proxy.chosen_server import chosen_api_base
+from start_llm.proxy.refusals import refusal_in, refuse
 from start_llm.proxy.routing import Routing
 from start_llm.proxy.server_group import ServerGroup
 
@@ -42,6 +44,7 @@ class FakeServer:
     Attributes:
         health: the status and the word of its `/health`; None: nothing listens.
         fails_with: the status of replies, if it is not 200.
+        is_unreachable: the proxy itself answers that the server does not.
         cached: of 100 tokens of any prompt.
         asked: the paths that were asked for, and the bodies of requests that it was to reply to.
     """
@@ -52,6 +55,7 @@ class FakeServer:
     models_status: int = 200
     has_the_secret: bool = True
     fails_with: int = 200
+    is_unreachable: bool = False
     cached: int = 0
     responses: set[str] = field(default_factory=set[str])
     metrics: str = ""
@@ -107,6 +111,9 @@ class Door:
         server.replied.append(body_of(scope).fields.data or scope["path"])
         if self.gate:
             await self.gate.wait()
+        if server.is_unreachable:
+            await refuse(scope, send, Overloaded(f"{server.url} does not answer."))
+            return
         status = 500 if server.health is None else server.fails_with
         await send({"type": "http.response.start", "status": status, "headers": []})
         await send({"type": "http.response.body", "body": server.url.encode()})
@@ -316,6 +323,26 @@ def test_the_request_that_finds_its_server_gone_is_answered_by_another_one_with_
 
     door = played(story)
     assert door.servers[A].replied[-1] == door.servers[B].replied[-1] == conversation("one", "Yes", "Go on")
+
+
+@pytest.mark.parametrize("gone", ["a", "abc"])
+def test_the_user_learns_of_no_refusal_that_its_client_was_not_sent(
+    gone: str, capsys: pytest.CaptureFixture[str]
+):
+    async def story(door: Door) -> None:
+        for url in URLS:
+            if url[7] in gone:
+                door.servers[url].health, door.servers[url].is_unreachable = None, True
+        answers.append(await door.ask(body=conversation("one")))
+
+    answers: list[tuple[int, str]] = []
+    played(story)
+    refusals = filter(None, map(refusal_in, capsys.readouterr().out.splitlines()))
+    reasons = [refusal.reason for refusal in refusals]
+    if gone == "a":
+        assert (answers, reasons) == ([(200, B)], [])
+    else:
+        assert (answers[0][0], reasons) == (503, [f"{C} does not answer."])
 
 
 @pytest.mark.parametrize("status", [500, 503])
