@@ -333,7 +333,7 @@ def _facts(prepared: PreparedRequest, origin: RequestOrigin, turn: Turn, *, imag
 
     return RequestFacts(
         id=origin.id,
-        tenant=request.tenant,
+        tenant=prepared.asked.tenant,
         key=origin.key,
         client=origin.client,
         unknown_model=origin.unknown_model,

@@ -16,6 +16,7 @@ from start_llm.core.errors import InvalidRequest
 from start_llm.models.adapter_loader import Adapters
 from start_llm.models.loader import load
 from tests import tiny_adapters
+from tests.server.client import ask
 from tests.serving import Server, serving
 
 PROMPT = list(range(3, 400))
@@ -96,3 +97,15 @@ def test_what_was_computed_under_one_is_not_used_under_another(model: Path, root
         for name in ("none", "a", "b"):
             assert answer_under(server, name)["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
         assert answer_under(server, "a")["usage"]["prompt_tokens_details"]["cached_tokens"] == len(PROMPT) - 1
+
+
+def test_a_key_sees_its_own_requests_under_adapters(model: Path, root: Path):
+    asked = {"prompt": PROMPT, "max_tokens": 1, "adapter": "a", "session_id": "of the sea"}
+    mine, another = ({"Authorization": f"Bearer {key}"} for key in ("mine", "another"))
+    with serving(model, adapter_dir=str(root)) as server:
+        assert ask(server.port, "POST", "/v1/adapters", {"id": "a"}).status == 200
+        assert ask(server.port, "POST", "/v1/completions", asked, mine).status == 200
+        shown = [
+            ask(server.port, "GET", "/activity", headers=key).json["recent"][0] for key in (mine, another)
+        ]
+    assert shown[0]["name"] == "of the sea" != shown[1]["name"]

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Generator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from start_llm.access.key_limits import LIMIT_HEADERS
+from tests import tiny_adapters
 from tests.conftest import TinyModel
 from tests.server.client import ask
 from tests.serving import Server, serving
@@ -51,6 +53,17 @@ def test_keys_that_share_a_cache_have_limits_of_their_own(tiny_model: TinyModel)
             return ask(server.port, "POST", CHAT, ASKED[CHAT], {"Authorization": f"Bearer {key}"}).status
 
         assert [status(key) for key in ("first", "first", "second", "second")] == [200, 429, 200, 429]
+
+
+def test_an_adapter_does_not_evade_the_limits(tiny_model: TinyModel, tmp_path: Path):
+    folder = tiny_model("qwen3", hidden=128)
+    tiny_adapters.build(folder, tmp_path / "a", 0)
+    asked = ASKED[CHAT] | {"adapter": "a"}
+    key = {"Authorization": "Bearer adapts"}
+    with serving(folder, tokens_per_minute=4, adapter_dir=str(tmp_path)) as server:
+        assert ask(server.port, "POST", "/v1/adapters", {"id": "a"}).status == 200
+        statuses = [ask(server.port, "POST", CHAT, asked, key).status for _ in range(2)]
+    assert statuses == [200, 429]
 
 
 COMPUTE_NOTHING = {
