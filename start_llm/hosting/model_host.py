@@ -159,10 +159,12 @@ class ModelHost:
         with self._residents.changed:
             return [(name, self._folders[name]) for name in self._residents.by_use]
 
-    def loading_progress(self) -> str:
+    def loading_progress(self, name: str) -> str:
         with self._residents.changed:
             change, now = self._residents.change, self._residents.clock()
             taken_s = now - change.began if change else 0.0
+            if change and change.name != name:
+                return f"the model waits until another one is loaded or unloaded, for {taken_s:.0f} s so far"
             return f"the model is being loaded, for {taken_s:.0f} s so far"
 
     def stuck_reason(self) -> str:

@@ -214,7 +214,7 @@ class Handler(HttpConnection):
             yield model
 
     def _send_life_sign(self) -> None:
-        self._begin_stream().send_comment(self.server.context.models.loading_progress())
+        self._begin_stream().send_comment(self.server.context.models.loading_progress(self._answering))
 
     def _admit(self) -> None:
         """Apply the access policy. Must run before the request is parsed and its body is read."""
@@ -348,7 +348,7 @@ class Handler(HttpConnection):
 
     def _send_error_body(self, error: RequestError) -> None:
         if self._stream_begun:
-            # The status was sent while the model was loaded, without which the request could not be checked.
+            # The status went out while the model was being loaded; only then could the request be checked.
             self._stream_begun.send([self._dialect.stream_refusal(error, self._request_id)])
             self._stream_begun.end()
         else:

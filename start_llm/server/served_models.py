@@ -156,8 +156,8 @@ class ServedModels(Protocol):
         """Return True if a model has this name."""
         ...
 
-    def loading_progress(self) -> str:
-        """Return a line about the model that is being loaded."""
+    def loading_progress(self, name: str) -> str:
+        """Return a line about the model with this id, for which a request waits."""
         ...
 
     def listed(self) -> Sequence[ListedModel]:

@@ -443,6 +443,23 @@ def test_a_model_that_was_promised_while_another_one_was_loaded_comes_in_its_tur
         assert first.reply().status == 200
 
 
+def test_a_stream_says_that_its_model_waits_for_another_one(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    with (
+        hosting(folder, keep_alive_s=0.02) as server,
+        Client(server.port) as first,
+        Client(server.port) as second,
+    ):
+        begun, go = held_loads(monkeypatch)
+        first.request("POST", TEXT, ASKED[TEXT] | {"model": "llama", "stream": True})
+        assert begun.wait(10)
+        second.request("POST", TEXT, ASKED[TEXT] | {"model": "gemma3_text", "stream": True})
+        signs = [(client.head()[0], next(client.chunks())) for client in (first, second)]
+        go.set()
+    assert [status for status, _ in signs] == [200, 200]
+    assert signs[0][1].startswith(b": the model is being loaded, for ")
+    assert signs[1][1].startswith(b": the model waits until another one is loaded or unloaded, for ")
+
+
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_load_that_breaks_is_reported_and_ends_its_promise(folder: Path, monkeypatch: pytest.MonkeyPatch):
     begun, go = list[str](), threading.Event()

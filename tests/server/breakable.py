@@ -74,7 +74,7 @@ class OneModel:
     def knows(self, name: str) -> bool:
         return name == self.default.status.card.id
 
-    def loading_progress(self) -> str:
+    def loading_progress(self, name: str) -> str:
         raise NotImplementedError
 
     def listed(self) -> list[ListedModel]:
