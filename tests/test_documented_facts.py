@@ -175,7 +175,7 @@ def test_what_is_no_endpoint_is_found():
 
 
 LIMITS = (
-    ("ARCHITECTURE.md", "A key has up to {} variants", "transcripts.turn_store:_MAX_VARIANTS"),
+    ("ARCHITECTURE.md", "A key has up to {} variants", "transcripts.transcript_store:_MAX_VARIANTS"),
     ("ARCHITECTURE.md", "give way for {:g} s", "engine.schedule:BACKGROUND_PATIENCE_S"),
     ("api.md", "at most {:,} values", "protocols.fields:MOST_VALUES"),
     ("api.md", "After {:g} s it is served as any other request", "engine.schedule:BACKGROUND_PATIENCE_S"),

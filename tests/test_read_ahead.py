@@ -19,7 +19,7 @@ from start_llm.serving.read_ahead import ReadAhead
 from start_llm.telemetry.metrics import IdleMetrics
 from start_llm.transcripts.beginnings import Beginning, Beginnings
 from start_llm.transcripts.guard import Claims, MessageDetails
-from start_llm.transcripts.turn_store import PrefixNode
+from start_llm.transcripts.transcript_store import PrefixNode
 from tests.transcripts.fakes import transcripts
 
 LENGTH, FROM_DISK = 200, 150

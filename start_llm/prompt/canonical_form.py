@@ -94,14 +94,14 @@ def ignored(
     messages: Sequence[Message], rules: Sequence[Rule] = RULES, begun: Collection[Role] = ()
 ) -> list[tuple[Ignored, ...]]:
     """Return for each message the texts that are no content or that the next request will not have."""
-    drain = [rule for rule in rules if rule.drift in ("transport", "transient")]
+    ignoring = [rule for rule in rules if rule.drift in ("transport", "transient")]
     return [
         tuple(
             Ignored(rule.name, rule.drift, text_digest(message.content[start:end]))
             for rule in some
             for start, end in rule.spans(message.content)
         )
-        for message, some in _applying(messages, drain, begun)
+        for message, some in _applying(messages, ignoring, begun)
     ]
 
 

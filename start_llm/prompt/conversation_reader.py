@@ -47,7 +47,7 @@ class ReadConversation:
     @property
     def messages(self) -> tuple[Message, ...]:
         """The lasting messages, in the template's form."""
-        return tuple(look.native for look in self.scan.looks)
+        return tuple(scan.native for scan in self.scan.scans)
 
 
 class ConversationReader:
@@ -82,20 +82,20 @@ class ConversationReader:
     def read(self, request: ChatRequest, root: Root) -> ReadConversation:
         """Scan what is new of a conversation. Transient messages at its end are split off."""
         sent, after = self._parted(self._without_assumed_reasoning(request.messages))
-        scan = self._remembered.look(sent, request.late_tools, root.key(request.tenant))
+        scan = self._remembered.scan(sent, request.late_tools, root.key(request.tenant))
         return ReadConversation(root, scan, tuple(scan.calls.copy().in_native_form(after)) if after else ())
 
     def conversation(self, request: ChatRequest, read: ReadConversation, now: datetime) -> Conversation:
         """Return the conversation as the client sent it; what is shown of reasoning is filled in later."""
-        looks, keys = read.scan.looks, read.scan.keys
-        compared, apart = [look.canonical for look in looks], [look.apart for look in looks]
+        scans, keys = read.scan.scans, read.scan.keys
+        compared, apart = [scan.canonical for scan in scans], [scan.apart for scan in scans]
         if self._policy.checks_keys and _is_much_left_out(compared, apart):
             compared = canonical(apart, request.late_tools, rules=rules_of("exact"))
             keys = chain(read.scan.root, compared)
         compared = self._dated(compared, now)
-        exact = exact_keys(keys, compared, [look.echoed for look in looks])
-        roles = [look.native.role for look in looks]
-        records = zip(roles, compared, keys, exact, looks, read.scan.names, strict=True)
+        exact = exact_keys(keys, compared, [scan.echoed for scan in scans])
+        roles = [scan.native.role for scan in scans]
+        records = zip(roles, compared, keys, exact, scans, read.scan.names, strict=True)
         return Conversation(
             tenant=request.tenant,
             root=read.root,
@@ -105,12 +105,12 @@ class ConversationReader:
                     canonical=message,
                     key=key,
                     exact=name,
-                    echoed=look.echoed,
+                    echoed=scan.echoed,
                     ids=ids,
                     can_hold_note=role in _ASKING,
-                    ignored=look.ignored,
+                    ignored=scan.ignored,
                 )
-                for role, message, key, name, look, ids in records
+                for role, message, key, name, scan, ids in records
             ),
             name=request.conversation_id,
             session=request.session_id or keys[_first_question(roles)].digest.hex(),
@@ -119,7 +119,7 @@ class ConversationReader:
 
     def shown_messages(self, read: ReadConversation, asked: Conversation) -> tuple[Message, ...]:
         """Return the messages to render: without what is no content, with restored reasoning."""
-        looks, messages = read.scan.looks, list(read.messages)
+        scans, messages = read.scan.scans, list(read.messages)
         if self._policy.with_rules:
             messages = list(for_the_model(messages))
         messages = list(self.as_policy_shows(messages))
@@ -127,8 +127,8 @@ class ConversationReader:
             return tuple(messages)
         bare = [
             index
-            for index, look in enumerate(looks)
-            if look.native.role == "assistant" and not look.apart.reasoning
+            for index, scan in enumerate(scans)
+            if scan.native.role == "assistant" and not scan.apart.reasoning
         ]
         for index, reasoning in zip(bare, self._restore_reasoning(asked, bare), strict=True):
             if reasoning != messages[index].reasoning:

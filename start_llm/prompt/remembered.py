@@ -38,13 +38,13 @@ class ConversationScan:
     Attributes:
         sent: its messages as the client sent them.
         names: for each message the random names in it (`scan.names_of`).
-        looks: scans of the messages in native form, with results in the order of their calls.
+        scans: those of the messages in native form, with results in the order of their calls.
         root: key of the root, from which `keys` are chained.
     """
 
     sent: Sequence[Message]
     names: Sequence[frozenset[str]]
-    looks: Sequence[MessageScan]
+    scans: Sequence[MessageScan]
     calls: Calls
     root: CanonicalKey
     keys: Sequence[CanonicalKey]
@@ -61,17 +61,17 @@ class _Known(NamedTuple):
 class RememberedConversations:
     """Scans conversations and remembers the last ones. Safe to use from any thread."""
 
-    def __init__(self, ways: ScanRules) -> None:
-        self._ways = ways
+    def __init__(self, rules: ScanRules) -> None:
+        self._rules = rules
         self._nothing = ConversationScan(
-            sent=(), names=(), looks=(), calls=Calls(ways.call_ids), root=CanonicalKey(b""), keys=()
+            sent=(), names=(), scans=(), calls=Calls(rules.call_ids), root=CanonicalKey(b""), keys=()
         )
         self._known: list[_Known] = []
         self._lock = threading.Lock()
         self.scanned_messages = 0
         """Number of messages that were scanned, not remembered."""
 
-    def look(self, sent: Sequence[Message], late_tools: _Tools, root: CanonicalKey) -> ConversationScan:
+    def scan(self, sent: Sequence[Message], late_tools: _Tools, root: CanonicalKey) -> ConversationScan:
         """Scan a conversation.
 
         Args:
@@ -82,19 +82,19 @@ class RememberedConversations:
         known, known_fields = self._nearest(fields)
         same, others = _shared(known.sent, sent, list(map(eq, known_fields, fields)))
         calls = self._calls_of(known, same)
-        looks = list(known.looks[:same])
-        anew = {index: looks[index].native for index in _referring(looks)}
+        scans = list(known.scans[:same])
+        anew = {index: scans[index].native for index in _referring(scans)}
         anew |= {index: sent[index] for index in others}
         for index, native in anew.items():
-            (looks[index],) = self._looks([native], late_tools, sent[:index])
-        looks += self._looks(calls.in_native_form(sent[same:]), late_tools, sent[:same])
+            (scans[index],) = self._scans([native], late_tools, sent[:index])
+        scans += self._scans(calls.in_native_form(sent[same:]), late_tools, sent[:same])
         scan = ConversationScan(
             sent=sent,
             names=_names(known, sent, same, others),
-            looks=looks,
+            scans=scans,
             calls=calls,
             root=root,
-            keys=_keys(known, looks, root),
+            keys=_keys(known, scans, root),
         )
         self._keep(scan, fields, instead_of=known if same == len(known.sent) else None)
         return scan
@@ -109,7 +109,7 @@ class RememberedConversations:
     def _keep(
         self, scan: ConversationScan, fields: Sequence[_Fields], instead_of: ConversationScan | None
     ) -> None:
-        nbytes = sum(_MESSAGE_BYTES + len(look.canonical.data) for look in scan.looks)
+        nbytes = sum(_MESSAGE_BYTES + len(message.canonical.data) for message in scan.scans)
         with self._lock:
             self._known = [
                 conversation for conversation in self._known if conversation.beginning is not instead_of
@@ -123,21 +123,21 @@ class RememberedConversations:
         """Return the calls of the first `count` messages."""
         if count == len(known.sent):
             return known.calls.copy()
-        calls = Calls(self._ways.call_ids)
+        calls = Calls(self._rules.call_ids)
         calls.in_native_form(known.sent[:count])
         return calls
 
-    def _looks(
+    def _scans(
         self, native: Sequence[Message], late_tools: _Tools, before: Sequence[Message]
     ) -> Sequence[MessageScan]:
         with self._lock:
             self.scanned_messages += len(native)
-        return scan_messages(native, self._ways, late_tools, {message.role for message in before})
+        return scan_messages(native, self._rules, late_tools, {message.role for message in before})
 
 
-def _referring(looks: Sequence[MessageScan]) -> list[int]:
+def _referring(scans: Sequence[MessageScan]) -> list[int]:
     """Return the indices of messages that refer to late tools: another request may have other schemas."""
-    return [index for index, look in enumerate(looks) if look.native.tool_references]
+    return [index for index, scan in enumerate(scans) if scan.native.tool_references]
 
 
 def _names(
@@ -150,14 +150,15 @@ def _names(
 
 
 def _keys(
-    known: ConversationScan, looks: Sequence[MessageScan], root: CanonicalKey
+    known: ConversationScan, scans: Sequence[MessageScan], root: CanonicalKey
 ) -> Sequence[CanonicalKey]:
     """Reuse the known keys up to the first message whose canonical form differs, and compute the others."""
-    pairs = enumerate(zip(known.looks, looks, strict=False))
-    least = min(len(known.looks), len(looks))
+    pairs = enumerate(zip(known.scans, scans, strict=False))
+    least = min(len(known.scans), len(scans))
     same = next((at for at, (was, now) in pairs if was is not now and was.canonical != now.canonical), least)
     begun = known.keys[:same] if known.root == root else ()
-    return [*begun, *chain(begun[-1] if begun else root, (look.canonical for look in looks[len(begun) :]))]
+    anew = (scan.canonical for scan in scans[len(begun) :])
+    return [*begun, *chain(begun[-1] if begun else root, anew)]
 
 
 def _shared(

@@ -20,12 +20,12 @@ class ScanRules:
     Attributes:
         call_ids: the form of call ids that the template takes.
         marks: marks of reasoning in a reply's text; None: such text is compared as text.
-        rules: what to leave out.
+        drift: what to leave out.
     """
 
     call_ids: CallIds
     marks: ReasoningMarks | None
-    rules: Sequence[Rule]
+    drift: Sequence[Rule]
 
 
 class MessageScan(NamedTuple):
@@ -47,7 +47,7 @@ class MessageScan(NamedTuple):
 
 def scan_messages(
     messages: Sequence[Message],
-    ways: ScanRules,
+    rules: ScanRules,
     late_tools: Sequence[Mapping[str, Json]] = (),
     begun: Collection[Role] = (),
 ) -> list[MessageScan]:
@@ -58,10 +58,10 @@ def scan_messages(
         late_tools: tools whose schemas are part of the messages that refer to them.
         begun: roles that occur in messages before these.
     """
-    apart = [split_inline_reasoning(message, ways.marks) for message in messages]
-    compared = canonical(apart, late_tools, rules=ways.rules, begun=begun)
+    apart = [split_inline_reasoning(message, rules.marks) for message in messages]
+    compared = canonical(apart, late_tools, rules=rules.drift, begun=begun)
     echoed = [reasoning_digest(message.reasoning) for message in apart]
-    return list(map(MessageScan, messages, apart, compared, echoed, ignored(messages, ways.rules, begun)))
+    return list(map(MessageScan, messages, apart, compared, echoed, ignored(messages, rules.drift, begun)))
 
 
 def names_of(message: Message) -> frozenset[str]:

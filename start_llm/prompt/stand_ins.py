@@ -1,4 +1,4 @@
-"""Hides text from a template that would cut, hide or refuse it: placeholders stand in while it renders.
+"""Hides text from a template that would cut, hide or refuse it: stand-ins take its place while it renders.
 
 A template that cuts an answer at a mark of reasoning does so even if the answer only quotes the mark. A
 template that shows no text beside calls still shows the calls: the text is inserted where the model wrote it.
@@ -39,7 +39,7 @@ class StandIns:
     def put_into(
         self, messages: Sequence[dict[str, Json]]
     ) -> tuple[list[dict[str, Json]], Callable[[str], str]]:
-        """Return messages with placeholders, and a function that restores a rendering."""
+        """Return messages with stand-ins, and a function that restores a rendering."""
         if self == NO_STAND_INS:
             return list(messages), lambda rendering: rendering
         texts: dict[int, str] = {}
@@ -65,7 +65,7 @@ class StandIns:
         return {**seen, **quoting} if quoting else seen
 
     def _hidden(self, text: str) -> str:
-        """Replace quoted marks by placeholders, except in reasoning at the start."""
+        """Replace quoted marks by stand-ins, except in reasoning at the start."""
         start = 0
         if self.inline and text.lstrip().startswith(self.inline.opening) and self.inline.closing in text:
             start = text.find(self.inline.closing) + len(self.inline.closing)

@@ -3,7 +3,7 @@
 from typing import Any
 from urllib.parse import urlsplit
 
-from start_llm.access.accept import prefers_html
+from start_llm.access.accept_header import prefers_html
 from start_llm.access.access_policy import is_loopback
 from start_llm.proxy.asgi import Application, Receive, Send
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from start_llm.access.accept import prefers_html
+from start_llm.access.accept_header import prefers_html
 from start_llm.core.chat import GenerationRequest, Json
 from start_llm.protocols import tokenization
 from start_llm.protocols.anthropic import messages as anthropic_messages

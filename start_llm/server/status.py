@@ -163,7 +163,7 @@ class Status:
         }
 
     def _transcripts(self) -> dict[str, Json]:
-        """Return counters of the session turn store."""
+        """Return counters of the transcript store."""
         counts = self.metrics.transcripts
         return {
             **members(counts.stored, "nodes variants bytes=nbytes forgotten"),

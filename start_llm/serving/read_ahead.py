@@ -33,9 +33,9 @@ from start_llm.serving.request_preparation import RequestPreparer
 from start_llm.telemetry.metrics import IdleMetrics
 from start_llm.transcripts.beginnings import Beginning
 from start_llm.transcripts.explain import common_length
+from start_llm.transcripts.transcript_store import Variant
 from start_llm.transcripts.transcripts import Transcripts
 from start_llm.transcripts.turn import Turn
-from start_llm.transcripts.turn_store import Variant
 
 _SETTLES_S = 0.25
 """Seconds after a reply before its conversation is looked at: agents often go on at once."""
@@ -47,7 +47,9 @@ _JUDGED, _LEAST_USED = 16, 0.5
 _MOST_BEGINNINGS = 4
 _MOST_RETURNING, _RETURNING_WITHIN_S = 4, 86_400.0
 _LEAST_DEPTH = 3
-"""Index of the last message of a conversation that has come back: two questions and their replies."""
+"""Index of the last message of a conversation that has come back: it has a question, its reply and another
+question at least.
+"""
 _REQUESTS_TO_USE_IT = 16
 """Requests of a tenant by which a beginning has to be used that was read for it."""
 _ANY_TOKEN, _MOST_UNKNOWN = 0, 512
@@ -333,7 +335,7 @@ class ReadAhead:
         for tenant in self._tenants:
             whole = EngineRequest(prompt=ModelTokens(ids), max_tokens=0, sampling=Sampling(), salt=tenant)
             known = self._engine.peek(whole).stored
-            if known >= len(ids) // 2:  # it is this tenant's, of whom its pages are
+            if known >= len(ids) // 2:  # it is the tenant's under whose salt the pages are
                 is_nearly_whole = len(ids) - known <= _MOST_UNKNOWN
                 prompt = ModelTokens(ids if is_nearly_whole else ids[: known + 1])
                 work = self._follow(replace(whole, prompt=prompt, is_idle_work=True))

@@ -20,7 +20,7 @@ from start_llm.core.images import FIRST_IMAGE_TOKEN, ImageRun, image_spans
 from start_llm.core.prompt import Boundary
 from start_llm.transcripts import drift_notes as drift
 from start_llm.transcripts.guard import Claims, Guard, MessageDetails
-from start_llm.transcripts.turn_store import PrefixNode, TranscriptStore, Variant
+from start_llm.transcripts.transcript_store import PrefixNode, TranscriptStore, Variant
 
 type Encode = Callable[[str], Sequence[int]]
 
@@ -192,8 +192,8 @@ class PromptBinder:
 
     def _rank(self, candidate: _BindingCandidate, fresh_length: int) -> tuple[int, bool, float]:
         """Return a sort key, smallest first: tokens left to compute, own session, newest."""
-        is_foreign = candidate.variant.session != self.conversation.session
-        return _cost(candidate, fresh_length), is_foreign, -candidate.variant.last_used
+        of_another_session = candidate.variant.session != self.conversation.session
+        return _cost(candidate, fresh_length), of_another_session, -candidate.variant.last_used
 
     def _changes(self, variant: Variant) -> tuple[drift.Change, ...]:
         """Return what a note would have to tell the model: what the recorded tokens lack or say wrongly."""

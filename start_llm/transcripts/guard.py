@@ -302,7 +302,10 @@ class Guard:
         return path.reasoning <= proven or not is_clock_another
 
     def is_equal(self, recorded: RecordedDetails) -> bool:
-        """Return whether these tokens say exactly what the conversation says, reasoning aside."""
+        """Return whether these tokens say exactly what the conversation says.
+
+        Reasoning is left aside that the model wrote after these tokens and the client left out.
+        """
         path = self._path(recorded)
         return max(path.differs, path.clock, path.note) == _NONE
 

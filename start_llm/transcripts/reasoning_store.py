@@ -1,6 +1,6 @@
 """Stores the reasoning of replies, for clients that do not send it back.
 
-It is separate from the session turn store: reasoning is small, and its tokens may be gone. Stored reasoning
+It is separate from the transcript store: reasoning is small, and its tokens may be gone. Stored reasoning
 is returned to a conversation that is equal to the original up to the reply, byte for byte, or that proves
 that it received the reply. The text of the reply is not enough: many different replies say "Done."
 """

@@ -14,7 +14,7 @@ from start_llm.transcripts.guard import ConversationNames
 from start_llm.transcripts.prefix_history import PrefixHistory
 from start_llm.transcripts.reasoning_store import ReasoningStore
 from start_llm.transcripts.recent import ComputedRequest, RecentConversations
-from start_llm.transcripts.turn_store import TranscriptStore
+from start_llm.transcripts.transcript_store import TranscriptStore
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

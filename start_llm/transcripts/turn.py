@@ -1,8 +1,8 @@
 """Handles one request and its reply: binds the prompt before it is computed, records the reply at its end.
 
-The service calls `Turn.begin`, `record_submitted` when the prompt is submitted, `note_prefilled`,
-`add_generated_tokens` and `add_output` while the request runs, `record_reply` when the reply is finished, and
-in any case `note_delivered`.
+`serving.service` calls `Turn.begin`, and `record_submitted` when the prompt is submitted. `serving.answer`
+calls `note_prefilled`, `add_generated_tokens` and `add_output` while the request runs, `record_reply` when
+the reply is finished, and in any case `note_delivered`.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from start_llm.transcripts.explain import (
 )
 from start_llm.transcripts.guard import Claims, Guard
 from start_llm.transcripts.recent import ComputedRequest
+from start_llm.transcripts.transcript_store import Variant
 from start_llm.transcripts.transcripts import Transcripts
-from start_llm.transcripts.turn_store import Variant
 from start_llm.transcripts.written_reply import ReplyForm, WrittenReply
 
 

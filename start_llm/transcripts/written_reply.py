@@ -13,8 +13,8 @@ from start_llm.transcripts.bind import BoundPrompt
 from start_llm.transcripts.guard import Claims, MessageDetails
 from start_llm.transcripts.reasoning_store import RecordedReasoning
 from start_llm.transcripts.reply_echo import ReplyEcho
+from start_llm.transcripts.transcript_store import PrefixNode, Variant
 from start_llm.transcripts.transcripts import Transcripts
-from start_llm.transcripts.turn_store import PrefixNode, Variant
 
 _CHARACTER_TOKENS = 4
 """So many tokens hold the beginning of the last character, which has four bytes at most."""

@@ -37,8 +37,8 @@ from start_llm.transcripts.guard import ConversationNames
 from start_llm.transcripts.prefix_history import PrefixHistory
 from start_llm.transcripts.reasoning_store import ReasoningStore
 from start_llm.transcripts.recent import RecentConversations
+from start_llm.transcripts.transcript_store import TranscriptLimits, TranscriptStore
 from start_llm.transcripts.transcripts import Transcripts, TranscriptStores
-from start_llm.transcripts.turn_store import TranscriptLimits, TranscriptStore
 
 _MAX_TRANSCRIPT_BYTES = 128 * 2**20
 _MAX_REASONING_BYTES = 32 * 2**20

@@ -15,7 +15,7 @@ import pytest
 
 from start_llm.storage import database
 from start_llm.telemetry import activity, metrics, savings
-from start_llm.transcripts import turn_store as store
+from start_llm.transcripts import transcript_store as store
 from tests import tiny_adapters
 from tests.conftest import TinyModel
 from tests.server.client import CHAT, TEXT, Client, ask, engine_is_free, wait_until

@@ -23,8 +23,8 @@ from start_llm.transcripts.guard import ConversationNames
 from start_llm.transcripts.prefix_history import PrefixHistory
 from start_llm.transcripts.reasoning_store import ReasoningStore
 from start_llm.transcripts.recent import RecentConversations
+from start_llm.transcripts.transcript_store import TranscriptLimits, TranscriptStore
 from start_llm.transcripts.transcripts import Transcripts
-from start_llm.transcripts.turn_store import TranscriptLimits, TranscriptStore
 
 ROOT = Root(CanonicalKey.of(b"no options"), CanonicalKey.of(b"no tools"))
 

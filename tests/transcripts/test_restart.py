@@ -19,8 +19,8 @@ from start_llm.storage.database import Database, DatabaseTable
 from start_llm.transcripts.guard import Claims, ConversationNames, MessageDetails
 from start_llm.transcripts.prefix_history import PrefixHistory
 from start_llm.transcripts.reasoning_store import ReasoningStore, RecordedReasoning
+from start_llm.transcripts.transcript_store import PrefixNode, TranscriptLimits, TranscriptStore, Variant
 from start_llm.transcripts.turn import Turn
-from start_llm.transcripts.turn_store import PrefixNode, TranscriptLimits, TranscriptStore, Variant
 from tests.databases import Twice, WallClock, opened, twice
 from tests.prompt.fakes import reply, user
 from tests.slices import examples
@@ -173,7 +173,7 @@ def do(stores: Twice[TranscriptStore], step: tuple[Any, ...]) -> None:
             look_over(stores.steady)
 
 
-@patch("start_llm.transcripts.turn_store._MAX_VARIANTS", 3)
+@patch("start_llm.transcripts.transcript_store._MAX_VARIANTS", 3)
 @examples(60, few=20)
 @given(steps)
 def test_transcripts_are_the_same_after_a_restart(steps):
@@ -265,9 +265,10 @@ def test_what_no_longer_fits_is_not_loaded(tmp_path):
     assert loaded(path) == ([0, 1], 0)
 
 
-@patch("start_llm.transcripts.turn_store._MAX_VARIANTS", 1)
+@patch("start_llm.transcripts.transcript_store._MAX_VARIANTS", 1)
 def test_of_too_many_variants_of_a_prefix_the_last_used_is_loaded(tmp_path):
-    with patch("start_llm.transcripts.turn_store._MAX_VARIANTS", 9), opened(tmp_path / "a.db") as database:
+    many = patch("start_llm.transcripts.transcript_store._MAX_VARIANTS", 9)
+    with many, opened(tmp_path / "a.db") as database:
         store = TranscriptStore(PLENTY, table=database.table("rows"))
         for key, first in zip(KEYS, [add(store, KEYS[0], [number]) for number in range(3)], strict=True):
             add(store, key.with_message(REPLY), [*first.delta, 9], parent=first)

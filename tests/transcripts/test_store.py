@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from start_llm.core.canonical import CanonicalKey, CanonicalMessage, Field, OmittedText, chain
 from start_llm.transcripts.guard import Claims, MessageDetails
-from start_llm.transcripts.turn_store import PrefixNode, TranscriptLimits, TranscriptStore, Variant
+from start_llm.transcripts.transcript_store import PrefixNode, TranscriptLimits, TranscriptStore, Variant
 
 ROOT = CanonicalKey.of(b"root")
 PLENTY = TranscriptLimits(max_bytes=10**9)
@@ -267,7 +267,7 @@ def test_everything_that_is_found_was_added_and_is_counted(added):
     assert_all_is_counted(store)
 
 
-@patch("start_llm.transcripts.turn_store._MAX_VARIANTS", 2)
+@patch("start_llm.transcripts.transcript_store._MAX_VARIANTS", 2)
 @given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 2)), max_size=25))
 def test_whatever_falls_out_of_a_full_prefix_is_counted(added):
     store, keys = store_of(), keys_of("a", "b", "c")

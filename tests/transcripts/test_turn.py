@@ -28,9 +28,9 @@ from start_llm.prompt.shorten import is_shortened
 from start_llm.transcripts.guard import Claims, ConversationNames
 from start_llm.transcripts.prefix_history import PrefixHistory
 from start_llm.transcripts.reasoning_store import RecordedReasoning
+from start_llm.transcripts.transcript_store import TranscriptLimits, TranscriptStore
 from start_llm.transcripts.transcripts import Transcripts
 from start_llm.transcripts.turn import Turn
-from start_llm.transcripts.turn_store import TranscriptLimits, TranscriptStore
 from tests.prompt.fakes import reply, user
 from tests.transcripts.fakes import conversation_of, transcripts
 

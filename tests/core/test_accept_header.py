@@ -2,7 +2,7 @@
 
 import pytest
 
-from start_llm.access.accept import prefers_html
+from start_llm.access.accept_header import prefers_html
 
 CHROMIUM = "text/html,application/xhtml+xml,application/xml;q=0.9,image/avif,image/webp,*/*;q=0.8"
 

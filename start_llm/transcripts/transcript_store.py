@@ -1,4 +1,4 @@
-"""Stores the exact tokens that were computed for each prefix of a conversation: the session turn store.
+"""Stores the exact tokens that were computed for each prefix of a conversation: the transcript store.
 
 A *node* stands for a canonical prefix. A *variant* is one token sequence that a model read or wrote for it. A
 node has several variants if the same visible conversation was computed with different reasoning.
@@ -76,9 +76,9 @@ class Variant:
     @property
     def nbytes(self) -> int:
         """Size in bytes. Texts of details count in full, although the variants of a request share them."""
-        omitted = (item for reading in self.details for item in reading.omitted)
+        omitted = (item for details in self.details for item in details.omitted)
         texts = [text for item in omitted for text in (item.text, item.note_text)]
-        texts += [text for reading in self.details for _, text in reading.noted if text]
+        texts += [text for details in self.details for _, text in details.noted if text]
         return _TOKEN_BYTES * len(self.delta) + _VARIANT_BYTES + sum(map(_text_bytes, texts))
 
     def path(self) -> list[Variant]:
@@ -89,8 +89,8 @@ class Variant:
         return path[::-1]
 
     def all_details(self) -> tuple[MessageDetails, ...]:
-        """Return the reading of each message up to this one."""
-        return tuple(reading for variant in self.path() for reading in variant.details)
+        """Return the details of each message up to this one."""
+        return tuple(details for variant in self.path() for details in variant.details)
 
     def tokens(self) -> array[int]:
         """Return all tokens from the first message on."""
@@ -140,7 +140,10 @@ class TranscriptStore:
             return tuple(self._nodes.get(key, ()))
 
     def returning(self, count: int, within_s: float) -> list[Variant]:
-        """Return the ends of the conversations that came back most often, as their messages tell.
+        """Return the ends of the recent conversations with the most messages, one for each session id.
+
+        A variant does not tell its tenant: of two tenants with one session id, the longer conversation is
+        returned.
 
         Args:
             within_s: seconds since their last use, at most.
@@ -178,7 +181,7 @@ class TranscriptStore:
 
         Args:
             place: the prefix; `tokens` may be longer.
-            details: for each message up to the prefix's end its reading; there may be more.
+            details: of each message up to the prefix's end; there may be more.
             parent: variant of a shorter prefix, with whose tokens these begin.
             claims: evidence of whose tokens these are.
             session: session that computed them.
