@@ -62,14 +62,15 @@ class _Use:
 class KeyLimits:
     """Keeps each API key within limits, by its digest. Thread-safe.
 
-    Tokens are those that were computed: of prompts without what the cache had, and of replies. They are known
-    behind a reply, so a request is let in while any are left, and what it takes too much is waited for later.
+    Tokens are those that were computed: of prompts without what the cache had, and of replies. The
+    number is known only after a reply. So a request is admitted while any are left; what it uses beyond the
+    limit delays later ones.
 
     Args:
         requests: at once; 0: any.
         tokens_per_minute: of the model; 0: any.
-        patience_s: for which a request waits that is one too many. A client that has read a reply to its end
-            may send the next request before the server has done with the first.
+        patience_s: seconds that a request beyond the limit waits for room. A client that has read a reply to
+            its end may send the next request before the server has done with the first.
         clock: in seconds.
     """
 
@@ -103,8 +104,8 @@ class KeyLimits:
                 self._uses[key].running -= 1
                 self._changed.notify_all()
 
-    def note_tokens(self, key: bytes, count: int) -> None:
-        """Record tokens that were computed for a key."""
+    def count_tokens(self, key: bytes, count: int) -> None:
+        """Count tokens that were computed for a key."""
         if self._tokens_per_minute:
             with self._changed:
                 self._use(key).tokens += count

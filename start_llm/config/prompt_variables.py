@@ -79,7 +79,7 @@ class CacheSettings:
         "Age at which an unused conversation goes, with the next request; 0 = never. Unset: 1800, but only "
         "once memory is short, so that a lunch break does not empty the cache.")
     transcript_idle_s: float = variable("PROMPT_CACHE_SESSION_MAX_IDLE_SECONDS", number(Range(0, 10**9)), 0,
-        "Age in seconds at which what is known of an unused conversation goes (the session turn store); 0 = "
+        "Age in seconds at which what is known of an unused conversation goes (the transcript store); 0 = "
         "never, only when its memory is full, least recently used first.")
     identifies_images: bool = variable(
         "CACHE_VLM_IMAGE_IDENTITY", always("what was computed of an image belongs to its exact pixels"), True,
@@ -171,8 +171,8 @@ class SamplingSettings(SamplingChoice):
         "Least probability, as a share of the most likely token's, 0 = off. Unset: the model's, else 0.05.")
     repetition_penalty: float | None = variable(
         "DEFAULT_REPETITION_PENALTY", number(RANGES["repetition_penalty"]), None,
-        "Factor against repeated tokens, 1 = off. Unset: the model's, else 1.0 (the first server's 1.08 "
-        "never acted, and a penalty on braces and identifiers ruins tool calls).")
+        "Factor against repeated tokens, 1 = off. Unset: the model's, else 1.0: a penalty on braces and "
+        "identifiers ruins tool calls.")
     repetition_context_size: int | None = variable(
         "DEFAULT_REPETITION_CONTEXT_SIZE", integer(0, int(RANGES["repetition_context_size"].high)), None,
         "Tokens that the repetition penalty looks back on. Unset: 256.")

@@ -201,10 +201,10 @@ class ProxySettings:
         "Name of the first model in LiteLLM's configuration; any other name reaches it too, and /v1/models "
         "is the server's own list. Unset: openai/ and the name of the model.")
     wait_s: float = variable("PROXY_STARTUP_WAIT_SECONDS", SECONDS, 60.0,
-        "Time after which a proxy that does not answer yet is reported. The first server slept 2 s blindly; "
-        "LiteLLM needs 5 to 30 s.")
+        "Time after which a proxy that does not answer yet is reported; LiteLLM needs 5 to 30 s.")
     python: str | None = variable("PROXY_PYTHON", TEXT, None,
-        "Interpreter that has LiteLLM. Unset: the server's own.")
+        "Interpreter that has LiteLLM's proxy, Pillow and backports.zstd; for PROXY_BACKENDS "
+        "prometheus-client too. Unset: the server's own.")
     keys: tuple[str, ...] = variable("PROXY_API_KEY", KEYS, (),
         "The same for clients of the proxy. Unset: MLX_API_KEY.")
     backend_secret: str | None = variable("BACKEND_SECRET", SECRET, None,

@@ -187,7 +187,7 @@ def _reports(shared: SharedParts, name: str, trace: Trace | None) -> Reports:
         shared.prometheus.observer(name),
         shows_images=shared.settings.log.shows_images,
         activity=shared.activity,
-        note_tokens=shared.key_limits.note_tokens,
+        count_tokens=shared.key_limits.count_tokens,
     )
 
 

@@ -70,8 +70,9 @@ class ResidentModels:
         waiting: requests that wait for a model, by its id.
         promised: ids of models that are loaded in their turn although nobody waits: clients were asked to
             come back.
-        last_id: of the model that was used last, loaded or not.
-        last_status, cards: of models that have gone.
+        last_id: of the model that was loaded last, or was left as the default.
+        last_status: of the model that has gone last.
+        cards: of all models that were ever loaded.
         is_closing: nothing is loaded any more.
     """
 

@@ -1,1 +1,1 @@
-"""Run a LiteLLM proxy before the server: configuration, child process, access policy."""
+"""Run a LiteLLM proxy in front of the server: configuration, process, access, routing and forwarding."""

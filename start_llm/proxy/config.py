@@ -14,9 +14,10 @@ from start_llm.config.settings import Settings
 from start_llm.core.chat import Json
 
 _ROUTER = "start_llm.proxy.litellm_router.chosen_deployment"
-IDLE_S, HEADER_S, BODY_S = (f"START_LLM_PROXY_{what}_S" for what in ("IDLE", "HEADER", "BODY"))
+IDLE_S, HEADER_S = "START_LLM_PROXY_IDLE_S", "START_LLM_PROXY_HEADER_S"
+BODY_S = "START_LLM_PROXY_BODY_S"
 """The variables of the child that have the seconds of `core.limits.ServerLimits`."""
-_BACKENDS, _SECRET = (f"START_LLM_BACKEND{end}" for end in ("S", "_SECRET"))
+_BACKENDS, _SECRET = "START_LLM_BACKENDS", "START_LLM_BACKEND_SECRET"
 
 # LiteLLM reads these when it is imported. Without them it downloads price lists, news and templates, reads
 # any .env above site-packages, serves an admin UI and allows every web page (CORS `*`).
@@ -63,7 +64,7 @@ class ProxyConfig:
 
     @property
     def port(self) -> int:
-        """The port on 127.0.0.1."""
+        """The port on loopback."""
         return self.settings.proxy.port
 
     @property

@@ -20,8 +20,8 @@ from start_llm.proxy.backend import PASSED_ON
 from start_llm.proxy.open_routes import OPEN_ROUTES
 from start_llm.proxy.refusals import encoded, refuse, respond
 
-_PASSED = PASSED_ON - {WARM_UP_HEADER} | {"host", "accept", "content-length", "content-encoding"}
-"""Headers that are passed on. Besides these, the proxy adds its own."""
+_LET_IN = PASSED_ON - {WARM_UP_HEADER} | {"host", "accept", "content-length", "content-encoding"}
+"""Headers that the applications behind this one get. Besides these, the proxy adds its own."""
 
 
 class ProxyAccessPolicy:
@@ -82,7 +82,7 @@ class ProxyAccessPolicy:
     def _passed_on(self, headers: Sequence[tuple[str, str]]) -> list[tuple[bytes, bytes]]:
         """Return the headers that the server reads, and who the caller is."""
         by_name = dict(headers)
-        kept = [(name, value) for name, value in headers if name in _PASSED]
+        kept = [(name, value) for name, value in headers if name in _LET_IN]
         own = {TENANT_HEADER: tenant_of_key(key_of(by_name)), CLIENT_HEADER: client_name(by_name)}
         if by_name.get(WARM_UP_HEADER) == self._secret.warm_up:
             own[WARM_UP_HEADER] = self._secret.warm_up

@@ -1,7 +1,7 @@
 """Send each request to one of several servers: to that which has computed its conversation before.
 
 1. Of a response that a client goes on from or asks for: the server that keeps it.
-2. The server that the conversation went to last: by its session id, else by its longest known prefix.
+2. The server that the conversation went to last: by the client's id for it, else by its longest known prefix.
 3. Of a conversation that is not known and has replies: the server whose cache has most of it, if that is at
    least half of its prompt. Each is asked to explain it, which computes nothing.
 4. Of a new conversation, and of what nobody has: the server with the least to do.

@@ -1,8 +1,10 @@
 """Name the conversation of a request by what its client sends, so that it finds its server again.
 
-A name is a digest: of an explicit session id, or of the messages up to some place, each hashed onto the one
-before it as it was sent. The tenant and the model are in all of them, so no tenant's names are another's. A
-wrong match costs time and nothing else: whether computed tokens are used, the server decides by the tokens.
+A name is a digest: of the client's id for exactly this conversation, or of the messages up to some place,
+each hashed onto the one before it as it was sent. An id that conversations may share, such as
+`prompt_cache_key` or `x-session-affinity`, gives no name. Tenant, model and `previous_response_id` are in all
+of them, so no tenant's names are another's. A wrong match costs time and nothing else: whether computed
+tokens are used, the server decides by the tokens.
 """
 
 import hashlib
@@ -20,7 +22,7 @@ from start_llm.protocols.sessions import conversation_id
 MAX_NAMES = 100_000
 """About 20 MB with their places in the table."""
 _DIGEST_BYTES = 32
-_SESSION = b"session"
+_CONVERSATION = b"conversation"
 _INSTRUCTING = ("system", "developer")
 _ASKING = (*_INSTRUCTING, "user")
 
@@ -30,7 +32,7 @@ class RoutingNames:
     """The names of one request's conversation.
 
     Attributes:
-        names: the surest first: its session's, then those of its messages, the longest prefix first.
+        names: the surest first: by the client's id, then those of its messages, the longest prefix first.
         goes_on: the request has a reply in it, so some server has computed a part of it before.
     """
 
@@ -51,10 +53,10 @@ def routing_names(
     """
     before = body.get("previous_response_id")
     root = json.dumps([headers.get(TENANT_HEADER, ""), body.get("model"), before]).encode()
-    session = conversation_id(Fields(body), headers)
+    conversation = conversation_id(Fields(body), headers)
     messages = _messages(kind, body)
     prefixes = [*_prefixes(root, messages)]
-    names = (*((_digest(root + _SESSION, session),) if session else ()), *reversed(prefixes))
+    names = (*((_digest(root + _CONVERSATION, conversation),) if conversation else ()), *reversed(prefixes))
     return RoutingNames(names, any(not _asks(message) for message in messages))
 
 

@@ -92,7 +92,9 @@ class BoundedWriter(io.RawIOBase):
 
 
 def is_closed_by_peer(connection: socket.socket) -> bool:
-    """Return True if the client has closed the connection. Never waits and consumes no bytes.
+    """Return True if the client has closed the connection, or has shut its sending side.
+
+    Never waits and consumes no bytes.
 
     Of a connection with unread bytes only the events tell: Linux's own one, and `POLLHUP` on macOS.
     """

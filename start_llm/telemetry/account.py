@@ -22,7 +22,7 @@ class Reports:
         trace: None if no trace is written.
         observer: for the histograms of `/metrics`.
         shows_images: the terminal shows where images stand in prompts (VLM_CACHE_DEBUG).
-        note_tokens: counts the tokens that were computed for an API key.
+        count_tokens: counts the tokens that were computed for an API key.
     """
 
     metrics: RequestMetrics
@@ -31,7 +31,7 @@ class Reports:
     observer: RequestObserver = field(default_factory=lambda: ServerMetrics().observer(""))
     shows_images: bool = False
     activity: Activity = field(default_factory=Activity)
-    note_tokens: Callable[[bytes, int], None] = lambda _tenant, _count: None
+    count_tokens: Callable[[bytes, int], None] = lambda _key, _count: None
 
 
 type Explain = Callable[[Restored], Explanation]
@@ -97,7 +97,7 @@ class RequestAccount:
         """Count what was computed for the request's key, once."""
         if not self._is_counted:
             self._is_counted, record = True, self._record
-            self._reports.note_tokens(record.facts.key, record.computed + record.written)
+            self._reports.count_tokens(record.facts.key, record.computed + record.written)
 
     def _observe_tokens(self, count: int, at: float) -> None:
         observer, record = self._reports.observer, self._record

@@ -41,7 +41,7 @@ def wait(limits: KeyLimits) -> str:
 
 def test_without_limits_nothing_is_refused_or_reported():
     limits = KeyLimits()
-    limits.note_tokens(ANN, 10**9)
+    limits.count_tokens(ANN, 10**9)
     with ExitStack() as stack:
         assert {stack.enter_context(limits.request(ANN)) for _ in range(100)} == {None}
 
@@ -75,7 +75,7 @@ def test_a_request_that_fails_counts_no_more():
 
 def test_tokens_come_back_within_a_minute(clock: Clock):
     limits = KeyLimits(tokens_per_minute=60, clock=clock)
-    limits.note_tokens(ANN, 40)
+    limits.count_tokens(ANN, 40)
     assert (left(limits), left(limits, BEN)) == (20, 60)
     clock.now = 10
     assert left(limits) == 30
@@ -85,7 +85,7 @@ def test_tokens_come_back_within_a_minute(clock: Clock):
 
 def test_what_was_taken_too_much_is_waited_for(clock: Clock):
     limits = KeyLimits(tokens_per_minute=60, clock=clock)
-    limits.note_tokens(ANN, 160)
+    limits.count_tokens(ANN, 160)
     assert wait(limits) == "101"
     clock.now = 100.5
     assert wait(limits) == "1"
@@ -95,7 +95,7 @@ def test_what_was_taken_too_much_is_waited_for(clock: Clock):
 
 def test_a_key_that_has_all_of_its_limits_left_is_forgotten(clock: Clock):
     limits = KeyLimits(requests=1, tokens_per_minute=60, clock=clock)
-    limits.note_tokens(ANN, 30)
+    limits.count_tokens(ANN, 30)
     for number in range(50):
         assert left(limits, b"%d" % number) == 60
     assert len(limits._uses) == 2, "the last one, and who has taken something"
