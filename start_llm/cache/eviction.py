@@ -186,7 +186,7 @@ class Evictor:
             return
         is_kept = self._keeping(now)
         worst_first = sorted(
-            self._store.checkpoints, key=lambda state: (is_kept(state), *_ranked(state, now))
+            self._store.checkpoints, key=lambda state: (is_kept(state), *_scored(state, now))
         )
         for checkpoint in worst_first[:-1]:
             if self._store.checkpoint_usage.nbytes <= most:
@@ -225,8 +225,8 @@ class Evictor:
         self, now: float, is_kept: Callable[[CacheItem], bool], item: CacheItem
     ) -> tuple[bool, bool, float, int, CacheItem]:
         """Return what sorts victims: last what a client asks to keep, first what the disk has too."""
-        is_spare = bool(self.write_back and self.write_back.is_spare(item))
-        return is_kept(item), not is_spare, *_ranked(item, now)
+        is_dispensable = bool(self.write_back and self.write_back.is_dispensable(item))
+        return is_kept(item), not is_dispensable, *_scored(item, now)
 
     def _is_within(self, active: MemoryUsage) -> bool:
         return not self._is_beyond(self._needed + active, slack=_SLACK)
@@ -245,7 +245,7 @@ def _oldest_first(ends: Iterable[ConversationEnd]) -> list[ConversationEnd]:
     return sorted(ends, key=lambda end: (_last_used(end), end.number))
 
 
-def _ranked(item: CacheItem, now: float) -> tuple[float, int, CacheItem]:
+def _scored(item: CacheItem, now: float) -> tuple[float, int, CacheItem]:
     uses = item.uses if isinstance(item, Page) else 1
     length = item.position if isinstance(item, Checkpoint) else len(item.tokens)
     return retention_score(length=length, uses=uses, age=now - item.last_used), item.number, item

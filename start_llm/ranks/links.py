@@ -23,7 +23,7 @@ from start_llm.ranks.wire import Message, decoded, encoded
 _LENGTH = struct.Struct(">I")
 _MOST_BYTES = 2**28
 _WORD_BYTES = 32
-_RANK_BYTES = 2
+_NUMBER_BYTES = 2
 _GREETING_S = 5.0
 """Seconds for which whoever connects may take to prove that it knows the secret."""
 _TURN_S = 60.0
@@ -50,12 +50,12 @@ class MeetingPlace:
 
     def packed(self) -> bytes:
         """Return it in as many bytes as every other one."""
-        return self.port.to_bytes(_RANK_BYTES, "little") + self.secret
+        return self.port.to_bytes(_NUMBER_BYTES, "little") + self.secret
 
     @classmethod
     def unpacked(cls, data: bytes) -> MeetingPlace:
         """Return the one that these bytes are."""
-        return cls(int.from_bytes(data[:_RANK_BYTES], "little"), data[_RANK_BYTES:])
+        return cls(int.from_bytes(data[:_NUMBER_BYTES], "little"), data[_NUMBER_BYTES:])
 
     @classmethod
     def nowhere(cls) -> MeetingPlace:
@@ -169,8 +169,8 @@ def _rank_of(connection: socket.socket, secret: bytes) -> int | None:
     try:
         connection.settimeout(_GREETING_S)
         connection.sendall(asked)
-        answer = _read(connection, _RANK_BYTES + 2 * _WORD_BYTES)
-        rank, proof, back = answer[:_RANK_BYTES], answer[_RANK_BYTES:-_WORD_BYTES], answer[-_WORD_BYTES:]
+        answer = _read(connection, _NUMBER_BYTES + 2 * _WORD_BYTES)
+        rank, proof, back = answer[:_NUMBER_BYTES], answer[_NUMBER_BYTES:-_WORD_BYTES], answer[-_WORD_BYTES:]
         if not hmac.compare_digest(proof, _proof(secret, b"follower", asked, rank)):
             return None
         connection.sendall(_proof(secret, b"rank 0", back))
@@ -185,7 +185,7 @@ def meet(address: str, place: MeetingPlace, rank: int) -> Link:
     Raises:
         RanksApart: nobody answers there who knows the secret.
     """
-    number, back = rank.to_bytes(_RANK_BYTES, "little"), os.urandom(_WORD_BYTES)
+    number, back = rank.to_bytes(_NUMBER_BYTES, "little"), os.urandom(_WORD_BYTES)
     try:
         connection = socket.create_connection((address, place.port), timeout=_TURN_S)
         asked = _read(connection, _WORD_BYTES)

@@ -50,7 +50,7 @@ def serve_together(settings: Settings, terminal: Terminal, lead: Lead) -> int:
         RanksApart: the ranks do not find each other.
         StartupError: the settings ask for what they cannot do.
     """
-    launch = _Launch()
+    launch = _LaunchWatch()
     ranks = RankGroup.join()
     launch.note_joined()
     if ranks is None:
@@ -88,7 +88,7 @@ def meet_leader(ranks: RankGroup) -> Link:
     return meet(ranks.address, place, ranks.rank)
 
 
-class _Launch:
+class _LaunchWatch:
     """Stops this process, as a signal would, when the launch that started it is gone or asks for it.
 
     `mlx.launch` holds the other end of the standard input, and passes on what it reads.

@@ -122,9 +122,9 @@ def test_who_follows_a_longer_read_and_leaves_says_nothing_of_the_disk(
         held = Held(monkeypatch)
         engine.submit(engine_request((*PROMPT, 300, 301), 3))
         engine.step_until(lambda: engine.restorer._running)
-        follower = asked(engine, (*PROMPT[:200], 7, 7))
-        assert follower in engine.restorer._running[0].followers
-        engine.cache.disk.leave(follower)
+        joined = asked(engine, (*PROMPT[:200], 7, 7))
+        assert joined in engine.restorer._running[0].joined
+        engine.cache.disk.leave(joined)
         assert (engine.disk.late, engine.reported) == (1, [])
         assert asked(engine, (*PROMPT[:200], 7, 7)), "the disk is still asked"
         held.go.set()

@@ -58,7 +58,7 @@ class DiskRestore(DiskWait):
         number: under which other ranks know it.
         got: what came of it; set with `is_over`.
         copying_s: seconds that the engine spent on it.
-        followers: over with it; what others wait for who need the same files.
+        joined: over with it: what others wait for that need the same files.
     """
 
     wish: RestoreWish
@@ -68,7 +68,7 @@ class DiskRestore(DiskWait):
     read: DiskRead
     began: float
     number: int = 0
-    followers: list[DiskWait] = field(default_factory=list[DiskWait])
+    joined: list[DiskWait] = field(default_factory=list[DiskWait])
     got: FromDisk = field(default_factory=FromDisk)
     copying_s: float = 0.0
 
@@ -132,43 +132,43 @@ class DiskRestorer:
             speed: tokens that are computed in a second.
             is_idle_work: nobody asked for it yet, so that neither files nor pages count as used.
         """
-        tier, kept = self._tier, match.plan.length
-        if tier.is_hanging() or not tier.is_on or not may_be_worth_it(match.ids, kept):
+        tier, restorable = self._tier, match.plan.length
+        if tier.is_hanging() or not tier.is_on or not may_be_worth_it(match.ids, restorable):
             return None
         if not tier.worker.scanned.is_over:
             return tier.worker.scanned
         plan = self._plan(match, may_look=may_look)
         if isinstance(plan, list):
             return tier.look(plan)
-        if not is_worth_it(plan, kept):
+        if not is_worth_it(plan, restorable):
             return None
-        saves = plan.length - kept
+        saves = plan.length - restorable
         if self._pace.is_slower(sum(file.nbytes for file in plan.files), saves / speed):
             tier.metrics.computed_instead += 1
             for file in plan.files:
                 file.is_passed_over = True
             return None
         wish = RestoreWish.of(plan, match.ids, salt, room, is_idle_work=is_idle_work)
-        return self._follow(plan, saves) or self._read(wish, plan, match.root, saves)
+        return self._join(plan, saves) or self._read(wish, plan, match.root, saves)
 
     def leave(self, wait: DiskWait) -> None:
         """Note that a prompt does not wait any longer. As long as this is not over, no other one waits.
 
-        That of a follower says nothing of the disk: the read that it follows may take longer, and go well.
+        One that has joined another's says nothing of the disk: that read may take longer, and go well.
         """
         self._tier.metrics.late += 1
-        if not any(wait in restore.followers for restore in self._running):
+        if not any(wait in restore.joined for restore in self._running):
             # Of several ranks any may owe the answer; then the restore is over once all have answered.
             owes = wait.read if isinstance(wait, DiskRestore) and not self._peers.are_there else wait
             self._tier.note_silence(owes)
 
-    def _follow(self, plan: DiskPlan, saves: int) -> DiskWait | None:
+    def _join(self, plan: DiskPlan, saves: int) -> DiskWait | None:
         """Wait for a restore that reads the beginning of this plan, and not much else."""
         for restore in self._running:
             same = sum(mine is other for mine, other in zip(plan.files, restore.plan.files, strict=False))
             if not restore.read.is_given_up and 2 * same >= len(restore.plan.files):
-                restore.followers.append(DiskWait(saves=saves))
-                return restore.followers[-1]
+                restore.joined.append(DiskWait(saves=saves))
+                return restore.joined[-1]
         return None
 
     @property
@@ -183,8 +183,8 @@ class DiskRestorer:
 
     def length(self, match: PromptMatch) -> int:
         """Return how many tokens of a prompt memory and disk have, as far as is known without reading."""
-        plan, kept = self._plan(match, may_look=False), match.plan.length
-        return plan.length if isinstance(plan, DiskPlan) and is_worth_it(plan, kept) else kept
+        plan, restorable = self._plan(match, may_look=False), match.plan.length
+        return plan.length if isinstance(plan, DiskPlan) and is_worth_it(plan, restorable) else restorable
 
     def depth(self, match: PromptMatch) -> int:
         """Return how many full pages of a prompt memory and disk have, as far as is known without reading.
@@ -331,8 +331,8 @@ class DiskRestorer:
 
     def _tell_over(self, restore: DiskRestore) -> None:
         restore.is_over = True
-        for follower in restore.followers:
-            follower.is_over = True
+        for joiner in restore.joined:
+            joiner.is_over = True
 
     def _end(self, restore: DiskRestore, files: int) -> None:
         if restore.is_over:

@@ -36,7 +36,7 @@ class PromptDisk:
         self,
         ids: tuple[int, ...],
         salt: bytes,
-        capacity: int,
+        room: int,
         *,
         speed: float,
         may_look: bool = True,
@@ -48,7 +48,7 @@ class PromptDisk:
         opened now.
 
         Args:
-            capacity: tokens that the caches should take without growing.
+            room: tokens that the caches should take without growing.
             speed: tokens that are computed in a second; nothing is restored that is computed faster.
             may_look: headers of files may be read first.
             is_idle_work: nobody asked for it yet, so that nothing counts as used.
@@ -57,7 +57,7 @@ class PromptDisk:
             return None
         match = self._lookup.match(ids, salt)
         wait = self.restorer.begin(
-            match, salt, room=capacity, may_look=may_look, speed=speed, is_idle_work=is_idle_work
+            match, salt, room=room, may_look=may_look, speed=speed, is_idle_work=is_idle_work
         )
         self._metrics.cut_images += isinstance(wait, DiskRestore) and wait.plan.is_cut
         return wait

@@ -160,7 +160,7 @@ class WriteBack:
         """Return whether it is on the disk, or will be."""
         return self._tier.has(self._name(item))
 
-    def is_spare(self, item: CacheItem) -> bool:
+    def is_dispensable(self, item: CacheItem) -> bool:
         """Return whether losing it costs little: it is on the disk, or its client gave it up.
 
         Of several ranks each has a disk of its own, and all have to evict the same, so there the disk does
