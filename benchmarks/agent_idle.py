@@ -91,10 +91,14 @@ class Bots:
         for turn in range(turns):
             for number, talk in enumerate(self._talks):
                 talk.append(user(self._rendering.prose(f"{turn} {number} {len(talk)} {carrier}", _QUESTION)))
-                said = tuple(talk)
-                sent = (*said, user(_CARRIER.format(turn))) if carrier else said
+                conversation = tuple(talk)
+                sent = (*conversation, user(_CARRIER.format(turn))) if carrier else conversation
                 request = Request(
-                    messages=sent, meant=said, read=said, max_tokens=_REPLY, name=f"agent {number} {carrier}"
+                    messages=sent,
+                    meant=conversation,
+                    read=conversation,
+                    max_tokens=_REPLY,
+                    name=f"agent {number} {carrier}",
                 )
                 new = self._ledger.charge(request).new
                 reply = http.ask(request)
@@ -205,7 +209,8 @@ def receipts(
             crowd, began = Crowd(server, seed=2, patience_s=_CLIENT_WAITS_S), time.perf_counter()
             crowd.run(requests)
             seconds, stats = time.perf_counter() - began, server.get("/stats")
-        sums = {one: sum(receipt[one] for receipt in crowd.receipts) for one in (*SOURCES, "read_ahead")}
+        counted = (*SOURCES, "read_ahead")
+        sums = {field: sum(receipt[field] for receipt in crowd.receipts) for field in counted}
         cached = stats["requests"]["cached_tokens"]
         row(name, len(crowd.receipts), *sums.values(), cached, f"{seconds:.0f}")
         if cached != sums["from_memory"] + sums["from_disk"] or len(crowd.receipts) != requests:

@@ -124,7 +124,7 @@ def conversation(client: str, rendering: Rendering, tokens: int) -> list[Prompt]
 
 def charged_as(request: ChatRequest) -> tuple[list[Message], list[Body]]:
     """Messages and tools of a parsed request, in the form of the account."""
-    return [message_of(one) for one in request.messages], [dict(tool) for tool in request.tools]
+    return [message_of(message) for message in request.messages], [dict(tool) for tool in request.tools]
 
 
 def message_of(message: chat.Message) -> Message:
@@ -132,9 +132,9 @@ def message_of(message: chat.Message) -> Message:
         {"id": call.id, "function": {"name": call.name, "arguments": json.dumps(call.arguments)}}
         for call in message.tool_calls
     ]
-    said: Message = {"role": message.role, "content": message.content}
-    said |= {"tool_calls": calls} if calls else {}
-    return said | ({"tool_call_id": message.tool_call_id} if message.tool_call_id else {})
+    converted: Message = {"role": message.role, "content": message.content}
+    converted |= {"tool_calls": calls} if calls else {}
+    return converted | ({"tool_call_id": message.tool_call_id} if message.tool_call_id else {})
 
 
 # ------------------------------------------------------------------------------------------------ the measure
@@ -207,13 +207,14 @@ def _long_cells(folder: Path, rendering: Rendering, prompts: Sequence[Prompt]) -
         cold = [ask(server, prompt, Ledger(rendering)) for prompt in prompts]
     computed = sum(answer.computed for answer in answers)
     unavoidable = sum(answer.charge.unavoidable for answer in answers)
-    warm = [one.seconds / other.seconds for one, other in zip(answers[1:], cold[1:-1], strict=True)]
+    pairs = zip(answers[1:], cold[1:-1], strict=True)
+    ratios = [warm_answer.seconds / cold_answer.seconds for warm_answer, cold_answer in pairs]
     return [
         *(
             f"{count:,}"
             for count in (len(rendering.tokens(last.charged)), len(answers), computed, unavoidable)
         ),
-        *(f"{unavoidable / computed:.3f}", f"{statistics.median(warm):.3f}"),
+        *(f"{unavoidable / computed:.3f}", f"{statistics.median(ratios):.3f}"),
         *(f"{count:,}" for count in (restarted.computed, restarted.charge.unavoidable)),
         f"{restarted.seconds / cold[-1].seconds:.3f}",
     ]

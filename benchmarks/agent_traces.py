@@ -88,8 +88,8 @@ class Session:
             return [], []
         before = self.asked[parent]
         if shared >= before.ends[-1] - self.recorded["block"]:
-            said = self.recorded["requests"][parent][4]
-            return [*before.messages, before.reply], [*before.ends, before.ends[-1] + said]
+            reply_tokens = self.recorded["requests"][parent][4]
+            return [*before.messages, before.reply], [*before.ends, before.ends[-1] + reply_tokens]
         kept = sum(end <= shared for end in before.ends)
         return before.messages[:kept], before.ends[:kept]
 
@@ -144,7 +144,8 @@ def play(
     """Send all requests, one after the other."""
     http, played = HttpServer(f"{server.url}/v1", "default_model"), Played()
     sessions = [
-        Session(number, one, scale, Ledger(rendering), rendering) for number, one in enumerate(recorded)
+        Session(number, figures, scale, Ledger(rendering), rendering)
+        for number, figures in enumerate(recorded)
     ]
 
     def send(request: Request) -> Message:
@@ -164,8 +165,11 @@ def _sessions(file: Path | None, count: int, most_requests: int) -> list[Mapping
         sessions = json.loads((FOLDER / "agent_sessions.json").read_text(encoding="utf-8"))
     else:
         with gzip.open(file, "rt", encoding="utf-8") as traces:
-            sessions = [reduced(one) for one in json.load(traces)]
-    return [{**one, "block": 64, "requests": one["requests"][:most_requests]} for one in sessions[:count]]
+            sessions = [reduced(trace) for trace in json.load(traces)]
+    return [
+        {**figures, "block": 64, "requests": figures["requests"][:most_requests]}
+        for figures in sessions[:count]
+    ]
 
 
 def _token_bytes(folder: Path) -> int:

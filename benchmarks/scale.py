@@ -48,9 +48,9 @@ def simulation(
     for count in agents:
         for size in servers:
             for name in routers:
-                told = fleet.play(sessions, count, size, machine, ROUTERS[name]())
-                waits = (f"{told.wait_s(share):,.1f} s" for share in (0.5, 0.95))
-                row(count, size, name, f"{told.hit_rate:.1%}", f"{told.efficiency:.3f}", *waits)
+                outcome = fleet.play(sessions, count, size, machine, ROUTERS[name]())
+                waits = (f"{outcome.wait_s(share):,.1f} s" for share in (0.5, 0.95))
+                row(count, size, name, f"{outcome.hit_rate:.1%}", f"{outcome.efficiency:.3f}", *waits)
 
 
 def servers(folder: Path, *, conversations: int = 20, turns: int = 5) -> Iterable[str]:
@@ -69,12 +69,12 @@ def servers(folder: Path, *, conversations: int = 20, turns: int = 5) -> Iterabl
     table(" | requests | unavoidable | computed | efficiency | paid")
     with ServerFleet.started(model, folder / "state") as running:
         for title, is_named in (("with session ids", True), ("without", False)):
-            played = Conversations(title, running.door, rendering, conversations, is_named=is_named)
-            told = played.play(turns)
-            row(title, *told.cells())
-            if told.efficiency < LEAST_EFFICIENCY:
-                yield f"{title}: efficiency {told.efficiency:.3f}"
-            yield from _killed(running, played)
+            players = Conversations(title, running.door, rendering, conversations, is_named=is_named)
+            played = players.play(turns)
+            row(title, *played.cells())
+            if played.efficiency < LEAST_EFFICIENCY:
+                yield f"{title}: efficiency {played.efficiency:.3f}"
+            yield from _killed(running, players)
         chance = Conversations("at random", running.by_chance, rendering, conversations, is_named=True)
         row("at random, without the proxy", *chance.play(turns).cells())
 

@@ -35,10 +35,10 @@ def reduced(session: Mapping[str, Any]) -> dict[str, Any]:
     ended = 0.0
     for number, (at, _, prompt, reply, took, ranges) in enumerate(session["requests"][:MOST_REQUESTS]):
         parent, shared = _NONE, 0
-        for place, one in enumerate(_ids(ranges)):
-            if one in last_with:
-                parent, shared = last_with[one], (place + 1) * block
-            last_with[one] = number
+        for place, block_id in enumerate(_ids(ranges)):
+            if block_id in last_with:
+                parent, shared = last_with[block_id], (place + 1) * block
+            last_with[block_id] = number
         wait = min(max(at - ended, 0.0), _LONGEST_WAIT_S) if number else 0.0
         requests.append([round(wait, 1), parent, min(shared, prompt), prompt, reply])
         ended = at + took
@@ -54,7 +54,7 @@ def main(traces: str, written: str) -> None:
     with gzip.open(traces, "rt", encoding="utf-8") as file:
         sessions = json.load(file)
     kept = sessions[:: max(len(sessions) // SESSIONS, 1)][:SESSIONS]
-    rows = ",\n".join(json.dumps(reduced(one), separators=(",", ":")) for one in kept)
+    rows = ",\n".join(json.dumps(reduced(session), separators=(",", ":")) for session in kept)
     Path(written).write_text(f"[\n{rows}\n]\n", encoding="utf-8")
 
 

@@ -20,16 +20,7 @@ BANNED_IN_TESTS = frozenset("bell hurt seat told twin".split())
 BANNED_IN_PROSE = frozenset("bell bells hurt seat seats told twin twins".split())
 """In docstrings and comments: reported, written, notified, recognized or damaged say which."""
 _BANNED_IN_PROSE = re.compile(rf"\b(?:{'|'.join(sorted(BANNED_IN_PROSE))})\b", re.IGNORECASE)
-PROSE_LATER = frozenset("cache proxy/server_group.py ranks serving/read_ahead.py transcripts".split())
-"""Files and folders whose prose has not been read."""
 PROGRAMS = ("benchmarks", "scripts")
-PROGRAMS_LATER = frozenset(
-    """
-    benchmarks/agent_idle.py benchmarks/agent_long.py benchmarks/agent_traces.py benchmarks/scale.py
-    scripts/agent_sessions.py
-    """.split()
-)
-"""Programs whose names have not been read."""
 _STATUS_NAMES = re.compile("NotFound|NOT_FOUND")
 """HTTP's own name of status 404."""
 _WORDS = re.compile("[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
@@ -72,13 +63,11 @@ def prose(text: str) -> Iterator[tuple[int, str]]:
             yield token.start[0], token.string
 
 
-def modules(folder: str, later: frozenset[str] = frozenset()) -> Iterator[tuple[str, str]]:
+def modules(folder: str) -> Iterator[tuple[str, str]]:
     """Yield the path and the text of each module of a folder of the package, `.` for its own."""
     paths = PACKAGE.glob("*.py") if folder == "." else (PACKAGE / folder).rglob("*.py")
     for path in sorted(paths):
-        name = path.relative_to(PACKAGE).as_posix()
-        if later.isdisjoint((name, folder)):
-            yield name, path.read_text(encoding="utf-8")
+        yield path.relative_to(PACKAGE).as_posix(), path.read_text(encoding="utf-8")
 
 
 def texts_of(folder: str) -> Iterator[tuple[str, str]]:
@@ -134,7 +123,6 @@ def test_no_name_of_a_program_has_such_a_word_either(program: str):
     banned = [
         f"{path}:{line} {name}"
         for path, text in texts_of(program)
-        if path not in PROGRAMS_LATER
         for line, name in bound_names(ast.parse(text))
         if is_banned(name)
     ]
@@ -155,7 +143,7 @@ def test_names_that_tests_share_have_no_such_word():
 def test_prose_has_no_word_with_a_meaning_of_our_own(folder: str):
     banned = [
         f"{path}:{line} {word}"
-        for path, text in modules(folder, PROSE_LATER)
+        for path, text in modules(folder)
         if _BANNED_IN_PROSE.search(text)  # most have none, and need not be taken apart
         for line, sentence in prose(text)
         for word in _BANNED_IN_PROSE.findall(sentence)

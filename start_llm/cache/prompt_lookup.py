@@ -104,7 +104,7 @@ class PromptLookup:
     def _last_end(self, ids: tuple[int, ...], boundaries: Sequence[int], length: int) -> int:
         """Return the last end of a page or of a message within `length`; `length` if there are no messages.
 
-        The few tokens after it, which open a reply, are no news: nobody is told that they are computed again.
+        The few tokens after it, which open a reply, are no news: no report says that they are computed again.
         """
         if not boundaries:
             return length

@@ -75,7 +75,7 @@ class ServerGroup:
     """All servers of a proxy; the first one is that which has started it.
 
     Args:
-        tell: told when a server stops or begins to take requests.
+        tell: called with a sentence when a server stops or begins to take requests.
     """
 
     def __init__(self, backends: Iterable[Backend], tell: Tell) -> None:

@@ -32,7 +32,7 @@ from start_llm.ranks.wire import (
 from start_llm.telemetry.metrics import EngineMetrics
 
 _ANY_SPEED = 1.0
-"""A follower starts what it is told to, so it does not matter when a request would be due."""
+"""A follower starts what rank 0 sends, so it does not matter when a request would be due."""
 
 _LAST_S = 5.0
 """Seconds that a follower has to end."""

@@ -29,7 +29,7 @@ from start_llm.ranks.wire import (
 )
 
 type OnLost = Callable[[str, bool], None]
-"""Is told, once, why the ranks cannot go on, and whether they would not if they were started again."""
+"""Called once, with the reason why the ranks cannot go on, and whether that remains after a new start."""
 
 _NAMING_S = 1.0
 """Seconds in which it shows whether a step has failed because another rank is gone."""

@@ -1,4 +1,4 @@
-"""The settings of ranks that compute one model together: what is off, and what followers are told."""
+"""The settings of ranks that compute one model together: what is off, and what followers get."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ class Change:
 
     Attributes:
         value: None if no message has the field any more.
-        before: value that the tokens told last; None: none, or that the field no longer applies.
+        before: value that the tokens gave last; None: none, or that the field no longer applies.
     """
 
     field: Field
@@ -100,7 +100,7 @@ def changes(
     Args:
         details: for each message, what the tokens say.
         messages: the messages as they are now.
-        proven: index of the last message whose tokens are proven to be the conversation's own. What they told
+        proven: index of the last message whose tokens are proven to be the conversation's own. What they say
             of a clock holds until the minute changes. Others may be of another conversation: there a second
             is a difference.
     """

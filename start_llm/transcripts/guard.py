@@ -20,7 +20,7 @@ from start_llm.storage.database import DatabaseTable
 from start_llm.storage.database_file import UNREADABLE, decode_json, encode_json
 
 type NotedValue = tuple[Field, str | None]
-"""A field and the value that a note told for it; None: the note said that the field no longer applies."""
+"""A field and the value that a note gave for it; None: the note said that the field no longer applies."""
 
 _CERTAIN_BITS = 64.0
 """Surprisal in bits from which a reply counts as a proof: nobody else samples the same reply by accident."""

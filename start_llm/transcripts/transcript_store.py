@@ -292,7 +292,7 @@ class TranscriptStore:
         if self.table is not None:
             self.table.delete(_row_key(variant.number))
             if variant.parent:
-                # The use of the parent may so far be told by this row alone.
+                # The last use of the parent may so far be recorded by this row alone.
                 idle_s = self.clock() - variant.parent.last_used
                 self.table.touch(_row_key(variant.parent.number), idle_s=idle_s)
 

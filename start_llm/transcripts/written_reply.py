@@ -161,7 +161,7 @@ def _ends_inside_character(data: bytes) -> bool:
 
 
 def _beginning(prompt: Prompt, bound: BoundPrompt) -> tuple[int, ...] | None:
-    """Return the tokens that will precede the reply in the next prompt, or None if they cannot be told."""
+    """Return the tokens that will precede the reply in the next prompt, or None if they are not known."""
     if not prompt.has_transient:
         return bound.ids
     if prompt.lasting_end is None:

@@ -51,8 +51,8 @@ class DiskRead(DiskWait):
     Attributes:
         done: number of parts that were read and are right.
         taken: number of parts whose buffers are free again.
-        most_ahead: parts that may be read without being taken, each of which the engine is told of; None: all
-            of them, and the engine is told at the end.
+        most_ahead: parts that may be read without being taken, and the engine is notified of each; None: all
+            of them, and it is notified at the end.
         is_given_up: nobody waits for it any more.
         seconds: spent on reading and checking.
     """

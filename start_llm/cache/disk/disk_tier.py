@@ -41,7 +41,8 @@ class DiskTier:
     """The files of one folder.
 
     Args:
-        say: told, in a sentence, when the tier steps back and when it goes on.
+        say: called with a sentence for the user when the tier stays off, when its disk does not answer, and
+            when it answers again.
 
     Attributes:
         is_on: the folder is ours.
@@ -185,7 +186,7 @@ class DiskTier:
 
     @owned_by(ENGINE)
     def verify_later(self, files: Iterable[CachedFile]) -> None:
-        """Check files whose content was computed: a hurt one would otherwise not be written again."""
+        """Check files whose content was computed: a damaged one would otherwise not be written again."""
         for file in files:
             is_new = not file.is_verified and self.traffic.begin_check(file.name)
             if is_new and not self._thread.submit(partial(self.worker.verify, file)):

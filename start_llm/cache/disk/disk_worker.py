@@ -46,7 +46,8 @@ class DiskWorker:
     """Does one job at a time; a `DiskTier` submits them.
 
     Args:
-        say: told, in a sentence, when the worker steps back and when it goes on.
+        say: called with a sentence for the user when a file cannot be used, when the worker pauses, and when
+            it goes on.
 
     Attributes:
         scanned: over once the index is complete, or after 5 s: then files not found yet are missed.
@@ -241,8 +242,8 @@ class DiskWorker:
         file.header = opened.header
 
     def _is_right(self, file: CachedFile, use: Callable[[OpenedFile], None]) -> bool:
-        """Open a file and use it. A file that is hurt is removed and counted; one that cannot be opened just
-        now is a miss.
+        """Open a file and use it. A damaged file is removed and counted; one that cannot be opened just now
+        is a miss.
         """
         try:
             with opened_file(file.path(self._folder.path), *file.name) as opened:

@@ -202,8 +202,8 @@ class WriteBack:
     def _unread(self) -> Iterator[CachedFile]:
         """Yield the files that nobody has read since the start, though memory has their content.
 
-        Unless computing is faster, it was computed because a file on the way to them was hurt or missing, and
-        they may be hurt as well.
+        Unless computing is faster, it was computed because a file on the way to them was damaged or missing,
+        and they may be damaged as well.
         """
         for item in (*self._store.tree.pages(), *self._store.checkpoints, *self._store.seq_caches):
             file = self._tier.index.get(*self._name(item))
