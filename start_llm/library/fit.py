@@ -45,7 +45,7 @@ AGENT_CONTEXT = 32_768
 _CHUNK = 2048
 """Tokens of the longest piece of a prompt that is computed at once (`engine.pacing.LONGEST_CHUNK`)."""
 _HEADROOM = 0.05
-"""Share of the budget for what is not counted, as in `wiring.admission`."""
+"""Share of the budget for what is not counted, as in `wiring.memory_plan.usable_share`."""
 _DENSE, _SPARSE, _PREFILL = 0.67, 0.35, 0.55
 _NO_WINDOW = 131_072
 """Window of a model whose config states none."""
