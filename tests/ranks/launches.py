@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -16,6 +17,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 LAUNCH = Path(sys.executable).with_name("mlx.launch")
+_PORTS = range(20_000, 32_000)
+_given: set[int] = set()
 
 
 @dataclass
@@ -110,18 +113,23 @@ def ranks(count: int, program: Sequence[str]) -> list[str]:
 
 
 def free_ports(count: int) -> int:
-    """The first of so many ports in a row on which nobody listens."""
+    """The first of so many free ports in a row, of which none was given out before.
+
+    They are below those that systems give to connections, one of which may come in between.
+    """
     while True:
-        with socket.socket() as tried:
-            tried.bind(("127.0.0.1", 0))
-            first = tried.getsockname()[1]
-        if all(is_free(first + place) for place in range(count)):
+        first = random.randrange(_PORTS.start, _PORTS.stop - count)
+        ports = range(first, first + count)
+        if _given.isdisjoint(ports) and all(map(is_free, ports)):
+            _given.update(ports)
             return first
 
 
 def is_free(port: int) -> bool:
-    with socket.socket() as tried:
-        return tried.connect_ex(("127.0.0.1", port)) != 0
+    with suppress(OSError), socket.socket() as tried:
+        tried.bind(("127.0.0.1", port))
+        return True
+    return False
 
 
 def until(condition: Callable[[], object], seconds: float, what: str, launch: Launched | None = None) -> None:
