@@ -120,12 +120,18 @@ def free_ports(count: int) -> int:
     while True:
         first = random.randrange(_PORTS.start, _PORTS.stop - count)
         ports = range(first, first + count)
-        if _given.isdisjoint(ports) and all(map(is_free, ports)):
+        if _given.isdisjoint(ports) and all(map(_can_be_bound, ports)):
             _given.update(ports)
             return first
 
 
 def is_free(port: int) -> bool:
+    """Whether nobody listens there."""
+    with socket.socket() as tried:
+        return tried.connect_ex(("127.0.0.1", port)) != 0
+
+
+def _can_be_bound(port: int) -> bool:
     with suppress(OSError), socket.socket() as tried:
         tried.bind(("127.0.0.1", port))
         return True
