@@ -44,7 +44,7 @@ def test_no_tests_leaves_the_tests_out(sandbox, check):
 
 def test_all_runs_what_is_left_out_by_default(sandbox, check):
     assert check("--all").returncode == 0
-    assert sandbox.calls()[-1] == f"{TESTS} -m not clients and not real and not long"
+    assert sandbox.calls()[-1] == f"{TESTS} -m not clients and not real"
 
 
 def test_changed_runs_the_tests_and_the_mutants_of_a_change(sandbox, check):
