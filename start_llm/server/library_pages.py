@@ -64,7 +64,7 @@ class LibraryPages:
 
 def _measured_tps(engine: EngineMetrics) -> float | None:
     """Return the tokens a second of one reply: the median of the last pauses between two steps."""
-    pauses = sorted(engine.stalls)
+    pauses = sorted(engine.stalls.copy())
     if len(pauses) < _FEWEST_STEPS:
         return None
     median = pauses[len(pauses) // 2]

@@ -200,7 +200,7 @@ class Status:
 
     def _decode_stall(self) -> dict[str, Json]:
         """Return seconds between two tokens of running replies."""
-        last = sorted(self.metrics.engine.stalls)
+        last = sorted(self.metrics.engine.stalls.copy())
         return {
             "target_s": self.limits.chunk_s,
             "median_s": round(last[len(last) // 2], 4) if last else None,

@@ -6,7 +6,7 @@ A field has one thread that writes it, or is written by methods that hold a lock
 
 import threading
 import time
-from collections import Counter
+from collections import Counter, deque
 from dataclasses import dataclass, field
 
 from start_llm.core.events import Usage
@@ -75,7 +75,8 @@ class EngineMetrics:
         tower_runs, tower_s: images that the vision tower has seen, and the seconds that this took.
         image_bytes: memory of the images that are kept as the tower has seen them.
         step_began: on the clock of `time.monotonic`; None while the engine is idle.
-        stalls: the last 500 pauses of running replies between two steps, in seconds; `worst_stall` of all.
+        stalls: the last 500 pauses of running replies between two steps, in seconds, of which others take a
+            copy; `worst_stall` of all.
         stepped_at: seconds since 1970 of the last of them.
         drafts: of drafted tokens.
     """
@@ -91,7 +92,7 @@ class EngineMetrics:
     tower_s: float = 0.0
     image_bytes: int = 0
     step_began: float | None = None
-    stalls: list[float] = field(default_factory=list[float])
+    stalls: deque[float] = field(default_factory=lambda: deque(maxlen=_STALLS))
     worst_stall: float = 0.0
     stepped_at: float = 0.0
     drafts: DraftMetrics = field(default_factory=DraftMetrics)
@@ -102,7 +103,7 @@ class EngineMetrics:
         return not (self.waiting or self.active_sequences or self.prefill)
 
     def note_stall(self, seconds: float) -> None:
-        self.stalls = [*self.stalls[1 - _STALLS :], seconds]
+        self.stalls.append(seconds)
         self.worst_stall = max(self.worst_stall, seconds)
         self.stepped_at = time.time()
 

@@ -24,7 +24,7 @@ from tests.writers import KnownRLock, Recorder, recording
 
 MODULES = metrics, database, activity, savings, store
 SOME_THAT_ARE_WRITTEN = """
-    EngineMetrics.generated_tokens EngineMetrics.stalls CacheMetrics.misses CacheMetrics.evictions
+    EngineMetrics.generated_tokens EngineMetrics.stepped_at CacheMetrics.misses CacheMetrics.evictions
     DiskMetrics.lost DiskMetrics.queue DiskMetrics.errors DiskMetrics.written_files
     TranscriptMetrics.bound TranscriptSizes.nodes RequestMetrics.endings DatabaseMetrics.written
 """.split()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -295,7 +296,7 @@ class FakeLibrary:
 
 def pages(stalls: list[float] | None = None) -> LibraryPages:
     nothing: Any = None
-    status = a_status(EngineMetrics(stalls=stalls or [], stepped_at=5.5))
+    status = a_status(EngineMetrics(stalls=deque(stalls or []), stepped_at=5.5))
     card = model_card("loaded", window=4000)
     status = replace(status, metrics=replace(status.metrics, card=card))
     return LibraryPages(FakeLibrary(), OneModel(ServedModel(nothing, nothing, status, nothing)))
