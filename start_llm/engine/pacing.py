@@ -33,6 +33,11 @@ _TILE = 32
 _SHORTEST = 4
 """Tokens of the shortest chunk on a device that needs more than a second for a tile, which no GPU does."""
 _SHORTEST_S = 1e-6
+_WORTH_A_PASS = 1 / 8
+"""Padding that one pass in place of several is worth in any case, as a share of their tokens.
+
+A few measured chunks may not show what a pass costs by itself (lesson 377).
+"""
 _UNKNOWN_SPEED = 300.0
 
 
@@ -229,9 +234,10 @@ class ChunkPacer:
 
         In one pass, all are padded to the longest.
         """
-        times = self._times
-        together = times.seconds(len(lengths) * max(lengths), before)
-        return not times.is_known or together <= sum(times.seconds(length, before) for length in lengths)
+        times, padded = self._times, len(lengths) * max(lengths)
+        if not times.is_known or padded <= (1 + _WORTH_A_PASS) * sum(lengths):
+            return True
+        return times.seconds(padded, before) <= sum(times.seconds(length, before) for length in lengths)
 
     def fits(self, tokens: int, before: int, seconds: float) -> bool:
         """Return whether `tokens` tokens are computed within `seconds`."""

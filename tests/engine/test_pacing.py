@@ -340,3 +340,12 @@ def test_steps_without_a_reply_do_not_make_decode_steps_look_short():
     for _ in range(50):
         engine_time.note_step(is_decoding=False)
     assert engine_time._take_step_s() == pytest.approx(0.2)
+
+
+def test_prompts_of_one_length_share_a_pass_although_measured_chunks_show_no_cost_of_a_pass():
+    pacer = ChunkPacer()
+    for tokens in (64, 128, 1024):
+        pacer.record(Chunk(tokens, 0, tokens / 9000))
+    assert pacer.saves_time([6] * 8, 0)
+    assert pacer.saves_time([39, 36, 35, 38], 6)
+    assert not pacer.saves_time([6, 39], 0)
