@@ -185,7 +185,7 @@ def test_a_rank_that_stands_still_ends_the_service(model, tmp_path):
         until(lambda: "starts again" in launch.text, 60, "it notices", launch)
         assert "The server is stuck" in launch.text
         assert "It is killed." in launch.text
-        assert not any(map(runs, pids))
+        until(lambda: not any(map(runs, pids)), 5, "both have ended", launch)
         until(lambda: is_ready(launch, port), _PATIENCE_S, "it is back", launch)
         stop(launch)
 
