@@ -1,14 +1,12 @@
 """Old, short and rarely used things go first, and no more than has to."""
 
 import math
-import random
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from start_llm.cache.eviction import retention_score
-from start_llm.cache.pages import Page
 from start_llm.cache.plan import plan_restore
 from tests.cache.desk import NETWORKS, Clock, Desk
 from tests.cache.fakes import BYTES_OF_A_STATE, BYTES_OF_A_TOKEN
@@ -88,15 +86,18 @@ def test_conversations_count_wherever_they_lie():
 @pytest.mark.parametrize("limits", [{"max_conversations": 6}, {"budget_bytes": 6 * BYTES}])
 def test_of_equals_those_that_came_first_go_first_wherever_they_lie_in_memory(limits):
     """Several processes that do the same evict the same."""
-    holes = [Page(b"", None, (), 0, None) for _ in range(400)]
-    while holes:
-        del holes[0]  # what is made next lies where the last of these was, so addresses descend
     desk = Desk(max_conversations=None, clock=Clock())
     spoken = [talk(desk, n) for n in range(20)]
-    for seq_cache in random.Random(3).sample(desk.store.seq_caches, 20):
+    for seq_cache in desk.store.seq_caches[:]:
         desk.store.split_into_pages(seq_cache)
+    root = desk.cache._lookup.root(b"")
+    paths = {ids: desk.store.tree.match(root, ids) for ids in spoken}
+    by_address = sorted(spoken, key=lambda ids: id(paths[ids][-1]))
+    for number, ids in enumerate(reversed(by_address)):  # as if they had come in the other order
+        for page in paths[ids]:
+            page.number = number
     desk.limit(**limits)
-    stay = [left(desk, ids) for ids in spoken]
+    stay = [left(desk, ids) for ids in reversed(by_address)]
     assert 0 < stay.count(SIZE) <= 6
     assert stay == sorted(stay)
 
