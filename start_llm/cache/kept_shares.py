@@ -46,7 +46,7 @@ def _asked_below(root: Page, now: float) -> tuple[list[Page], list[Checkpoint]]:
 
 
 def _as_used(pages: Iterable[Page]) -> list[Page]:
-    """Return pages, those that were used last first. A page is as old as the youngest one behind it, and is
+    """Return pages, those that were used last first. A page is as old as the youngest one after it, and is
     never without those before it.
     """
     used = {page: page.last_used for page in pages}
@@ -57,7 +57,7 @@ def _as_used(pages: Iterable[Page]) -> list[Page]:
 
 
 def _beyond[T: (Page, Checkpoint)](items: Iterable[T], most: float, bytes_of: Callable[[T], int]) -> set[T]:
-    """Return what does not fit into `most` bytes behind those before it."""
+    """Return what does not fit into `most` bytes together with all before it."""
     beyond = set[T]()
     total = 0
     for item in items:

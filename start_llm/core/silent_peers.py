@@ -6,7 +6,7 @@ import socket
 import sys
 
 _PROBES = 3
-"""Questions, a second apart, that the system of the other machine leaves without an answer."""
+"""Keepalive probes, a second apart, that the other machine leaves without an answer."""
 _DARWIN_DROP_TIME = 0x80
 """TCP_RXT_CONNDROPTIME of macOS, for which Python has no name: seconds of vain repetitions."""
 
@@ -17,7 +17,7 @@ def end_when_silent(connection: socket.socket, silence_s: int) -> None:
     A process that is busy, or stopped, is not silent: its system answers.
 
     Args:
-        silence_s: whole seconds before the first question; three more pass until it is given up.
+        silence_s: whole seconds before the first keepalive probe; three more pass until it is given up.
     """
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in _options(silence_s):

@@ -230,9 +230,10 @@ class ChunkPacer:
         return max(_TILE, int(self._times.longest * self._times.TELLING))
 
     def saves_time(self, lengths: Sequence[int], before: int) -> bool:
-        """Return whether prompts that have so many tokens left take no longer in one pass than one by one.
+        """Return whether prompts that have so many tokens left are worth one pass in place of several.
 
-        In one pass, all are padded to the longest.
+        In one pass, all are padded to the longest. They are worth it if that takes no longer than one by one,
+        or if it adds little.
         """
         times, padded = self._times, len(lengths) * max(lengths)
         if not times.is_known or padded <= (1 + _WORTH_A_PASS) * sum(lengths):

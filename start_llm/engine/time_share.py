@@ -70,7 +70,7 @@ class EngineTime:
         )
 
     def saves_time(self, lengths: Sequence[int], before: int) -> bool:
-        """Return whether prompts that have so many tokens left take no longer in one pass than one by one."""
+        """Return whether prompts that have so many tokens left are worth one pass in place of several."""
         return self._pacer.saves_time(lengths, before)
 
     @contextmanager

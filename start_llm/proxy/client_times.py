@@ -52,18 +52,18 @@ class TimedProtocol(_Protocol):
         had_part = self._has_part
         self._has_part = self.cycle is before and (before is None or before.response_complete)
         if not self._has_part:
-            self._keep()
+            self._let_stay()
         elif not had_part:
             self._hang_up_in(self._times.header_s)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._keep()
+        self._let_stay()
         super().connection_lost(exc)
 
     def _hang_up_in(self, seconds: float) -> None:
-        self._keep()
+        self._let_stay()
         self._hang_up = asyncio.get_running_loop().call_later(seconds, self.transport.close)
 
-    def _keep(self) -> None:
+    def _let_stay(self) -> None:
         if self._hang_up:
             self._hang_up.cancel()

@@ -29,7 +29,8 @@ class RestoreWish:
         salt: of the prompt.
         path: number of full pages in memory that the caches begin with.
         pages: number of full pages after them, of which each is a file.
-        last: tokens of a page after these of which the prompt starts like, a file too; () for none.
+        last: tokens of a page after these, a file too, whose beginning is what follows in the prompt; ()
+            for none.
         state: the tensors of the state at the end, whose file has the tokens since the last full page as
             well; None for none.
         numbers: of that state; see `page_file.FileHeader`.
