@@ -65,6 +65,10 @@ type TokenRange = KVSlice | BorrowedArrays
 """Consecutive tokens of all trimmable leaves, to be copied into caches."""
 
 
+type LeafState = tuple[Arrays, tuple[int, ...]]
+"""The arrays of a non-trimmable leaf, and its numbers."""
+
+
 @dataclass(frozen=True, slots=True)
 class StateSnapshot:
     """The state of all non-trimmable leaves at one position.
@@ -73,7 +77,7 @@ class StateSnapshot:
         reach: tokens by which it can be taken back to an earlier position.
     """
 
-    leaves: tuple[tuple[Arrays, tuple[int, ...]], ...]
+    leaves: tuple[LeafState, ...]
     reach: int = 0
 
     @property

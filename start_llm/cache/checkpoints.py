@@ -52,15 +52,16 @@ class CheckpointKeeper:
         positions = {in_front_of_image(ids, position) for position in chosen}
         return tuple(sorted(position for position in positions if position > done))
 
-    def keep(self, seq_cache: SequenceCache, now: float) -> None:
-        """Keep the state at the end of a sequence cache, and drop those that are too many beside it.
+    def keep(self, seq_cache: SequenceCache, now: float, ahead: int = 0) -> None:
+        """Keep the state at the end of a sequence cache's tokens, and drop those that are too many beside it.
 
         Args:
             now: seconds on the cache's clock. What a client asks to keep until later stays as long as there
                 is room.
+            ahead: tokens that its caches hold beyond.
         """
         reach = 0 if seq_cache.boundaries else step_in_text(self._layers.window)
-        checkpoint = self._store.keep_state(seq_cache, reach)
+        checkpoint = self._store.keep_state(seq_cache, reach, ahead)
         while checkpoint and (victim := self._next_to_drop(checkpoint, seq_cache.boundaries, now)):
             self._store.drop_checkpoint(victim)
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from start_llm.cache.arrays import Arrays
+    from start_llm.cache.arrays import Arrays, LeafState
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,12 +47,13 @@ class Rewinding:
     Attributes:
         window: returns the tokens that the leaf needs.
         longer: returns its arrays, with so many tokens before the window as it still has.
-        rewound: returns arrays and numbers, taken back by so many tokens, with the window alone.
+        rewound: returns arrays and numbers, taken back by so many tokens, with as many before the window as
+            the last argument says, if there are.
     """
 
     window: Callable[[Any], int]
     longer: Callable[[Any, int], Arrays]
-    rewound: Callable[[Any, Arrays, tuple[int, ...], int], tuple[Arrays, tuple[int, ...]]]
+    rewound: Callable[[Any, Arrays, tuple[int, ...], int, int], LeafState]
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,12 +133,12 @@ def _fill_rotating(cache: Any, arrays: Arrays, numbers: tuple[int, ...]) -> None
 
 
 def _back_in_window(
-    cache: Any, arrays: Arrays, numbers: tuple[int, ...], tokens: int = 0
-) -> tuple[Arrays, tuple[int, ...]]:
-    """Return the arrays of a window as it was `tokens` tokens before, without what is kept before it."""
+    cache: Any, arrays: Arrays, numbers: tuple[int, ...], tokens: int = 0, more: int = 0
+) -> LeafState:
+    """Return the arrays of a window as it was `tokens` tokens before, and at most `more` before it."""
     length = arrays[0].shape[-2]
     end = length - tokens
-    start = max(end - cache.max_size, 0)
+    start = max(end - cache.max_size - more, 0)
     if (start, end) == (0, length):
         return arrays, numbers
     return tuple(array[..., start:end, :] for array in arrays), (numbers[0] - tokens,)

@@ -20,6 +20,7 @@ from start_llm.cache.arrays import (
     BorrowedArrays,
     KVPieces,
     KVSlice,
+    LeafState,
     StateSnapshot,
     TokenRange,
     joined,
@@ -172,38 +173,33 @@ class Layers:
         return pieces
 
     def state(
-        self, caches: Sequence[Any], reach: int = 0, earlier: EarlierState | None = None
+        self, caches: Sequence[Any], reach: int = 0, earlier: EarlierState | None = None, ahead: int = 0
     ) -> StateSnapshot:
-        """Return copies of all non-trimmable leaves in their current state.
+        """Return copies of the state of all non-trimmable leaves.
 
         Args:
             reach: tokens by which it should be possible to take the state back.
             earlier: a state of the same tokens, for what the leaves no longer have of that.
+            ahead: tokens by which the leaves are further than the state. They have come there in one forward
+                pass, and can be taken back.
         """
         whole = _whole(caches)
-        if reach and self.window:
-            arrays = [_longer(pair, reach, index, earlier) for index, pair in enumerate(whole)]
+        if (reach or ahead) and self.window:
+            arrays = [_longer(pair, reach + ahead, index, earlier) for index, pair in enumerate(whole)]
         else:
             arrays = [kind.arrays(leaf) for leaf, kind in whole]
-        copies = [tuple(map(owned_copy, leaf_arrays)) for leaf_arrays in arrays]
-        mx.eval(copies)
-        return StateSnapshot(
-            tuple((copy, kind.numbers(leaf)) for (leaf, kind), copy in zip(whole, copies, strict=True)),
-            min((_reach(*pair, copy) for pair, copy in zip(whole, copies, strict=True)), default=0),
+        states = [(part, kind.numbers(leaf)) for (leaf, kind), part in zip(whole, arrays, strict=True)]
+        states = _rewound(whole, states, ahead, reach)
+        copies = tuple((tuple(map(owned_copy, part)), numbers) for part, numbers in states)
+        mx.eval([part for part, _ in copies])
+        reaches = (
+            _reach(leaf, kind, part, ahead) for (leaf, kind), (part, _) in zip(whole, copies, strict=True)
         )
+        return StateSnapshot(copies, min(reaches, default=0))
 
     def rewound(self, state: StateSnapshot, tokens: int) -> StateSnapshot:
         """Return views of a state as it was `tokens` tokens before, which is within its reach."""
-        if not tokens:
-            return state
-        leaves_before = zip(_whole(self.fresh()), state.leaves, strict=True)
-        return StateSnapshot(
-            tuple(
-                kind.rewinding.rewound(leaf, arrays, numbers, tokens)
-                for (leaf, kind), (arrays, numbers) in leaves_before
-                if kind.rewinding
-            )
-        )
+        return StateSnapshot(_rewound(_whole(self.fresh()), state.leaves, tokens)) if tokens else state
 
     def copied(self, part: TokenRange) -> KVSlice:
         """Return copies of consecutive tokens of all trimmable leaves, which `part` holds as views."""
@@ -335,12 +331,29 @@ def _longer(
     return tuple(joined([old[..., start:end, :], new], 0) for old, new in pieces) if start < end else arrays
 
 
-def _reach(leaf: Any, kind: NonTrimmableLeaf, arrays: Arrays) -> int:
+def _rewound(
+    whole: Sequence[tuple[Any, NonTrimmableLeaf]], states: Sequence[LeafState], tokens: int, more: int = 0
+) -> tuple[LeafState, ...]:
+    """Return views of the states of leaves that are windows, as they were `tokens` tokens before.
+
+    Args:
+        more: tokens before the window that stay.
+    """
+    if not tokens:
+        return tuple(states)
+    return tuple(
+        kind.rewinding.rewound(leaf, arrays, numbers, tokens, more)
+        for (leaf, kind), (arrays, numbers) in zip(whole, states, strict=True)
+        if kind.rewinding
+    )
+
+
+def _reach(leaf: Any, kind: NonTrimmableLeaf, arrays: Arrays, ahead: int) -> int:
     """Return how far a copy of a leaf can go back: over what is kept before its window, or to its start."""
     if kind.rewinding is None:
         return 0
-    length = arrays[0].shape[-2]
-    return int(leaf.offset if length == leaf.offset else max(length - kind.rewinding.window(leaf), 0))
+    length, position = arrays[0].shape[-2], leaf.offset - ahead
+    return int(position if length == position else max(length - kind.rewinding.window(leaf), 0))
 
 
 def _joined(pieces: Sequence[Arrays], room: int) -> Arrays:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Generator, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from itertools import groupby
 from typing import TYPE_CHECKING
 
@@ -304,11 +305,12 @@ class PageStore:
 
     # ------------------------------------------------------------------------------------------- checkpoints
 
-    def keep_state(self, seq_cache: SequenceCache, reach: int = 0) -> Checkpoint | None:
-        """Add a checkpoint at the sequence cache's end; None if there is one already.
+    def keep_state(self, seq_cache: SequenceCache, reach: int = 0, ahead: int = 0) -> Checkpoint | None:
+        """Add a checkpoint at the end of a sequence cache's tokens; None if there is one already.
 
         Args:
             reach: tokens by which it should be possible to take its state back, or to the state before it.
+            ahead: tokens that its caches hold beyond; see `Layers.state`.
         """
         page = seq_cache.end_page
         tail = tuple(seq_cache.tokens[page.end :])
@@ -318,9 +320,11 @@ class PageStore:
         if tail and tail_cut is None:
             tail_cut = self.layers.cut(seq_cache.caches, page.end, len(seq_cache.tokens))
         if reach and (earlier := self._earlier_state(seq_cache)):
-            state = self.layers.state(seq_cache.caches, min(reach, earlier.tokens_before), earlier)
+            reach = min(reach, earlier.tokens_before)
+            earlier = replace(earlier, tokens_before=earlier.tokens_before + ahead)
+            state = self.layers.state(seq_cache.caches, reach, earlier, ahead)
         else:
-            state = self.layers.state(seq_cache.caches, reach)
+            state = self.layers.state(seq_cache.caches, reach, ahead=ahead)
         checkpoint = Checkpoint(page, tail, state, tail_cut, seq_cache.last_used)
         self._states.hold(state)
         self._states.hold(tail_cut)

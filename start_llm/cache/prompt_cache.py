@@ -15,7 +15,8 @@ Owned by the engine thread.
 
 import itertools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -47,7 +48,8 @@ class OpenedSequence:
 
     Attributes:
         seq_cache: active; the KV of its `tokens` is restored, the rest has to be computed.
-        checkpoint_positions: positions at which prefill has to stop, so that state can be kept there.
+        checkpoint_positions: where state is kept. Prefill has to stop there, unless the cache
+            `passes_checkpoints`.
         restored: how much was restored, and why no more, as an event.
         is_in_place: it was restored without a copy.
     """
@@ -94,6 +96,12 @@ class PromptCache:
         self._checkpoints = CheckpointKeeper(self._store, self._evictor)
         self._restorer = Restorer(self._store, self._evictor)
         self.disk = PromptDisk(self._lookup, self._metrics)
+        self._shrinks_later = False
+
+    @property
+    def passes_checkpoints(self) -> bool:
+        """Whether a chunk may go on behind a checkpoint position, since states can be taken back to it."""
+        return self.supports_reuse and self._layers.window > 0
 
     def attach_disk(self, disk: DiskAccess) -> None:
         """Use a disk tier from now on."""
@@ -293,14 +301,22 @@ class PromptCache:
     # ------------------------------------------------------------------------------------------------- growth
 
     def record_chunk(
-        self, seq_cache: SequenceCache, tokens: Sequence[int], *, keep_state: bool, decodes: bool = True
+        self,
+        seq_cache: SequenceCache,
+        tokens: Sequence[int],
+        *,
+        keep_state: bool,
+        ahead: int = 0,
+        decodes: bool = True,
     ) -> None:
         """Record that the sequence's caches now hold these tokens too.
 
         `tokens` is empty if all of the prompt but its last token was restored.
 
         Args:
-            keep_state: the caches end at one of the checkpoint positions.
+            keep_state: the tokens end at one of the checkpoint positions.
+            ahead: tokens of the same chunk that the caches hold beyond, and that are recorded next. Only if
+                `passes_checkpoints`.
             decodes: the prompt's last token is computed too, by the first decode step.
         """
         start = len(seq_cache.tokens)
@@ -311,7 +327,7 @@ class PromptCache:
             return
         self._extend(seq_cache)
         if keep_state:
-            self._checkpoints.keep(seq_cache, self._clock())
+            self._checkpoints.keep(seq_cache, self._clock(), ahead)
         seq_cache.note_kept()
         self.shrink()
 
@@ -384,9 +400,22 @@ class PromptCache:
         Args:
             shortage: bytes to free beyond that, as far as anything may be evicted.
         """
-        if self.supports_reuse:
+        if self.supports_reuse and not self._shrinks_later:
             self._evictor.shrink(shortage=shortage)
             self._note_kept()
+
+    @contextmanager
+    def shrinking_once(self) -> Generator[None]:
+        """Evict at the end of the block, once for all that its sequences have computed or left.
+
+        Each time, the memory of every sequence is counted.
+        """
+        self._shrinks_later = True
+        try:
+            yield
+        finally:
+            self._shrinks_later = False
+            self.shrink()
 
     def resize(self, budget_bytes: int) -> None:
         """Change the budget, and evict what is beyond it."""

@@ -72,7 +72,7 @@ class Decoder:
         return list(self._groups)
 
     def contains(self, sequence: EngineSequence) -> bool:
-        return sequence in self.sequences
+        return sequence in self._queued or self.group_of(sequence) is not None
 
     @property
     def batched_bytes(self) -> int:
@@ -201,7 +201,8 @@ class Decoder:
         if not may_pad(_lengths(sequences)):
             return False
         others = [batch for other, batch in members.items() if other is not group]
-        return self._fits_memory([width(batch) for batch in (sequences, *others) for _ in batch])
+        widths = [[width(batch)] * len(batch) for batch in (sequences, *others)]
+        return self._fits_memory([tokens for batch in widths for tokens in batch])
 
 
 def _lengths(sequences: Sequence[EngineSequence]) -> list[int]:

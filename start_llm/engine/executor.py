@@ -39,6 +39,9 @@ from start_llm.engine.step_plan import (
 from start_llm.engine.time_share import EngineTime
 from start_llm.telemetry.metrics import EngineMetrics
 
+_FEW_REPLIES = 8
+"""Replies at once whose readers are woken for each token."""
+
 
 @owned_by(ENGINE)
 class StepExecutor:
@@ -186,7 +189,13 @@ class StepExecutor:
     def _go_on_with_prefill(self, part: PrefillPart) -> None:
         with self._time.decoding():
             self.wait_for_steps()  # their time does not count as the prompt's
-        with self._time.prefilling(), self.failures.on_failure(partial(self._abandon_prefill, part)):
+        for sequence in self.decoder.sequences:
+            sequence.generation.send()  # nothing is held while a reply pauses
+        prompts, replies = max(len(self.prefills), 1), len(self.decoder.sequences)
+        with (
+            self._time.prefilling(replies / prompts),
+            self.failures.on_failure(partial(self._abandon_prefill, part)),
+        ):
             match part:
                 case StartRequest():
                     self._start(part)
@@ -214,7 +223,14 @@ class StepExecutor:
         )
         resources = self._resources
         self.prefills.append(
-            Prefill(resources.network, sequence, positions, self._reader, mount=resources.mount)
+            Prefill(
+                resources.network,
+                sequence,
+                positions,
+                self._reader,
+                passes_checkpoints=self.cache.passes_checkpoints,
+                mount=resources.mount,
+            )
         )
         self._starting = self._starting_cache = None
         self.report()
@@ -274,18 +290,22 @@ class StepExecutor:
         self._note_chunk(prefill, self._time.compute_chunk(prefill, tokens))
 
     def _compute_chunks(self, prefills: Sequence[Prefill]) -> None:
-        for prefill, computed in zip(prefills, self._time.compute_chunks(prefills), strict=True):
-            self._note_chunk(prefill, computed)
+        lengths = self._time.compute_chunks(prefills)
+        with self.cache.shrinking_once():
+            for prefill, computed in zip(prefills, lengths, strict=True):
+                self._note_chunk(prefill, computed)
 
     def _note_chunk(self, prefill: Prefill, computed: int) -> None:
         """Record that the next tokens of a prompt are computed. A prompt that is complete decodes."""
-        sequence, done = prefill.sequence, prefill.done
-        self.cache.record_chunk(
-            sequence.seq_cache,
-            sequence.tokens[done - computed : done],
-            keep_state=prefill.is_at_checkpoint,
-            decodes=not sequence.generation.request.is_prewarm,
-        )
+        sequence = prefill.sequence
+        for start, end in prefill.pieces_since(prefill.done - computed):
+            self.cache.record_chunk(
+                sequence.seq_cache,
+                sequence.tokens[start:end],
+                keep_state=end in prefill.checkpoint_positions,
+                ahead=prefill.done - end,
+                decodes=not sequence.generation.request.is_prewarm,
+            )
         if prefill.is_complete:
             self._end_prefill(sequence)
 
@@ -325,11 +345,20 @@ class StepExecutor:
     def _step(self, group: BatchGroup, draft_lengths: Sequence[int]) -> None:
         sampled = group.step(draft_lengths)
         ended = [result.sequence for result in sampled if self._accept(result)]
-        for result in sampled:
-            result.sequence.generation.send()
+        self._send_tokens(sampled, ended)
         left = [sequence for sequence in ended if self.decoder.contains(sequence)]
         if left:  # unless everything was abandoned
             self._take_out_ended(group, left)
+
+    def _send_tokens(self, sampled: Sequence[Sampled], ended: Collection[EngineSequence]) -> None:
+        """Wake the readers of a step's tokens. Of many replies, only those for whom it is time."""
+        is_crowd, now = len(sampled) > _FEW_REPLIES, self._clock.real()
+        for result in sampled:
+            sequence = result.sequence
+            if is_crowd and sequence not in ended:
+                sequence.generation.send_at_intervals(now)
+            else:
+                sequence.generation.send()
 
     def _accept(self, sampled: Sampled) -> bool:
         """Return True if this token ends its reply."""
@@ -343,10 +372,11 @@ class StepExecutor:
         with self.failures.on_failure(partial(self._abandon_sequences, sequences)):
             released = self.decoder.remove_from(group, sequences)
             self.cache.batched_bytes = self.decoder.batched_bytes
-        for sequence, (caches, count) in zip(sequences, released, strict=False):
-            with self.blaming(sequence):
-                self.cache.close(sequence.seq_cache, caches, sequence.tokens[:count])
-                sequence.leave_text()
+        with self.cache.shrinking_once():
+            for sequence, (caches, count) in zip(sequences, released, strict=False):
+                with self.blaming(sequence):
+                    self.cache.close(sequence.seq_cache, caches, sequence.tokens[:count])
+                    sequence.leave_text()
 
     def _append_token(self, sampled: Sampled) -> bool:
         self._metrics.generated_tokens += 1

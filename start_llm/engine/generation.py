@@ -1,5 +1,6 @@
 """A request in the engine, which an HTTP thread and the engine thread share; see `engine.inbox`."""
 
+import math
 import queue
 import threading
 from collections.abc import Iterable
@@ -8,6 +9,9 @@ from contextlib import suppress
 from start_llm.core.engine_request import EngineRequest
 from start_llm.core.events import Event, Idle
 from start_llm.core.thread_owners import REQUEST, owned_by
+
+_INTERVAL_S = 0.1
+"""Ten pieces of text a second flow for a reader, and each costs a switch between threads."""
 
 
 class Generation:
@@ -30,6 +34,7 @@ class Generation:
         self._events: queue.SimpleQueue[list[Event]] = queue.SimpleQueue()
         self._cancelled = threading.Event()
         self._is_over = False
+        self._sent_at = -math.inf
 
     @property
     def cancelled(self) -> bool:
@@ -62,6 +67,16 @@ class Generation:
         if self._held:
             self._events.put(self._held)
             self._held = []
+
+    def send_at_intervals(self, now: float) -> None:
+        """Wake the reader, unless that was done a moment ago.
+
+        Args:
+            now: seconds.
+        """
+        if now - self._sent_at >= _INTERVAL_S:
+            self.send()
+            self._sent_at = now
 
     @owned_by(REQUEST)
     def take(self, timeout_s: float) -> list[Event]:

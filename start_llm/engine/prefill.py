@@ -1,6 +1,6 @@
 """Prefill of one prompt, chunk by chunk, and of several short ones together."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import mlx.core as mx
@@ -24,7 +24,8 @@ class Prefill:
     chunk is text, or belongs to one image. Before the first chunk of an image, `look` has to be called.
 
     Args:
-        checkpoint_positions: positions at which a chunk has to end.
+        checkpoint_positions: where state is kept.
+        passes_checkpoints: a chunk need not end there; see `PromptCache`.
         reader: reads the images; None if the model has no eyes.
         mount: makes the network compute under adapters.
 
@@ -39,6 +40,7 @@ class Prefill:
         checkpoint_positions: tuple[int, ...] = (),
         reader: ImageReader | None = None,
         *,
+        passes_checkpoints: bool = False,
         mount: Callable[[AdapterStack], None] = lambda _: None,
     ) -> None:
         if sequence.images.spans and reader is None:
@@ -49,6 +51,7 @@ class Prefill:
         self._seen: tuple[ImageSpan, ImageFeatures] | None = None
         self.sequence = sequence
         self.checkpoint_positions = checkpoint_positions
+        self._stops = () if passes_checkpoints else checkpoint_positions
         self.done = len(sequence.seq_cache.tokens)
 
     @property
@@ -67,6 +70,13 @@ class Prefill:
     @property
     def is_at_checkpoint(self) -> bool:
         return self.done in self.checkpoint_positions
+
+    def pieces_since(self, start: int) -> Iterator[tuple[int, int]]:
+        """Yield the ranges of tokens since `start` that were computed, cut at the checkpoint positions."""
+        passed = (position for position in self.checkpoint_positions if start < position < self.done)
+        for end in (*passed, self.done):
+            yield start, end
+            start = end
 
     @property
     def image(self) -> ImageSpan | None:
@@ -130,7 +140,7 @@ class Prefill:
     def step_with(self, others: Sequence["Prefill"]) -> list[int]:
         """Compute the next chunk of this prompt and of others in one forward pass; see `step`.
 
-        Each is computed up to its next checkpoint, or its end. If this raises, none has usable caches.
+        Each is computed up to where it has to stop, or its end. If this raises, none has usable caches.
 
         Args:
             others: of the same network and adapters. None of them has images, and all have tokens to compute.
@@ -154,7 +164,7 @@ class Prefill:
         edge = self.sequence.images.edge_after(self.done, self.total)
         if self.image and self._reader and self._reader.vision.reads_both_ways:
             return edge
-        next_stop = next((stop for stop in self.checkpoint_positions if stop > self.done), self.total)
+        next_stop = next((stop for stop in self._stops if stop > self.done), self.total)
         return min(self.done + most, self.total - 1, next_stop, edge)
 
     def _compute_image(self, end: int) -> None:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import importlib
+import os
 import re
 import shlex
+import subprocess
+import sys
 from collections.abc import Iterator
 from itertools import takewhile
 from pathlib import Path
@@ -15,6 +18,7 @@ import pytest
 from benchmarks import harness
 
 ROOT = Path(__file__).resolve().parents[2]
+CHECKS = "START_LLM_CHECK_THREADS"
 DOCUMENTS = [
     *(ROOT / name for name in ("README.md", "CLAUDE.md", "CONTRIBUTING.md", "benchmarks/RESULTS.md")),
     *(path for folder in ("docs", ".context") for path in (ROOT / folder).rglob("*.md")),
@@ -70,3 +74,13 @@ def test_a_program_says_what_its_parts_and_options_do(name: str):
     shown = harness.parser_of(name, module).format_help()
     assert all(f"\n{part}: " in shown for part in module.PARTS)
     assert all(part.__doc__ for part in module.PARTS.values())
+
+
+def test_a_benchmark_does_not_measure_the_checks_of_the_tests():
+    """Though it imports parts of the tests, which turn them on."""
+    clean = {name: value for name, value in os.environ.items() if name not in ("PYTEST_VERSION", CHECKS)}
+    program = f"import benchmarks.engine, os; print(os.environ.get({CHECKS!r}))"
+    result = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, env=clean, capture_output=True, text=True, check=True
+    )
+    assert result.stdout.strip() == "None"

@@ -171,7 +171,7 @@ class FakeLayers(Layers):
         self.has_trimmable = has_trimmable
         self.has_state = has_state
         self.quantizer = None
-        self.window = 0
+        self.window = 0 if reach is None else 1
         self.fails_after: int | None = None
         self.reserved = 0
 
@@ -221,13 +221,17 @@ class FakeLayers(Layers):
     def arrays(self, caches: Sequence[Any]) -> int:
         return len(caches)
 
-    def state(self, caches: Sequence[Any], reach: int = 0, earlier: EarlierState | None = None) -> Any:
+    def state(
+        self, caches: Sequence[Any], reach: int = 0, earlier: EarlierState | None = None, ahead: int = 0
+    ) -> Any:
         self._copy()
         (cache,) = caches
         if self._reach is None:
+            assert not ahead, "a state that cannot be taken back was passed by"
             return FakeState(cache.digest)
-        before = cache.before[max(len(cache.before) - max(reach, self._reach), 0) :]
-        return FakeState(cache.digest, tuple(before))
+        states = [*cache.before, cache.digest]
+        *before, digest = states[: len(states) - ahead]
+        return FakeState(digest, tuple(before[max(len(before) - max(reach, self._reach), 0) :]))
 
     def rewound(self, state: Any, tokens: int) -> Any:
         assert 0 <= tokens <= state.reach, "a state is taken back further than it reaches"

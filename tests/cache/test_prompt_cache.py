@@ -147,13 +147,13 @@ class Machine(RuleBasedStateMachine):
             self._grow(sequence, 7)
 
     def _grow(self, sequence: LiveRow, most: int) -> None:
-        stop = next(
-            (stop for stop in sequence.checkpoint_positions if stop > sequence.done), len(sequence.ids)
-        )
-        end = min(sequence.done + most, sequence.done + sequence.left, stop)
-        chunk = sequence.ids[sequence.done : end]
-        sequence.caches[0].feed(chunk)
-        self.cache.record_chunk(sequence.seq_cache, chunk, keep_state=end in sequence.checkpoint_positions)
+        stops = [stop for stop in sequence.checkpoint_positions if stop > sequence.done]
+        last = len(sequence.ids) if self.cache.passes_checkpoints or not stops else stops[0]
+        end = min(sequence.done + most, sequence.done + sequence.left, last)
+        sequence.caches[0].feed(sequence.ids[sequence.done : end])
+        for stop in (*(stop for stop in stops if stop < end), end):
+            piece = sequence.ids[sequence.done : stop]
+            self.cache.record_chunk(sequence.seq_cache, piece, keep_state=stop in stops, ahead=end - stop)
         self._settled()
 
     @precondition(lambda self: any(not sequence.left for sequence in self.sequences))
@@ -622,3 +622,27 @@ def test_a_state_that_is_taken_back_is_that_of_the_tokens_before_the_edit(place)
     assert opened.restored.tokens == place
     assert opened.seq_cache.caches[0].holds(ids[:-1])
     desk.end(opened, ids)
+
+
+def test_within_a_block_nothing_is_evicted_and_at_its_end_all_that_is_too_much():
+    desk = Desk(budget=400)
+    opened = [desk.begin((number, *PROMPT)) for number in range(90, 96)]
+    with desk.cache.shrinking_once():
+        for sequence in opened:
+            tokens = sequence.seq_cache.tokens
+            desk.cache.close(sequence.seq_cache, sequence.seq_cache.caches, list(tokens))
+        assert desk.metrics.evictions == 0
+        assert desk.store.usage.nbytes > 400
+    assert desk.metrics.evictions > 0
+    assert desk.store.usage.nbytes <= 400
+    check_cache(desk.cache)
+
+
+def test_what_a_block_has_computed_is_evicted_where_needed_though_it_fails():
+    desk = Desk(budget=400)
+    opened = [desk.begin((number, *PROMPT)) for number in range(90, 96)]
+    with pytest.raises(OutOfMemory), desk.cache.shrinking_once():
+        for sequence in opened:
+            desk.cache.close(sequence.seq_cache, sequence.seq_cache.caches, list(sequence.seq_cache.tokens))
+        raise OutOfMemory
+    assert desk.store.usage.nbytes <= 400
