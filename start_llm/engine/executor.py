@@ -191,9 +191,8 @@ class StepExecutor:
             self.wait_for_steps()  # their time does not count as the prompt's
         for sequence in self.decoder.sequences:
             sequence.generation.send()  # nothing is held while a reply pauses
-        prompts, replies = max(len(self.prefills), 1), len(self.decoder.sequences)
         with (
-            self._time.prefilling(replies / prompts),
+            self._time.prefilling(is_shared=len(self.prefills) > 1),
             self.failures.on_failure(partial(self._abandon_prefill, part)),
         ):
             match part:

@@ -53,14 +53,19 @@ class EngineTime:
         self._prefilled_s, self._stalls = 0.0, is_decoding
 
     @contextmanager
-    def prefilling(self, replies_per_prompt: float = 1.0) -> Generator[None]:
-        """Count the block as prefill time of this step."""
+    def prefilling(self, *, is_shared: bool = False) -> Generator[None]:
+        """Count the block as prefill time of this step.
+
+        Args:
+            is_shared: several short prompts share the pass. Then replies are owed nothing but the step that
+                follows: prompts are no more than places, and the more of them decode, the more it gives.
+        """
         began = self._clock()
         yield
         seconds = self._clock() - began
         self._prefilled_s += seconds
-        if self._stalls:
-            self._share.note_prefill(seconds, replies_per_prompt)
+        if self._stalls and not is_shared:
+            self._share.note_prefill(seconds)
 
     def fits(self, tokens: int, before: int) -> bool:
         """Return whether so many tokens, after others, still fit into a chunk's time in this step."""
@@ -161,14 +166,8 @@ class TimeShare:
         """Return the seconds of prefill that go with `decode_s` seconds of decoding."""
         return decode_s / self._for_each_second
 
-    def note_prefill(self, seconds: float, replies_per_prompt: float = 1.0) -> None:
-        """Record prefill time.
-
-        Args:
-            replies_per_prompt: replies that paused meanwhile, for each prompt that was computed. Fewer
-                replies than prompts are owed less, since the clients of all these prompts wait too.
-        """
-        self._owed_s += seconds * self._for_each_second * min(replies_per_prompt, 1.0)
+    def note_prefill(self, seconds: float) -> None:
+        self._owed_s += seconds * self._for_each_second
 
     def note_decode(self, seconds: float) -> None:
         if self._owed_s > 0:

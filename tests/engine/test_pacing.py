@@ -244,19 +244,6 @@ def test_replies_get_their_share_of_the_time():
     assert spent["decode"] / (spent["decode"] + spent["prefill"]) == pytest.approx(0.25, abs=0.01)
 
 
-@pytest.mark.parametrize(("replies_per_prompt", "owed_s"), [(1 / 8, 0.0125), (1, 0.1), (4, 0.1)])
-def test_replies_that_are_fewer_than_the_prompts_of_a_pass_are_owed_less(
-    replies_per_prompt: float, owed_s: float
-):
-    """The clients of all these prompts wait too; the more of them decode, the more a step gives."""
-    share = TimeShare()
-    share.note_prefill(0.2, replies_per_prompt)
-    share.note_decode(owed_s - 0.001)
-    assert not share.may_prefill
-    share.note_decode(0.002)
-    assert share.may_prefill
-
-
 def test_time_that_nobody_waited_for_is_owed_to_nobody():
     share = TimeShare()
     share.note_decode(100.0)

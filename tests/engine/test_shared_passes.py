@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import mlx.core as mx
@@ -60,7 +61,7 @@ class Passes(list[tuple[int, ...]]):
         return [shape for shape in self if shape[0] > 1 and shape[1] > 1]
 
 
-def sharing(network: Any, before: Any, max_sequences: int = 8, pass_s: float = 0.1) -> Cached:
+def sharing(network: Any, before: Any, max_sequences: int = 8, pass_s: float = 0.1, **changes: Any) -> Cached:
     """An engine that holds a pass to take `pass_s`, and a token a hundredth of it."""
     measured = [Chunk(tokens, 0, pass_s * (1 + tokens / 1000)) for tokens in (64, 256, 1024)]
     resources = uncached_resources(
@@ -72,7 +73,7 @@ def sharing(network: Any, before: Any, max_sequences: int = 8, pass_s: float = 0
         batches_prefill=True,
         measured=tuple(measured),
     )
-    return Cached(resources, PLENTY, longest_chunk=2048)
+    return Cached(resources, PLENTY, longest_chunk=2048, **changes)
 
 
 def burst(engine: Stepper, asked: Sequence[tuple[int, ...]], **more: Any) -> list[Watched]:
@@ -163,6 +164,26 @@ def test_the_next_turns_of_a_burst_share_passes_too(network):
     assert_as_alone(network, further, next_replies)
     assert len(passes.shared) > before
     assert engine.cached.computed_tokens < sum(map(len, further)) + sum(LENGTHS) - sum(LENGTHS) // 2
+
+
+def test_a_burst_waits_for_one_step_of_the_running_replies_behind_each_of_its_passes(plain):
+    """And not until they have had a third of the time: the more of them decode, the more a step gives."""
+    shapes: list[tuple[int, ...]] = []
+    now = 0.0
+
+    def compute(shape: tuple[int, ...]) -> None:
+        nonlocal now
+        shapes.append(shape)
+        now += 0.2 if shape[1] > 1 else 0.01
+
+    engine = sharing(plain, compute, max_sequences=32, clock=lambda: now)
+    first = engine.submit(engine_request(prompts(14)[0], 60))
+    engine.step_until(lambda: first.tokens)
+    shapes.clear()
+    engine.finish(*burst(engine, [*prompts(15), *prompts(16, [9] * 16)]))
+    places = [place for place, shape in enumerate(shapes) if shape[0] > 1 and shape[1] > 1]
+    assert len(places) >= 3
+    assert [later - earlier for earlier, later in pairwise(places)] == [2] * (len(places) - 1)
 
 
 def test_what_two_prompts_share_is_computed_once(plain):
