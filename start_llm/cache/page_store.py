@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from itertools import groupby
 from typing import TYPE_CHECKING
@@ -150,6 +150,20 @@ class PageStore:
             return
         self.idle_usage -= self._idle.pop(id(seq_cache), MemoryUsage())
         seq_cache.end_page.seq_caches.remove(seq_cache)
+
+    def hand_over(self, given: SequenceCache, path: Sequence[Page], length: int) -> SequenceCache:
+        """Return an active sequence cache, not admitted yet, with the caches of one that was removed.
+
+        Args:
+            path: the full pages of its first `length` tokens, which the caches hold.
+        """
+        taken = SequenceCache(given.caches, given.root, given.tokens[:length], list(path))
+        taken.shared_prefix_length, taken.kept = given.shared_prefix_length, given.kept
+        given.set_caches([])
+        for page in path:
+            if page.holder is given:
+                self.tree.hold(page, taken)
+        return taken
 
     def assemble(
         self,

@@ -84,6 +84,7 @@ class SequenceCache:
         fetch_from_batch: returns copies of the caches while a batch holds them.
         path: the full pages of these tokens, whatever stores them.
         is_active: a running sequence is using the caches.
+        is_paused: its sequence was preempted, and goes on later from the end of these tokens.
         shared_prefix_length: tokens that the next turn is expected to share: the prompt up to the end of its
             last message.
         last_used: seconds on the cache's clock.
@@ -100,6 +101,7 @@ class SequenceCache:
     tokens: list[int] = field(default_factory=list[int])
     path: list[Page] = field(default_factory=list["Page"])
     is_active: bool = True
+    is_paused: bool = False
     shared_prefix_length: int = 0
     last_used: float = 0
     boundaries: tuple[int, ...] = ()
@@ -126,6 +128,13 @@ class SequenceCache:
     def end_page(self) -> Page:
         """The last full page, or the root."""
         return self.path[-1] if self.path else self.root
+
+    @property
+    def least_taken(self) -> int:
+        """Tokens that a prompt must have in common with these to take the caches over: what comes after them
+        is cut off.
+        """
+        return len(self.tokens) if self.is_paused else self.shared_prefix_length
 
     def note_kept(self) -> None:
         """Note on its pages and checkpoints until when they are to stay, as far as the tokens reach."""

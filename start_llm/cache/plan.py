@@ -114,7 +114,8 @@ def _plan(path: list[Page], tail: RestoreSource, ids: tuple[int, ...]) -> Restor
 def _giver(path: list[Page], tail: RestoreSource, ids: tuple[int, ...]) -> SequenceCache | None:
     """Return an idle sequence cache that starts with these tokens; None if there is none.
 
-    It must hold nothing after them that other prompts are expected to share: only a reply.
+    It must hold nothing after them that other prompts are expected to share, or that its own sequence, which
+    was preempted, goes on from: only a reply that has ended.
     """
     holders = [item.holder if isinstance(item, Page) else item for item in (tail.holder, *reversed(path))]
     seq_caches = {id(holder): holder for holder in holders if isinstance(holder, SequenceCache)}
@@ -122,7 +123,7 @@ def _giver(path: list[Page], tail: RestoreSource, ids: tuple[int, ...]) -> Seque
 
 
 def _may_give(seq_cache: SequenceCache, length: int, ids: tuple[int, ...]) -> bool:
-    if seq_cache.is_active or length < seq_cache.shared_prefix_length or length > len(seq_cache.tokens):
+    if seq_cache.is_active or length < seq_cache.least_taken or length > len(seq_cache.tokens):
         return False
     return tuple(seq_cache.tokens[:length]) == ids[:length]
 

@@ -160,8 +160,9 @@ class PromptCache:
         """Restore a preempted sequence, with any reply tokens after its prompt. Counts no lookup.
 
         Args:
-            before: its caches when it was preempted.
+            before: its sequence cache when it was preempted. Others may have taken its caches since.
         """
+        before.is_paused = False
         has_begun = len(ids) > before.prompt_length
         repeated_tokens = len(ids) if has_begun else before.repeated_tokens
         match = self._lookup.match(ids, salt, most)
@@ -331,6 +332,7 @@ class PromptCache:
         tokens: Sequence[int],
         *,
         is_given_up: bool = False,
+        is_paused: bool = False,
     ) -> None:
         """Keep what a sequence computed when it leaves the engine. `caches` hold exactly `tokens`.
 
@@ -338,6 +340,7 @@ class PromptCache:
 
         Args:
             is_given_up: its client went away before the reply was complete.
+            is_paused: it was preempted, and goes on later; see `reopen`.
         """
         if not self.supports_reuse:
             self.discard(seq_cache)
@@ -352,6 +355,7 @@ class PromptCache:
             seq_cache.note_kept()
             seq_cache.shared_prefix_length = min(seq_cache.shared_prefix_length, len(seq_cache.tokens))
             # What idle work was restored from is others', who have not given it up.
+            seq_cache.is_paused = is_paused
             seq_cache.is_given_up = is_given_up and not seq_cache.is_idle_work
             if seq_cache.is_given_up:
                 _note_given_up(seq_cache)

@@ -360,6 +360,45 @@ def test_a_reply_goes_on_until_a_long_prompt_has_waited_for_as_long_as_it_takes(
     stepper.finish(long)
 
 
+def test_replies_to_one_prompt_that_take_turns_do_not_cut_each_other_off(resources):
+    """Each begins where the prompt ends, in the caches of another one, which goes on later."""
+    stepper = cached(resources, clock=Clock(0.05), max_sequences=1, time_limits=TimeLimits(preempt_after_s=1))
+    samplings = [Sampling(temperature=1.0, seed=seed) for seed in range(3)]
+    sequences = [stepper.submit(engine_request(PROMPTS[0], 60, sampling)) for sampling in samplings]
+    stepper.finish(*sequences)
+    assert stepper.metrics.preemptions > 2
+    assert stepper.metrics.prefilled_tokens == len(PROMPTS[0]) - 1
+
+
+def test_a_state_from_which_a_preempted_reply_goes_on_is_not_cut_off():
+    resources = uncached_resources(
+        Counting(has_state=True),
+        lambda token: b"a",
+        frozenset(),
+        max_sequences=1,
+        batches=False,
+        time_limits=TimeLimits(preempt_after_s=1),
+    )
+    stepper = Cached(resources, clock=Clock(0.05))
+    sequences = [stepper.submit(engine_request(range(40), 60, boundaries=(39,))) for _ in range(3)]
+    while not all(sequence.look() and sequence.ending for sequence in sequences):
+        stepper.step()
+        check(stepper)
+    assert stepper.metrics.preemptions > 2
+    assert stepper.metrics.prefilled_tokens == 39
+
+
+def test_a_preempted_reply_that_was_given_up_leaves_its_caches_to_others(resources):
+    stepper = cached(resources, clock=Clock(0.05), max_sequences=1, time_limits=TimeLimits(preempt_after_s=1))
+    first, second = (stepper.submit(engine_request(prompt, 60)) for prompt in PROMPTS[:2])
+    stepper.step_until(lambda: stepper.metrics.preemptions)
+    first.generation.cancel()
+    stepper.finish(second)
+    again = stepper.submit(engine_request(PROMPTS[0], 60, Sampling(temperature=1.0, seed=7)))
+    stepper.finish(again)
+    assert stepper.cached.reused_in_place == 1
+
+
 @pytest.mark.thorough
 def test_a_seed_and_penalties_hold_through_interruptions(resources):
     sampling = Sampling(temperature=1.0, seed=7, repetition_penalty=1.3, frequency_penalty=0.5)
