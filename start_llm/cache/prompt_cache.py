@@ -390,7 +390,7 @@ class PromptCache:
         """
         if self.supports_reuse:
             self._evictor.shrink(shortage=shortage)
-            self._note_kept()
+            self._note_sizes()
 
     def resize(self, budget_bytes: int) -> None:
         """Change the budget, and evict what is beyond it."""
@@ -418,7 +418,7 @@ class PromptCache:
         if not self._store.tree.untrimmed_runs:
             return 0
         trimmed = self._store.tidy(is_enough)
-        self._note_kept()
+        self._note_sizes()
         return trimmed
 
     @property
@@ -460,7 +460,7 @@ class PromptCache:
         if self.supports_reuse:
             self._metrics.unavoidable_tokens += end - min(max(start, seq_cache.repeated_tokens), end)
 
-    def _note_kept(self) -> None:
+    def _note_sizes(self) -> None:
         metrics, store = self._metrics, self._store
         metrics.evictions = self._evictor.evicted
         metrics.page_bytes = store.tree.runs_usage.nbytes
@@ -478,7 +478,9 @@ def _last_use(plan: RestorePlan) -> float:
     """Return when what is restored was used last; 0 if nothing is."""
     if plan.reused_in_place:
         return plan.reused_in_place.last_used
-    return max((page.last_used for page in plan.path), default=0.0)
+    tail = [plan.tail.item] if plan.tail else []
+    checkpoint = [plan.checkpoint] if plan.checkpoint else []
+    return max((item.last_used for item in (*plan.path, *tail, *checkpoint)), default=0.0)
 
 
 def _note_given_up(seq_cache: SequenceCache) -> None:

@@ -109,11 +109,10 @@ class Restorer:
         return self._layers.rewound(checkpoint.state, checkpoint.position - plan.length)
 
     def _tail(self, tail: RestoreSource) -> TokenRange:
-        holder = tail.holder
-        if isinstance(holder, Checkpoint):
-            return cast("KVSlice", holder.tail_cut).part(0, tail.end - tail.start)
-        if isinstance(holder, Page):
-            holder = cast("Holder", holder.holder)
+        item = tail.item
+        if isinstance(item, Checkpoint):
+            return cast("KVSlice", item.tail_cut).part(0, tail.end - tail.start)
+        holder = cast("Holder", item.holder) if isinstance(item, Page) else item
         return self.store.part(holder, tail.start, tail.end)
 
     def _let_holders_go(self, plan: RestorePlan, room: int) -> None:

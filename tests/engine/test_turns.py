@@ -31,7 +31,7 @@ LONG = tuple(int(n) for n in np.random.default_rng(2).integers(0, 1500, 1500))
 
 
 class Clock:
-    """Stands still until it is told otherwise, or goes on by `step` whenever it is read."""
+    """Stands still until a test moves it, or goes on by `step` whenever it is read."""
 
     def __init__(self, step: float = 0.0) -> None:
         self.now, self._step = 1000.0, step
@@ -101,7 +101,7 @@ def test_a_session_that_was_quiet_owes_nothing():
 
 @pytest.mark.parametrize("is_given_up", [True, False])
 def test_a_session_owes_nothing_for_work_that_is_over(is_given_up: bool):
-    """It was given up, or took less time than it was reasoning to take."""
+    """It was given up, or took less time than was expected."""
     schedule = Schedule(Clock())
     long, another, short = (
         Generation(of(tokens, session=name)) for tokens, name in ((6000, "one"), (1000, "two"), (100, "one"))
