@@ -124,7 +124,7 @@ class Evictor:
 
     @property
     def _needed(self) -> MemoryUsage:
-        """Memory of everything that is kept, without the loose bytes that can be trimmed."""
+        """Memory of everything that is kept, without the bytes of runs that belong to no page."""
         return self._store.usage - MemoryUsage(self._store.tree.unused_run_bytes)
 
     def _has_tidied(self, active: MemoryUsage, shortage: int) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from itertools import groupby
@@ -152,6 +152,20 @@ class PageStore:
         self.idle_usage -= self._idle.pop(id(seq_cache), MemoryUsage())
         seq_cache.end_page.seq_caches.remove(seq_cache)
 
+    def hand_over(self, given: SequenceCache, path: Sequence[Page], length: int) -> SequenceCache:
+        """Return an active sequence cache, not admitted yet, with the caches of one that was removed.
+
+        Args:
+            path: the full pages of its first `length` tokens, which the caches hold.
+        """
+        taken = SequenceCache(given.caches, given.root, given.tokens[:length], list(path))
+        taken.shared_prefix_length, taken.kept = given.shared_prefix_length, given.kept
+        given.set_caches([])
+        for page in path:
+            if page.holder is given:
+                self.tree.hold(page, taken)
+        return taken
+
     def assemble(
         self,
         seq_cache: SequenceCache,
@@ -190,7 +204,7 @@ class PageStore:
     def detach_tail_pages(self, seq_cache: SequenceCache, length: int) -> None:
         """Drop a removed sequence cache's pages after `length`; reassign or copy those that are needed."""
         after = [page for page in self._held(seq_cache) if page.end > length]
-        while after and after[-1].is_leaf:
+        while after and after[-1].has_nothing_after:
             self.tree.remove(after.pop())
         self._move_to_others(after)
         if left := [page for page in after if page.holder is seq_cache]:
@@ -362,7 +376,7 @@ class PageStore:
         self._states.release(checkpoint.tail_cut)
         page = self.tree.prune(checkpoint.page)
         # Without trimmable leaves a page holds no KV, so without checkpoints below it, it is worth nothing.
-        while not self.layers.has_trimmable and page.parent is not None and page.is_leaf:
+        while not self.layers.has_trimmable and page.parent is not None and page.has_nothing_after:
             page = self.tree.remove(page)
         return page
 
@@ -376,7 +390,11 @@ class PageStore:
             case Checkpoint():
                 return id(item) in self._checkpoints
             case Page():
-                return item.is_leaf and not isinstance(item.holder, SequenceCache) and self.tree.has(item)
+                return (
+                    item.has_nothing_after
+                    and not isinstance(item.holder, SequenceCache)
+                    and self.tree.has(item)
+                )
 
     def eviction_candidates(self) -> Iterator[CacheItem]:
         yield from (seq_cache for seq_cache in self._seq_caches.values() if not seq_cache.is_active)

@@ -84,6 +84,7 @@ class SequenceCache:
         fetch_from_batch: returns copies of the caches while a batch holds them.
         path: the full pages of these tokens, whatever stores them.
         is_active: a running sequence is using the caches.
+        is_paused: its sequence was preempted, and goes on later from the end of these tokens.
         shared_prefix_length: tokens that the next turn is expected to share: the prompt up to the end of its
             last message.
         last_used: seconds on the cache's clock.
@@ -100,6 +101,7 @@ class SequenceCache:
     tokens: list[int] = field(default_factory=list[int])
     path: list[Page] = field(default_factory=list["Page"])
     is_active: bool = True
+    is_paused: bool = False
     shared_prefix_length: int = 0
     last_used: float = 0
     boundaries: tuple[int, ...] = ()
@@ -126,6 +128,13 @@ class SequenceCache:
     def end_page(self) -> Page:
         """The last full page, or the root."""
         return self.path[-1] if self.path else self.root
+
+    @property
+    def least_taken(self) -> int:
+        """Tokens that a prompt must have in common with these to take the caches over: what comes after them
+        is cut off.
+        """
+        return len(self.tokens) if self.is_paused else self.shared_prefix_length
 
     def note_kept(self) -> None:
         """Note on its pages and checkpoints until when they are to stay, as far as the tokens reach."""
@@ -215,7 +224,8 @@ class Page:
         return self.end - len(self.tokens)
 
     @property
-    def is_leaf(self) -> bool:
+    def has_nothing_after(self) -> bool:
+        """No page, checkpoint or sequence cache goes on from its end."""
         return not (self.children or self.checkpoints or self.seq_caches)
 
     def below(self) -> Iterator[Page]:
@@ -244,7 +254,7 @@ class PageTree:
     """Roots by salt, each with a tree of pages of `page_size` tokens.
 
     Attributes:
-        runs_usage: memory of all runs, loose bytes included.
+        runs_usage: memory of all runs, unused bytes included.
         unused_run_bytes: bytes of runs that belong to no page.
         untrimmed_runs: runs that may hold more than their pages need, or pieces that are too long.
         rejected_keys: number of candidates with the right key but other tokens.
@@ -264,7 +274,7 @@ class PageTree:
         """Return the root of a salt. If it is new, roots with nothing below them are dropped."""
         known = self._roots.get(salt)
         if known is None:
-            self._roots = {other: root for other, root in self._roots.items() if not root.is_leaf}
+            self._roots = {other: root for other, root in self._roots.items() if not root.has_nothing_after}
             key = hashlib.blake2b(salt, digest_size=16).digest()
             known = self._roots[salt] = Page(key, None, (), 0, None)
         return known
@@ -340,22 +350,22 @@ class PageTree:
             self._runs[run], self.untrimmed_runs[run] = (usage, unused_bytes), None
 
     def remove(self, page: Page) -> Page:
-        """Remove a leaf page. Returns its nearest ancestor that remains.
+        """Remove a page with nothing after it. Returns its nearest ancestor that remains.
 
         Raises:
             ValueError: it is a root, or it has children, checkpoints or sequence caches.
         """
-        if not page.is_leaf or page.parent is None:
+        if not page.has_nothing_after or page.parent is None:
             raise ValueError("a root, or a page with something after it, cannot go")
         self.hold(page, None)
         return self.prune(page)
 
     def prune(self, page: Page) -> Page:
-        """Remove this page and its ancestors as long as their KV is lost and they are leaves.
+        """Remove this page and its ancestors as long as their KV is lost and nothing is after them.
 
         Returns the first page that remains.
         """
-        while page.parent is not None and page.holder is None and page.is_leaf:
+        while page.parent is not None and page.holder is None and page.has_nothing_after:
             parent = page.parent
             del parent.children[page.key]
             parent.by_tokens.remove(page)

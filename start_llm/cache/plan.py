@@ -12,12 +12,13 @@ _MAX_LATER_PAGES = 64
 
 @dataclass(frozen=True, slots=True)
 class RestoreSource:
-    """The holder of tokens `start` to `end` after the full pages.
+    """What has tokens `start` to `end`, after the full pages.
 
-    It is a page, a sequence cache or a checkpoint, whose tail is meant.
+    Attributes:
+        item: a page, a sequence cache, or a checkpoint, whose tail is meant.
     """
 
-    holder: CacheItem
+    item: CacheItem
     start: int
     end: int
 
@@ -114,15 +115,16 @@ def _plan(path: list[Page], tail: RestoreSource, ids: tuple[int, ...]) -> Restor
 def _giver(path: list[Page], tail: RestoreSource, ids: tuple[int, ...]) -> SequenceCache | None:
     """Return an idle sequence cache that starts with these tokens; None if there is none.
 
-    It must hold nothing after them that other prompts are expected to share: only a reply.
+    It must hold nothing after them that other prompts are expected to share, or that its own sequence, which
+    was preempted, goes on from: only a reply that has ended.
     """
-    holders = [item.holder if isinstance(item, Page) else item for item in (tail.holder, *reversed(path))]
+    holders = [item.holder if isinstance(item, Page) else item for item in (tail.item, *reversed(path))]
     seq_caches = {id(holder): holder for holder in holders if isinstance(holder, SequenceCache)}
     return next((seq_cache for seq_cache in seq_caches.values() if _may_give(seq_cache, tail.end, ids)), None)
 
 
 def _may_give(seq_cache: SequenceCache, length: int, ids: tuple[int, ...]) -> bool:
-    if seq_cache.is_active or length < seq_cache.shared_prefix_length or length > len(seq_cache.tokens):
+    if seq_cache.is_active or length < seq_cache.least_taken or length > len(seq_cache.tokens):
         return False
     return tuple(seq_cache.tokens[:length]) == ids[:length]
 
@@ -187,8 +189,8 @@ def _from_later_state(
 
 def _deepest_tail(page: Page, rest: tuple[int, ...]) -> RestoreSource:
     """Return the checkpoint of a page whose tail has most in common with `rest`; it may be empty."""
-    holder, length = next(page.checkpoints.by_common_length(rest), (page, 0))
-    return RestoreSource(holder, page.end, page.end + length)
+    item, length = next(page.checkpoints.by_common_length(rest), (page, 0))
+    return RestoreSource(item, page.end, page.end + length)
 
 
 def _checkpoints_after(page: Page, common: tuple[int, ...]) -> Iterator[Checkpoint]:

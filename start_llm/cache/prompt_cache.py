@@ -168,8 +168,9 @@ class PromptCache:
         """Restore a preempted sequence, with any reply tokens after its prompt. Counts no lookup.
 
         Args:
-            before: its caches when it was preempted.
+            before: its sequence cache when it was preempted. Others may have taken its caches since.
         """
+        before.is_paused = False
         has_begun = len(ids) > before.prompt_length
         repeated_tokens = len(ids) if has_begun else before.repeated_tokens
         match = self._lookup.match(ids, salt, most)
@@ -347,6 +348,7 @@ class PromptCache:
         tokens: Sequence[int],
         *,
         is_given_up: bool = False,
+        is_paused: bool = False,
     ) -> None:
         """Keep what a sequence computed when it leaves the engine. `caches` hold exactly `tokens`.
 
@@ -354,6 +356,7 @@ class PromptCache:
 
         Args:
             is_given_up: its client went away before the reply was complete.
+            is_paused: it was preempted, and goes on later; see `reopen`.
         """
         if not self.supports_reuse:
             self.discard(seq_cache)
@@ -368,6 +371,7 @@ class PromptCache:
             seq_cache.note_kept()
             seq_cache.shared_prefix_length = min(seq_cache.shared_prefix_length, len(seq_cache.tokens))
             # What idle work was restored from is others', who have not given it up.
+            seq_cache.is_paused = is_paused
             seq_cache.is_given_up = is_given_up and not seq_cache.is_idle_work
             if seq_cache.is_given_up:
                 _note_given_up(seq_cache)
@@ -402,7 +406,7 @@ class PromptCache:
         """
         if self.supports_reuse and not self._shrinks_later:
             self._evictor.shrink(shortage=shortage)
-            self._note_kept()
+            self._note_sizes()
 
     @contextmanager
     def shrinking_once(self) -> Generator[None]:
@@ -443,7 +447,7 @@ class PromptCache:
         if not self._store.tree.untrimmed_runs:
             return 0
         trimmed = self._store.tidy(is_enough)
-        self._note_kept()
+        self._note_sizes()
         return trimmed
 
     @property
@@ -485,7 +489,7 @@ class PromptCache:
         if self.supports_reuse:
             self._metrics.unavoidable_tokens += end - min(max(start, seq_cache.repeated_tokens), end)
 
-    def _note_kept(self) -> None:
+    def _note_sizes(self) -> None:
         metrics, store = self._metrics, self._store
         metrics.evictions = self._evictor.evicted
         metrics.page_bytes = store.tree.runs_usage.nbytes
@@ -503,7 +507,9 @@ def _last_use(plan: RestorePlan) -> float:
     """Return when what is restored was used last; 0 if nothing is."""
     if plan.reused_in_place:
         return plan.reused_in_place.last_used
-    return max((page.last_used for page in plan.path), default=0.0)
+    tail = [plan.tail.item] if plan.tail else []
+    checkpoint = [plan.checkpoint] if plan.checkpoint else []
+    return max((item.last_used for item in (*plan.path, *tail, *checkpoint)), default=0.0)
 
 
 def _note_given_up(seq_cache: SequenceCache) -> None:

@@ -38,7 +38,7 @@ class Restorer:
             room: tokens that its caches can hold before they grow.
         """
         if plan.reused_in_place:
-            return self._taken(plan.reused_in_place, plan, root, room)
+            return self._taken(plan.reused_in_place, plan, room)
         if not plan.length:
             return self._fresh(root, room)
         return self._copied(plan, root, ids, room)
@@ -49,22 +49,27 @@ class Restorer:
         self.store.admit(seq_cache)
         return seq_cache
 
-    def _taken(self, given: SequenceCache, plan: RestorePlan, root: Page, room: int) -> SequenceCache:
-        """Reuse an idle sequence cache in place. Pages after `plan.length` that others need are copied."""
+    def _taken(self, given: SequenceCache, plan: RestorePlan, room: int) -> SequenceCache:
+        """Reuse an idle sequence cache in place. Pages after `plan.length` that others need are copied.
+
+        If its own sequence was only preempted, the state is kept from which that goes on, and so is `given`
+        as it was; the caches go to a sequence cache of their own.
+        """
         with self.store.rollback_on_error(given):
+            if given.is_paused and self._layers.has_state:
+                self.store.keep_state(given)
             self.store.forget(given)
             self.store.detach_tail_pages(given, plan.length)
             if plan.checkpoint:
                 self._layers.set_state(given.caches, self._state(plan, plan.checkpoint))
             if plan.length < len(given.tokens):
                 self._layers.trim(given.caches, plan.length)
-            given.tokens = given.tokens[: plan.length]
-            given.path = list(plan.path)
-            given.root, given.is_active, given.is_given_up = root, True, False
-            self.store.admit(given)
-            self._evictor.shrink(self.store.token_bytes * max(room - self._layers.room(given.caches), 0))
-            self._layers.reserve(given.caches, room)
-        return given
+        taken = self.store.hand_over(given, plan.path, plan.length)
+        with self.store.rollback_on_error(taken):
+            self.store.admit(taken)
+            self._evictor.shrink(self.store.token_bytes * max(room - self._layers.room(taken.caches), 0))
+            self._layers.reserve(taken.caches, room)
+        return taken
 
     def buffers(
         self, path: tuple[Page, ...], nothing: KVSlice, root: Page, ids: tuple[int, ...], room: int
@@ -104,11 +109,10 @@ class Restorer:
         return self._layers.rewound(checkpoint.state, checkpoint.position - plan.length)
 
     def _tail(self, tail: RestoreSource) -> TokenRange:
-        holder = tail.holder
-        if isinstance(holder, Checkpoint):
-            return cast("KVSlice", holder.tail_cut).part(0, tail.end - tail.start)
-        if isinstance(holder, Page):
-            holder = cast("Holder", holder.holder)
+        item = tail.item
+        if isinstance(item, Checkpoint):
+            return cast("KVSlice", item.tail_cut).part(0, tail.end - tail.start)
+        holder = cast("Holder", item.holder) if isinstance(item, Page) else item
         return self.store.part(holder, tail.start, tail.end)
 
     def _let_holders_go(self, plan: RestorePlan, room: int) -> None:

@@ -46,7 +46,7 @@ class DiskWaits:
             speed: prefill speed in tokens per second.
         """
         if isinstance(first.wait, DiskRestore):
-            first.from_disk = first.wait.got.after(first.from_disk)
+            first.from_disk, first.wait = first.wait.got.after(first.from_disk), None  # it counts once
         request = first.generation.request
         room = planned_tokens(request, first.tokens)
         while first.waits < _MOST_WAITS:

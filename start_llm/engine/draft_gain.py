@@ -11,7 +11,7 @@ from start_llm.telemetry.metrics import DraftMetrics
 _LEAST_GAIN = 1.05
 """How much faster a reply has to get, at least. A draft also costs the overlap of host and device."""
 _WASTE = 4.0
-"""How many times more than it is the time of rejected tokens counts, so that it stays small everywhere."""
+"""The time of rejected tokens counts this many times on top of itself, so that it stays small everywhere."""
 _FADING = 0.96
 """What an older observation weighs beside the next one."""
 _ASSUMED = (0.3, 0.5, 0.7, 0.85, 0.95, 0.9, 0.3, 0.5, 0.7, 0.85, 0.95)
@@ -19,7 +19,7 @@ _ASSUMED = (0.3, 0.5, 0.7, 0.85, 0.95, 0.9, 0.3, 0.5, 0.7, 0.85, 0.95)
 _WEIGHT = 4.0
 """Observations for which that counts."""
 _STEPS_BETWEEN = 16
-"""Questions that are answered without deciding anew, unless a draft of several tokens was verified."""
+"""Times that lengths are asked for without deciding anew, unless a draft of several tokens was verified."""
 
 
 @owned_by(ENGINE)

@@ -87,11 +87,11 @@ class Engine:
         Raises:
             EngineDied: the engine has stopped, or the lookup failed.
         """
-        look = CacheProbe(request)
-        self._inbox.put(look)
+        probe = CacheProbe(request)
+        self._inbox.put(probe)
         while self.is_alive():
             with suppress(queue.Empty):
-                restored = look.wait(_CLIENT_CHECK_INTERVAL_S)
+                restored = probe.wait(_CLIENT_CHECK_INTERVAL_S)
                 if restored is None:
                     break
                 return restored

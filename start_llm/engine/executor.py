@@ -125,8 +125,10 @@ class StepExecutor:
         if sequence is None:
             waiting = self._schedule.drop(part.number)
             with self.failures.on_failure(partial(self.failures.add, [waiting.generation])):
-                if part.is_cut and waiting.sequence:
-                    waiting.sequence.cut()
+                if waiting.sequence:
+                    waiting.sequence.seq_cache.is_paused = False
+                    if part.is_cut:
+                        waiting.sequence.cut()
             return
         with self.blaming(sequence):
             if part.is_cut:
@@ -144,11 +146,13 @@ class StepExecutor:
         else:
             self._stop_prefill(sequence, is_given_up=is_given_up)
 
-    def _stop_prefill(self, sequence: EngineSequence, *, is_given_up: bool = False) -> None:
+    def _stop_prefill(
+        self, sequence: EngineSequence, *, is_given_up: bool = False, is_paused: bool = False
+    ) -> None:
         """Stop prefilling in mid-prompt."""
         self._take_prefills([sequence.number])
         caches, tokens = sequence.layer_caches, sequence.seq_cache.tokens
-        self.cache.close(sequence.seq_cache, caches, tokens, is_given_up=is_given_up)
+        self.cache.close(sequence.seq_cache, caches, tokens, is_given_up=is_given_up, is_paused=is_paused)
         mx.clear_cache()
 
     def _preempt(self, part: PreemptRequest) -> None:
@@ -164,17 +168,18 @@ class StepExecutor:
             if self.decoder.contains(sequence):
                 self._preempt_decoding(sequence, part.due)
             else:
-                self._stop_prefill(sequence)
+                self._stop_prefill(sequence, is_paused=True)
                 self._requeue(sequence, part.due)
 
     def _preempt_decoding(self, sequence: EngineSequence, due: float) -> None:
         """Take a sequence out of its batch in mid-reply."""
         held, sampled = self.decoder.release(sequence)
         self.cache.batched_bytes = self.decoder.batched_bytes
-        self.cache.close(sequence.seq_cache, held.caches, sequence.tokens[: held.tokens])
+        self.cache.close(sequence.seq_cache, held.caches, sequence.tokens[: held.tokens], is_paused=True)
         has_ended = sampled is not None and self._append_token(sampled)
         sequence.generation.send()
         if has_ended:
+            sequence.seq_cache.is_paused = False
             sequence.leave_text()
         else:
             self._requeue(sequence, due)

@@ -17,8 +17,9 @@ _INTERVAL_S = 0.1
 class Generation:
     """A queue of events from the engine thread to one HTTP thread, and a flag to cancel.
 
-    The engine thread reads `cancelled`, and calls `hold` and `send`; the HTTP thread calls `take` and
-    `cancel`; both call `emit`, the latter where the engine takes no more requests.
+    The engine thread reads `cancelled`, and calls `hold` and `send`; the HTTP thread calls `take`. Both call
+    `cancel`: the engine for idle work that gives way, and for a reply that cannot go on. Both call `emit`:
+    the HTTP thread where the engine takes no more requests.
 
     Attributes:
         number: in the order in which the engine received its requests, which sets it.

@@ -60,10 +60,10 @@ class Inbox:
         self._lock = threading.Lock()
         self.requests = 0
 
-    def put(self, asked: InboxItem) -> bool:
+    def put(self, item: InboxItem) -> bool:
         """Add an item. Returns False if the inbox is closed, so that the engine may never read the item."""
-        self._count(asked, 1)
-        self._queue.put(asked)
+        self._count(item, 1)
+        self._queue.put(item)
         self._work_event.set()
         return not self._is_closed
 

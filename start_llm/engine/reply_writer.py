@@ -33,7 +33,7 @@ class ReplyWriter:
         *,
         cached: int = 0,
     ) -> None:
-        self._job = request
+        self._request = request
         self._cached = cached
         self._eos_token_ids = eos_token_ids
         self._detokenizer = Detokenizer(token_bytes, trims_leading_space=request.trims_leading_space)
@@ -48,7 +48,7 @@ class ReplyWriter:
     @property
     def tokens_ahead(self) -> float:
         """Tokens that can still be sampled before the reply ends at its limit or tokens may be forced."""
-        left = self._job.max_tokens - self.produced
+        left = self._request.max_tokens - self.produced
         return min(left, self._reasoning.tokens_left) if self._reasoning else left
 
     def ends_at(self, token: int) -> bool:
@@ -75,7 +75,7 @@ class ReplyWriter:
         if logprobs is not None:
             self._unsent_logprobs.append(logprobs)
         text = self._decode(token)
-        if self.produced >= self._job.max_tokens:
+        if self.produced >= self._request.max_tokens:
             return self._finish_at_limit(text)
         return [self._take(text)] if text else []
 
@@ -104,7 +104,7 @@ class ReplyWriter:
 
     @property
     def _usage(self) -> Usage:
-        return Usage(prompt=len(self._job.prompt), cached=self._cached, completion=self.produced)
+        return Usage(prompt=len(self._request.prompt), cached=self._cached, completion=self.produced)
 
     def _take(self, text: str) -> Text:
         tokens, logprobs = tuple(self._unsent_tokens), tuple(self._unsent_logprobs)

@@ -14,11 +14,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class EndRequest:
-    """A request leaves: its client cancelled it, or its time is over. The cache keeps what it computed.
+    """A request leaves: it was cancelled, its time is over, or it is idle work for which there is no room.
+
+    The cache keeps what it computed.
 
     Attributes:
         number: of the request, in the order in which the engine received them.
-        is_given_up: its client went away.
+        is_given_up: it was cancelled before its reply was complete.
         is_cut: it has run for as long as it may; its reply ends here.
     """
 

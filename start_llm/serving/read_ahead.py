@@ -57,7 +57,7 @@ _ANY_TOKEN, _MOST_UNKNOWN = 0, 512
 has them: files with less than a page are looked at when they are read.
 """
 _TRIED_ANYWAY = 8
-"""While they do not pay, one of so many is done, to find out."""
+"""While works do not pay, one of so many is done, to find out whether they pay again."""
 _ENDINGS = ("0", "a")
 """Texts of the next message: they differ from the first token on."""
 
@@ -126,7 +126,8 @@ class ReadAhead:
     """Plans idle work and has it done, on a thread of its own. Safe to use from any thread.
 
     Args:
-        may_work: returns whether the engine has nothing to do, and the machine may work nevertheless.
+        may_work: returns whether the engine has nothing to do, and the machine may be kept busy: see
+            `IDLE_WORK`.
     """
 
     def __init__(
@@ -301,7 +302,10 @@ class ReadAhead:
                 self._read_for.setdefault(beginning.tenant, []).append(work)
 
     def _planned(self, reply: _Reply) -> EngineRequest | None:
-        """Return a request for what all prompts of the next request begin with; None if it has no name."""
+        """Return a request for what the next request will begin with, whatever its new message is.
+
+        None if the session has no name by which its next request is known, or if nothing is certain.
+        """
         first, second = map(self._requests.prepare, reply.next_requests())
         reply.session = first.session
         turns = [

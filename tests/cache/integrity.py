@@ -130,7 +130,7 @@ def _check_page(page: Page, seq_caches: Sequence[SequenceCache], page_size: int)
     )
     is_full = len(page.tokens) == page_size
     _demand(is_full or not page.children, "a short page has children")
-    _demand(page.holder is not None or not page.is_leaf, "a lost page is kept for nothing")
+    _demand(page.holder is not None or not page.has_nothing_after, "a lost page is kept for nothing")
     if isinstance(page.holder, SequenceCache):
         seq_cache = page.holder
         _demand(any(one is seq_cache for one in seq_caches), "a page lies in a sequence cache that is gone")

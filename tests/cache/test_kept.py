@@ -177,6 +177,25 @@ def test_a_preempted_prompt_still_asks_for_it():
     assert say(stepper, (*ids[:1111], *prompt(3, 50)), boundaries=(100, 1150)) == 1111
 
 
+def test_a_preempted_prompt_goes_on_as_its_own_though_another_one_took_its_caches():
+    """The short prompt begins with all that was computed of the long one, whose caches it takes over."""
+    stepper = keeping(Clock(), has_state=True)
+    ids = prompt(1, 1500)
+    long = stepper.submit(engine_request(ids, 2, kept=(KeptPrefix(1111, 300),), boundaries=(100, 1490)))
+    stepper.step_until(lambda: long.progress)
+    computed = long.progress[-1][0]
+    short = stepper.submit(
+        engine_request((*ids[:computed], 5, 6), 2, boundaries=(100, computed), repeated_tokens=computed)
+    )
+    stepper.finish(short)
+    assert (restored(short), bool(long.ending)) == (computed, False)
+    stepper.finish(long)
+    counts = stepper.cached
+    assert (counts.computed_tokens, counts.unavoidable_tokens) == (len(ids) + 2, len(ids) + 2)
+    assert say(stepper, (*ids[:1111], *prompt(3, 50)), boundaries=(100, 1150)) == 1111, "the kept place"
+    assert say(stepper, (*ids[:1490], *prompt(4, 50)), boundaries=(100, 1520)) == 1490, "the last message"
+
+
 def test_states_that_are_to_stay_are_not_dropped_for_later_ones_of_the_conversation():
     talk = Conversations()
     places = [talk.keep(range(5 + 40 * n)) for n in range(MAX_OF_A_CONVERSATION + 1)]

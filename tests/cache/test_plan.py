@@ -114,7 +114,7 @@ def test_the_longest_of_several_ways_on_is_taken(stored):
     stored.pages((*LONG[:10], 8, 8))
     plan = stored.plan(LONG)
     assert plan.length == 11
-    assert plan.tail and isinstance(plan.tail.holder, SequenceCache)
+    assert plan.tail and isinstance(plan.tail.item, SequenceCache)
 
 
 def test_a_running_sequence_is_copied_and_never_handed_over(stored):

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from start_llm.cache.pages import MemoryUsage, SequenceCache
-from tests.cache.desk import NETWORKS, PAGE, PROMPT, Desk
+from tests.cache.desk import NETWORKS, PAGE, PROMPT, Clock, Desk
 from tests.cache.fakes import BYTES_OF_A_TOKEN, OutOfMemory
 from tests.cache.integrity import check_cache
 
@@ -56,11 +56,23 @@ def test_the_longer_one_of_two_conversations_keeps_its_caches_and_the_other_is_c
     assert [known(desk, ids) for ids in (PROMPT, FORK)] == [len(PROMPT), len(FORK)]
 
 
+@pytest.mark.parametrize("kind", ["attention", "hybrid"])
+def test_idle_work_that_is_restored_from_less_than_a_page_is_as_old_as_that(kind):
+    clock = Clock()
+    desk = Desk(kind, clock=clock)
+    used = clock.now
+    desk.serve((10, 11, 12), (1,), boundaries=(2,))
+    clock.now += 100
+    opened = desk.cache.open_for_idle_work((10, 11, 13), b"", ())
+    assert (len(opened.seq_cache.tokens), opened.seq_cache.last_used) == (2, used)
+
+
 def test_a_shorter_request_beside_a_conversation_leaves_it_its_caches():
     desk = Desk()
     long, _ = closed(desk, PROMPT), closed(desk, SIDE)
     assert desk.store.seq_caches == [long]
-    assert desk.cache.open((*PROMPT, 5), b"", ()).seq_cache is long
+    caches = long.caches
+    assert desk.cache.open((*PROMPT, 5), b"", ()).seq_cache.caches is caches
     assert desk.metrics.reused_in_place == 1
 
 

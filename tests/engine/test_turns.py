@@ -31,7 +31,7 @@ LONG = tuple(int(n) for n in np.random.default_rng(2).integers(0, 1500, 1500))
 
 
 class Clock:
-    """Stands still until it is told otherwise, or goes on by `step` whenever it is read."""
+    """Stands still until a test moves it, or goes on by `step` whenever it is read."""
 
     def __init__(self, step: float = 0.0) -> None:
         self.now, self._step = 1000.0, step
@@ -101,7 +101,7 @@ def test_a_session_that_was_quiet_owes_nothing():
 
 @pytest.mark.parametrize("is_given_up", [True, False])
 def test_a_session_owes_nothing_for_work_that_is_over(is_given_up: bool):
-    """It was given up, or took less time than it was reasoning to take."""
+    """It was given up, or took less time than was expected."""
     schedule = Schedule(Clock())
     long, another, short = (
         Generation(of(tokens, session=name)) for tokens, name in ((6000, "one"), (1000, "two"), (100, "one"))
@@ -358,6 +358,45 @@ def test_a_reply_goes_on_until_a_long_prompt_has_waited_for_as_long_as_it_takes(
     assert stepper.metrics.preemptions == 1
     first.generation.cancel()
     stepper.finish(long)
+
+
+def test_replies_to_one_prompt_that_take_turns_do_not_cut_each_other_off(resources):
+    """Each begins where the prompt ends, in the caches of another one, which goes on later."""
+    stepper = cached(resources, clock=Clock(0.05), max_sequences=1, time_limits=TimeLimits(preempt_after_s=1))
+    samplings = [Sampling(temperature=1.0, seed=seed) for seed in range(3)]
+    sequences = [stepper.submit(engine_request(PROMPTS[0], 60, sampling)) for sampling in samplings]
+    stepper.finish(*sequences)
+    assert stepper.metrics.preemptions > 2
+    assert stepper.metrics.prefilled_tokens == len(PROMPTS[0]) - 1
+
+
+def test_a_state_from_which_a_preempted_reply_goes_on_is_not_cut_off():
+    resources = uncached_resources(
+        Counting(has_state=True),
+        lambda token: b"a",
+        frozenset(),
+        max_sequences=1,
+        batches=False,
+        time_limits=TimeLimits(preempt_after_s=1),
+    )
+    stepper = Cached(resources, clock=Clock(0.05))
+    sequences = [stepper.submit(engine_request(range(40), 60, boundaries=(39,))) for _ in range(3)]
+    while not all(sequence.look() and sequence.ending for sequence in sequences):
+        stepper.step()
+        check(stepper)
+    assert stepper.metrics.preemptions > 2
+    assert stepper.metrics.prefilled_tokens == 39
+
+
+def test_a_preempted_reply_that_was_given_up_leaves_its_caches_to_others(resources):
+    stepper = cached(resources, clock=Clock(0.05), max_sequences=1, time_limits=TimeLimits(preempt_after_s=1))
+    first, second = (stepper.submit(engine_request(prompt, 60)) for prompt in PROMPTS[:2])
+    stepper.step_until(lambda: stepper.metrics.preemptions)
+    first.generation.cancel()
+    stepper.finish(second)
+    again = stepper.submit(engine_request(PROMPTS[0], 60, Sampling(temperature=1.0, seed=7)))
+    stepper.finish(again)
+    assert stepper.cached.reused_in_place == 1
 
 
 @pytest.mark.thorough

@@ -103,7 +103,7 @@ class DiskIndex:
         return self._files.get((kind, key))
 
     def after(self, kind: FileKind, parent: bytes) -> list[CachedFile]:
-        """Return the files whose tokens follow this prefix. A state without tokens has its own key there."""
+        """Return the files whose tokens follow this prefix; a state at its end has none, but is there."""
         with self._lock:
             return [file for file in self._after.get(parent, ()) if file.kind == kind]
 
