@@ -134,7 +134,7 @@ def test_where_tenants_are_not_kept_apart_all_are_one():
     assert together.caller(passed_on(), *PLACE) == ANN
 
 
-def test_a_warm_up_is_reported_by_a_word_of_its_own():
+def test_a_readiness_check_is_known_by_a_word_of_its_own():
     assert TENANTS.is_readiness_check({READINESS_HEADER: SECRET.readiness})
     assert not TENANTS.is_readiness_check({READINESS_HEADER: SECRET.api_key})
     assert not TENANTS.is_readiness_check(bearer(SECRET.api_key))

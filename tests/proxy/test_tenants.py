@@ -73,7 +73,7 @@ def test_the_request_with_which_the_server_tries_the_proxy_is_known_behind_it(pr
     assert heard.headers[READINESS_HEADER] == SECRET.readiness
 
 
-def test_a_warm_up_that_a_client_pretends_is_dropped(proxied: Proxied):
+def test_a_readiness_check_that_a_client_pretends_is_dropped(proxied: Proxied):
     proxied.tunnel.clear()
     body = {"model": "m", "messages": HISTORY, "max_tokens": 2}
     assert proxied.ask(CHAT, body, headers={READINESS_HEADER: SECRET.api_key}).status == 200
