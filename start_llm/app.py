@@ -10,6 +10,7 @@ from pathlib import Path
 
 from start_llm import __version__
 from start_llm.access.key_limits import KeyLimits
+from start_llm.access.request_tenant import Tenants
 from start_llm.audit.subject import AuditedModel
 from start_llm.config.paths import from_root, servers_folder
 from start_llm.config.settings import Settings
@@ -28,7 +29,6 @@ from start_llm.library.shelf import Shelf
 from start_llm.models.device import this_device
 from start_llm.models.model_names import name_of
 from start_llm.protocols.notices import Notices
-from start_llm.protocols.request_tenant import Tenants
 from start_llm.proxy.config import ProxyConfig
 from start_llm.proxy.launcher import Proxy, claim_port
 from start_llm.proxy.refusals import ProxyRefusal

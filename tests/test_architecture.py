@@ -58,6 +58,8 @@ IMPORTED_BY: Mapping[str, frozenset[str]] = {
     "__main__": frozenset(),
 }
 """Layers at the top: the only ones that may import them."""
+PROTOCOLS = frozenset({path.name for path in (ROOT / PACKAGE / "protocols").glob("[a-z]*/")})
+"""Folders of `protocols`: none imports another one. What they share is beside them."""
 AT_THE_ROOT = {"app", "cli", "__main__"}
 """The only modules that are in no folder."""
 MLX = frozenset({"mlx", "mlx_lm", "mlx_vlm"})
@@ -88,6 +90,12 @@ def _layer(module: str) -> str:
     return module.partition(".")[2].partition(".")[0]
 
 
+def _protocol(module: str) -> str:
+    """Return the folder of a protocol's own modules; empty for those that protocols share."""
+    parts = module.split(".")
+    return parts[2] if len(parts) > 2 and parts[1] == "protocols" and parts[2] in PROTOCOLS else ""
+
+
 def _problem(module: str, imported: str) -> str | None:
     if imported == COMPUTED:
         return "imports something by a computed name"
@@ -97,7 +105,11 @@ def _problem(module: str, imported: str) -> str | None:
         return f"imports {top}, which belongs to {', '.join(MLX_PLACES)}"
     if top in ("scripts", "tests", "benchmarks", "install_and_run"):
         return f"imports {imported}, which is no part of the program"
-    return _layer_problem(module, imported) if top == PACKAGE else None
+    if top != PACKAGE:
+        return None
+    if (own := _protocol(module)) and _protocol(imported) not in ("", own):
+        return f"imports {imported}, and protocols know nothing of each other"
+    return _layer_problem(module, imported)
 
 
 def _layer_problem(module: str, imported: str) -> str | None:
@@ -194,6 +206,11 @@ PLANTED: Mapping[str, tuple[str, str, str]] = {
         "may import only nothing",
     ),
     "a protocol imports the engine": ("protocols.base", "import start_llm.engine.engine", "layer protocols"),
+    "a protocol imports another one": (
+        "protocols.anthropic.messages",
+        "from start_llm.protocols.openai import completions",
+        "protocols know nothing of each other",
+    ),
     "prompt imports models": ("prompt.prepare", "from start_llm.models.loader import load", "layer prompt"),
     "prompt imports output": ("prompt.adapt", "from start_llm.output import splitter", "layer prompt"),
     "output imports prompt": ("output.stream", "from start_llm.prompt import facts", "layer output"),

@@ -31,7 +31,7 @@ from start_llm.models.adapter_loader import Adapters
 from start_llm.models.known_digests import KnownDigests, weight_files_of
 from start_llm.models.loader import author_sampling, load
 from start_llm.models.machines import machine_named
-from start_llm.protocols.responses.response_store import ResponseStore
+from start_llm.protocols.response_store import ResponseStore
 from start_llm.proxy.ports import Process, ProcessRecord
 from start_llm.storage.disk_thread import DiskThread
 from start_llm.storage.running_servers import RunningServer, ServerFile, running_servers

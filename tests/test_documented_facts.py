@@ -195,7 +195,7 @@ LIMITS = (
     ("explain.md", "and {} in all, in memory only", "transcripts.recent:_MOST"),
     ("explain.md", "on both sides: {} tokens before it", "transcripts.explain:_BEFORE"),
     ("explain.md", "tokens before it and {} from it on", "transcripts.explain:_BEHIND"),
-    ("proxy.md", "one of which is sent every {:g} s", "proxy.launcher:_PROBE_S"),
+    ("proxy.md", "one of which is sent every {:g} s", "proxy.launcher:_CHECK_EVERY_S"),
     ("status-page.md", "| The last {}, with up to", "telemetry.activity:_MAX_CONVERSATIONS"),
     ("status-page.md", "with up to {} turns", "telemetry.activity:_MAX_TURNS"),
     ("status-page.md", "The last {} kinds of refusals", "telemetry.activity:_MAX_REFUSED"),

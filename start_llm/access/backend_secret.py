@@ -19,8 +19,8 @@ CLIENT_HEADER = f"{OWN_HEADERS}client"
 ID_HEADER, SIGNATURE_HEADER = f"{OWN_HEADERS}id", f"{OWN_HEADERS}signature"
 PROOF_HEADER = f"{OWN_HEADERS}proof"
 """Has `BackendSecret.proof` in the server's answer to a GET of the proxy."""
-WARM_UP_HEADER = f"{OWN_HEADERS}warm-up"
-"""Has `BackendSecret.warm_up` in the request with which the server finds out whether the proxy answers."""
+READINESS_HEADER = f"{OWN_HEADERS}readiness"
+"""Has `BackendSecret.readiness` in the request with which the server finds out whether the proxy answers."""
 _VERSION = "1"
 
 
@@ -66,9 +66,9 @@ class BackendSecret:
         return f"proxy-{self._derived('api key').hex()}"
 
     @property
-    def warm_up(self) -> str:
-        """The value of `WARM_UP_HEADER`."""
-        return self._derived("warm-up").hex()
+    def readiness(self) -> str:
+        """The value of `READINESS_HEADER`."""
+        return self._derived("readiness").hex()
 
     def signed(self, caller: Caller, method: str, path: str) -> dict[str, str]:
         """Return the headers that tell the server a caller, for one request.

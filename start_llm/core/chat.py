@@ -21,10 +21,18 @@ type Calls = Literal["none", "may", "must"]
 """Tool calls in a reply: forbidden, allowed or required."""
 
 
+type ToolSchemas = tuple[Mapping[str, Json], ...]
+"""Tools as functions, in the form of chat templates."""
+
+
 def tool_name(tool: Mapping[str, Json]) -> str:
     """Return the name in a tool's schema; empty if it has none."""
     function = tool.get("function")
     return str(function.get("name")) if isinstance(function, dict) else ""
+
+
+def tool_names(tools: ToolSchemas) -> frozenset[str]:
+    return frozenset(map(tool_name, tools))
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ class Notation:
         bare: texts that also begin a block, but only at the start of an answer; they are part of the block.
         text: how calls are written; None for a notation that models only write by mistake.
         last_list: creates a reader for the bare `[NAME(…)]` that may end an answer behind its text.
-        after_call: other marks that models write after a call.
+        after_call: marks that models write after a call, besides those of `text` between `<` and `>`.
     """
 
     name: str
@@ -36,7 +36,7 @@ class Notation:
 
     @property
     def closers(self) -> tuple[str, ...]:
-        """The marks that end a call or its block."""
+        """The marks that may stand behind a call: those `<…>` that end it or its block, and `after_call`."""
         marks = _MARKS.findall(f"{self.text.tail}\n{self.text.after}") if self.text else ()
         return (*marks, *self.after_call)
 

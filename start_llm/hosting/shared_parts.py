@@ -11,7 +11,7 @@ from start_llm.hosting.disk_storage import DiskStorage
 from start_llm.hosting.model_adapters import AdapterFolders
 from start_llm.hosting.shared_conversations import SharedConversations
 from start_llm.models.rank_group import RankGroup
-from start_llm.protocols.responses.response_store import ResponseStore
+from start_llm.protocols.response_store import ResponseStore
 from start_llm.server.drain import RequestDrain
 from start_llm.telemetry.activity import Activity
 from start_llm.telemetry.metrics import RequestMetrics

@@ -14,7 +14,7 @@ from start_llm.core.prompt_report import Divergence
 from start_llm.images.door import ImageDoor
 from start_llm.protocols.fields import Fields
 from start_llm.protocols.notices import Notices
-from start_llm.protocols.responses.response_store import ResponseStore
+from start_llm.protocols.response_store import ResponseStore
 from start_llm.protocols.seal import Seal
 
 _ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
@@ -36,6 +36,12 @@ class SSEFrame:
 
     data: Mapping[str, Json] | str
     event: str | None = None
+
+    def encoded(self) -> bytes:
+        """Return the event as it is sent: its name if it has one, `data: ...` and a blank line."""
+        text = self.data if isinstance(self.data, str) else json_text(self.data)
+        name = f"event: {self.event}\n" if self.event else ""
+        return f"{name}data: {text}\n\n".encode()
 
 
 class FrameTemplate:
@@ -108,7 +114,7 @@ class Reply(Protocol):
     def opening(self, prompt_tokens: int, divergence: Divergence | None = None) -> Iterable[SSEFrame]:
         """Sent at once, before the prompt is computed. The number of cached tokens is not known yet.
 
-        A chat's is empty: its first chunk comes with the first token or keep-alive.
+        A chat's is empty: the chunk that names the role comes with the first token or keep-alive.
 
         Args:
             divergence: where the prompt leaves the one that the client compares it with.

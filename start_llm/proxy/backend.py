@@ -15,8 +15,8 @@ from yarl import URL
 
 from start_llm.access.backend_secret import (
     PROOF_HEADER,
+    READINESS_HEADER,
     SIGNATURE_HEADER,
-    WARM_UP_HEADER,
     BackendSecret,
     Caller,
 )
@@ -27,7 +27,7 @@ from start_llm.protocols.sessions import READ_HEADERS
 _PATIENCE_S = 60
 _SILENCE_S = 12
 """Seconds without a sign of life of its machine after which a server is asked whether it is there."""
-PASSED_ON = frozenset(("content-type", "anthropic-version", RECEIPT_HEADER, WARM_UP_HEADER, *READ_HEADERS))
+PASSED_ON = frozenset(("content-type", "anthropic-version", RECEIPT_HEADER, READINESS_HEADER, *READ_HEADERS))
 """Headers of clients that the server looks at."""
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 

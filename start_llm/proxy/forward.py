@@ -7,9 +7,7 @@ LiteLLM would parse the body, write it anew for a provider, rename or drop field
 errors in words of its own; a request took it 12 ms of Python, and an event up to one (lessons 330 and 367).
 """
 
-import json
 from collections.abc import Awaitable, Callable
-from http import HTTPStatus
 from typing import Any
 from urllib.parse import quote
 
@@ -20,9 +18,10 @@ from start_llm.access.key_limits import LIMIT_HEADERS
 from start_llm.core.answering_model import ANSWERING_MODEL
 from start_llm.core.errors import InternalError, Overloaded
 from start_llm.core.unenforced import UNENFORCED
-from start_llm.protocols.responses.create import refused_stream
+from start_llm.protocols.base import new_id
+from start_llm.protocols.dialects import dialect
 from start_llm.protocols.routes import Route, RouteMatch
-from start_llm.proxy.asgi import Application, Receive, Send, error_body
+from start_llm.proxy.asgi import Application, Receive, Send
 from start_llm.proxy.backend import UNREACHABLE, Backend
 from start_llm.proxy.bodies import Body, body_of
 from start_llm.proxy.open_routes import OPEN_ROUTES, is_litellms
@@ -41,7 +40,6 @@ _PASSED_BACK = (
     UNENFORCED,
     *LIMIT_HEADERS,
 )
-_MESSAGES, _RESPONSES = "/v1/messages", "/v1/responses"
 _EVENTS, _EVENT_END = "text/event-stream", b"\n\n"
 _CUT = (
     "Connection lost: the server ended in the middle of this reply. What came before is all that there is. "
@@ -78,8 +76,8 @@ class Forward:
         body, query = body_of(scope), scope["query_string"].decode("latin-1")
         server = await self._find_server(body)
         try:
-            asked = (scope["method"], f"{path}?{query}" if query else path, scope["headers"], body.raw)
-            answer = await server.ask(*asked)
+            target = f"{path}?{query}" if query else path
+            answer = await server.ask(scope["method"], target, scope["headers"], body.raw)
         except UNREACHABLE as error:
             problem = f"The server behind this proxy does not answer: {type(error).__name__}."
             await refuse(scope, send, Overloaded(problem))
@@ -122,8 +120,4 @@ async def _send_on(answer: aiohttp.ClientResponse, route: Route, send: Send) -> 
 
 def _cut_event(route: Route) -> bytes:
     """Return the event that tells of a cut, in the form of the endpoint's protocol."""
-    if route.path == _RESPONSES:
-        frame = refused_stream(InternalError(_CUT))
-        return f"event: {frame.event}\ndata: {json.dumps(frame.data)}\n\n".encode()
-    name = b"event: error\n" if route.path == _MESSAGES else b""
-    return name + b"data: " + error_body(route.path, HTTPStatus.BAD_GATEWAY, _CUT) + _EVENT_END
+    return dialect(route.path).stream_refusal(InternalError(_CUT), new_id("req_")).encoded()

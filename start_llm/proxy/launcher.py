@@ -13,18 +13,24 @@ from contextlib import ExitStack, contextmanager
 from http import HTTPStatus
 from pathlib import Path
 
-from start_llm.access.backend_secret import WARM_UP_HEADER
+from start_llm.access.backend_secret import READINESS_HEADER
 from start_llm.core.errors import PortError
 from start_llm.proxy.config import ProxyConfig, configuration, environment
 from start_llm.proxy.ports import Process, ProcessRecord, is_free, owner
 from start_llm.proxy.proxy_log import ProcessOutput, ProxyLog, Say, TellRefusal, nobody
 from start_llm.storage.private_files import Lock
 
+_ROOT = Path(__file__).resolve().parent.parent.parent
+_BACK_OFF_S = (1.0, 2.0, 4.0, 8.0, 15.0)
+_STEADY_S = 60.0
+_STOP_S = 4.0
+_CHECK_EVERY_S = 10.0
+_LAST_LINES_S = 2.0
 _ATTEMPTS = 2
 """One alone might have met a moment in which a large body was parsed."""
 
 
-class Probe:
+class LivenessCheck:
     """Watches a proxy that has answered before, on a thread of its own.
 
     Args:
@@ -46,7 +52,7 @@ class Probe:
     @contextmanager
     def watching(self) -> Generator[None]:
         """Ask while the block runs."""
-        threading.Thread(target=self._watch, name="probe of the proxy", daemon=True).start()
+        threading.Thread(target=self._watch, name="liveness of the proxy", daemon=True).start()
         try:
             yield
         finally:
@@ -70,14 +76,6 @@ def answers(port: int, within_s: float) -> bool:
     finally:
         connection.close()
     return True
-
-
-_ROOT = Path(__file__).resolve().parent.parent.parent
-_BACK_OFF_S = (1.0, 2.0, 4.0, 8.0, 15.0)
-_STEADY_S = 60.0
-_STOP_S = 4.0
-_PROBE_S = 10.0
-_LAST_LINES_S = 2.0
 
 
 def claim_port(port: int, logs: Path, say: Say) -> Lock:
@@ -135,8 +133,8 @@ class Proxy:
         logs: the folder of `proxy.log` and of the process record. The proxy runs without them if it cannot be
             written.
         tell_refusal: called for each request that the proxy refuses itself.
-        probe_s: seconds between two requests that look whether it still answers. One that leaves two of them
-            unanswered, each for as long, is ended and started again.
+        check_every_s: seconds between two requests that look whether it still answers. One that leaves two
+            of them unanswered, each for as long, is ended and started again.
     """
 
     def __init__(
@@ -147,12 +145,12 @@ class Proxy:
         patience_s: float,
         logs: Path,
         tell_refusal: TellRefusal = nobody,
-        probe_s: float = _PROBE_S,
+        check_every_s: float = _CHECK_EVERY_S,
     ) -> None:
         self._config = config
         self._say = say
         self._patience_s = patience_s
-        self._probe_s = probe_s
+        self._check_every_s = check_every_s
         self._log = ProxyLog(logs / "proxy.log", say, tell_refusal)
         self._record = _record(logs, config.port)
         self._folder = tempfile.TemporaryDirectory(prefix="start_llm-proxy-")
@@ -232,12 +230,12 @@ class Proxy:
 
     def _wait_for_end(self, child: subprocess.Popen[bytes]) -> None:
         """Wait until the child ends or hangs, or `stop` is called."""
-        probe = Probe(self._config.port, self._probe_s)
+        check = LivenessCheck(self._config.port, self._check_every_s)
         with ExitStack() as stack:
             if self._ready.is_set():
-                stack.enter_context(probe.watching())
+                stack.enter_context(check.watching())
             while child.poll() is None and not self._stopping.wait(0.2):
-                if probe.hangs:
+                if check.hangs:
                     self._say("The proxy runs, but does not answer any more. It is ended.")
                     return
 
@@ -298,7 +296,7 @@ def answers_end_to_end(config: ProxyConfig) -> bool:
     headers = {
         "Content-Type": "application/json",
         "Authorization": f"Bearer {next(iter(config.keys), 'local')}",
-        WARM_UP_HEADER: config.secret.warm_up,
+        READINESS_HEADER: config.secret.readiness,
     }
     connection = http.client.HTTPConnection("127.0.0.1", config.port, timeout=30)
     try:

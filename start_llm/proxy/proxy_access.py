@@ -3,14 +3,14 @@
 LiteLLM has about a thousand routes. A tenth of them need no authentication (logins, `/health/drain`, MCP,
 whole pages). Some of the others reveal the configuration, or send completions of their own (`/health`). So
 only `OPEN_ROUTES` can be reached, and every other path returns 404. Of the headers only those pass that the
-server reads.
+server reads, or the applications behind this one.
 """
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from start_llm.access.access_policy import AccessPolicy, body_length, demand_json, is_chunked
-from start_llm.access.backend_secret import CLIENT_HEADER, WARM_UP_HEADER, BackendSecret
+from start_llm.access.backend_secret import CLIENT_HEADER, READINESS_HEADER, BackendSecret
 from start_llm.access.client_name import client_name
 from start_llm.access.request_target import origin_form
 from start_llm.access.tenants import TENANT_HEADER, key_of, tenant_of_key
@@ -20,7 +20,7 @@ from start_llm.proxy.backend import PASSED_ON
 from start_llm.proxy.open_routes import OPEN_ROUTES
 from start_llm.proxy.refusals import encoded, refuse, respond
 
-_LET_IN = PASSED_ON - {WARM_UP_HEADER} | {"host", "accept", "content-length", "content-encoding"}
+_LET_IN = PASSED_ON - {READINESS_HEADER} | {"host", "accept", "content-length", "content-encoding"}
 """Headers that the applications behind this one get. Besides these, the proxy adds its own."""
 
 
@@ -84,8 +84,8 @@ class ProxyAccessPolicy:
         by_name = dict(headers)
         kept = [(name, value) for name, value in headers if name in _LET_IN]
         own = {TENANT_HEADER: tenant_of_key(key_of(by_name)), CLIENT_HEADER: client_name(by_name)}
-        if by_name.get(WARM_UP_HEADER) == self._secret.warm_up:
-            own[WARM_UP_HEADER] = self._secret.warm_up
+        if by_name.get(READINESS_HEADER) == self._secret.readiness:
+            own[READINESS_HEADER] = self._secret.readiness
         return encoded([*kept, *own.items()])
 
 

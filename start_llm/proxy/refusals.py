@@ -6,7 +6,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from start_llm.core.errors import RequestError
-from start_llm.proxy.asgi import Send, error_body
+from start_llm.protocols.base import new_id
+from start_llm.protocols.dialects import dialect
+from start_llm.proxy.asgi import Send
 
 _MARK = "start_llm refused "
 _NOTICE = "start_llm notice "
@@ -70,8 +72,10 @@ async def refuse(scope: Any, send: Send, error: RequestError) -> None:
     path = scope["path"].rstrip("/") or "/"
     refusal = ProxyRefusal(method=scope["method"], path=path, status=error.status, reason=error.message)
     scope.get(_NOTE, tell_refusal)(refusal)
-    body = error_body(path, error.status, error.message, param=error.param, code=error.code)
+    spoken, name = dialect(path), new_id("req_")
+    body = json.dumps(spoken.refusal(error, name)).encode()
     headers = {"Content-Type": "application/json", "Content-Length": str(len(body)), **error.headers}
+    headers[spoken.id_header] = name
     # The body may be unread. Without a close its bytes could be parsed as the next request.
     headers["Connection"] = "close"
     await respond(send, error.status, headers, body)

@@ -83,49 +83,50 @@ class Routing:
             await page(scope, send)
             return
         read = (match, scope["headers"], body_of(scope))
-        asked = await asyncio.to_thread(_read, *read) if len(read[-1].raw) > LONG_BYTES else _read(*read)
-        await self._answer(asked, scope, receive, send)
+        is_long = len(read[-1].raw) > LONG_BYTES
+        request = await asyncio.to_thread(_read, *read) if is_long else _read(*read)
+        await self._answer(request, scope, receive, send)
 
-    async def _answer(self, asked: RoutedRequest, scope: Any, receive: Receive, send: Send) -> None:
+    async def _answer(self, request: RoutedRequest, scope: Any, receive: Receive, send: Send) -> None:
         """Let servers answer, one after the other, until one is there that does."""
         tried: set[str] = set()
-        while able := self._group.able(asked.model, tried):
-            server = await self._choose(asked, able)
+        while able := self._group.able(request.model, tried):
+            server = await self._choose(request, able)
             held = _HeldError(send)
             with _busy(server):
                 await self._inside(with_note(scope, held.refusals.append), receive, held.take)
             tried.add(server.url)
-            if not held.messages or not await self._is_gone(server, asked, tried):
+            if not held.messages or not await self._is_gone(server, request, tried):
                 await held.release()
                 return
         await refuse(scope, send, Overloaded("No server that has this model takes requests now."))
 
-    async def _is_gone(self, server: RoutedServer, asked: RoutedRequest, tried: Collection[str]) -> bool:
+    async def _is_gone(self, server: RoutedServer, request: RoutedRequest, tried: Collection[str]) -> bool:
         """Return whether a server has failed because it takes no requests any more, and another one does."""
         await self._group.look_at(server)
-        return not server.is_able and bool(self._group.able(asked.model, tried))
+        return not server.is_able and bool(self._group.able(request.model, tried))
 
-    async def _choose(self, asked: RoutedRequest, able: Sequence[RoutedServer]) -> RoutedServer:
-        server = await self._known(asked, able) or self._any(asked, able)
-        if asked.is_computed:
-            self._conversations.note(asked.names.names, server.url)
+    async def _choose(self, request: RoutedRequest, able: Sequence[RoutedServer]) -> RoutedServer:
+        server = await self._known(request, able) or self._any(request, able)
+        if request.is_computed:
+            self._conversations.note(request.names.names, server.url)
         return server
 
-    async def _known(self, asked: RoutedRequest, able: Sequence[RoutedServer]) -> RoutedServer | None:
+    async def _known(self, request: RoutedRequest, able: Sequence[RoutedServer]) -> RoutedServer | None:
         """Return the server that has this conversation; None if none is found."""
         if len(able) == 1:
             return able[0]
-        if asked.response and (keeper := await _keeper(asked, able)):
+        if request.response and (keeper := await _keeper(request, able)):
             return keeper
         by_url = {server.url: server for server in able}
-        if url := self._conversations.find(asked.names.names, by_url.__contains__):
+        if url := self._conversations.find(request.names.names, by_url.__contains__):
             return by_url[url]
-        if asked.names.goes_on and asked.match.route.explained_by:
-            return await _deepest(asked, able)
+        if request.names.goes_on and request.match.route.explained_by:
+            return await _deepest(request, able)
         return None
 
-    def _any(self, asked: RoutedRequest, able: Sequence[RoutedServer]) -> RoutedServer:
-        return self._group.take_least_busy(able) if asked.is_computed else able[0]
+    def _any(self, request: RoutedRequest, able: Sequence[RoutedServer]) -> RoutedServer:
+        return self._group.take_least_busy(able) if request.is_computed else able[0]
 
 
 def _read(match: RouteMatch, headers: Sequence[tuple[bytes, bytes]], body: Body) -> RoutedRequest:
@@ -146,19 +147,19 @@ def _read(match: RouteMatch, headers: Sequence[tuple[bytes, bytes]], body: Body)
     )
 
 
-async def _keeper(asked: RoutedRequest, able: Sequence[RoutedServer]) -> RoutedServer | None:
+async def _keeper(request: RoutedRequest, able: Sequence[RoutedServer]) -> RoutedServer | None:
     """Return the server that keeps the response; None if none does."""
-    path = f"/v1/responses/{quote(asked.response, safe='')}"
-    answers = await _ask_all(able, "HEAD", path, asked.headers, b"")
+    path = f"/v1/responses/{quote(request.response, safe='')}"
+    answers = await _ask_all(able, "HEAD", path, request.headers, b"")
     return next(
         (server for server, answer in zip(able, answers, strict=True) if answer and answer.is_ok), None
     )
 
 
-async def _deepest(asked: RoutedRequest, able: Sequence[RoutedServer]) -> RoutedServer | None:
+async def _deepest(request: RoutedRequest, able: Sequence[RoutedServer]) -> RoutedServer | None:
     """Return the server whose cache has most of the prompt, None if that is less than half of it."""
-    path = asked.match.route.explained_by or ""
-    answers = await _ask_all(able, "POST", path, asked.headers, asked.body)
+    path = request.match.route.explained_by or ""
+    answers = await _ask_all(able, "POST", path, request.headers, request.body)
     shares = [_cached_share(answer) for answer in answers]
     most = max(shares)
     return able[shares.index(most)] if most >= _LEAST_SHARE else None
@@ -171,10 +172,10 @@ async def _ask_all(
     headers: Sequence[tuple[bytes, bytes]],
     body: bytes,
 ) -> list[WholeAnswer | None]:
-    asked = (
+    answers = (
         server.backend.whole(method, path, headers, body, within_s=_EXPLAINED_WITHIN_S) for server in servers
     )
-    return await asyncio.gather(*asked)
+    return await asyncio.gather(*answers)
 
 
 def _cached_share(answer: WholeAnswer | None) -> float:

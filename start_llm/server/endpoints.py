@@ -44,13 +44,14 @@ class QueryEndpoint:
 
 @dataclass(frozen=True, slots=True)
 class ModelEndpoint:
-    """Is answered by the model that the body names, for a tenant, without a reply of tokens.
+    """Is answered by the model that the body names, without a reply of tokens.
 
     Attributes:
+        answer: returns the body of the answer, by the fields, the model, and the tenant and the key's digest.
         computes: what it computes counts as a request of its key.
     """
 
-    answer: Callable[[Fields, ServedModel, bytes], Mapping[str, Json]]
+    answer: Callable[[Fields, ServedModel, bytes, bytes], Mapping[str, Json]]
     computes: bool
 
 
@@ -98,8 +99,8 @@ def _explain(parse: Parser) -> QueryEndpoint:
     return QueryEndpoint(parse, lambda service, request: explanation_body(service.explain(request)))
 
 
-def _warm(body: Fields, model: ServedModel, tenant: bytes) -> Mapping[str, Json]:
-    return warmed_body(model.service.warm(tenant, programs_of(body)))
+def _warm(body: Fields, model: ServedModel, tenant: bytes, key: bytes) -> Mapping[str, Json]:
+    return warmed_body(model.service.warm(tenant, programs_of(body), key))
 
 
 def _front(context: ServerContext, request: PageRequest) -> Page | Document:
@@ -137,13 +138,13 @@ ENDPOINTS: Mapping[str, Endpoint] = {
     "GET /v1/adapters": _adapters(AdapterPages.listed),
     "POST /v1/adapters": _adapters(AdapterPages.mount),
     "DELETE /v1/adapters/{id}": _adapters(AdapterPages.unmount),
-    "POST /v1/embeddings": ModelEndpoint(lambda body, model, _: embeddings(body, model), computes=True),
+    "POST /v1/embeddings": ModelEndpoint(lambda body, model, *_: embeddings(body, model), computes=True),
     "POST /tokenize": QueryEndpoint(
         tokenization.parse,
         lambda service, request: tokenization.tokens_body(service.tokens(request), service.window),
     ),
     "POST /detokenize": ModelEndpoint(
-        lambda body, model, _: tokenization.text_body(body, model.facts), computes=False
+        lambda body, model, *_: tokenization.text_body(body, model.facts), computes=False
     ),
     "GET /health": _status(model_pages.health),
     "GET /stats": _status(model_pages.stats),

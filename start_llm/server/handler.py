@@ -24,11 +24,11 @@ from start_llm.core.errors import (
 from start_llm.core.events import Content, Event, Failed, Finished, Output, Piece, Prefilling, Usage
 from start_llm.core.unenforced import unenforced_keywords
 from start_llm.protocols.base import ParsedRequest, Parser, Reply, RequestContext
+from start_llm.protocols.dialects import dialect
 from start_llm.protocols.fields import Fields
 from start_llm.protocols.history import reported_paths, with_mended_history
 from start_llm.protocols.routes import READING, ROUTES, Route, RouteMatch, RouteTable, shown
 from start_llm.protocols.urgency import is_background
-from start_llm.server.dialects import dialect
 from start_llm.server.endpoints import (
     ENDPOINTS,
     GenerateEndpoint,
@@ -114,10 +114,11 @@ class Handler(HttpConnection):
                         self._limit_key(stack)
                     fields = self._fields(match.route)
                     model = stack.enter_context(self._lease(fields.value("model"), streams=False))
-                    self._send_json(200, answer(fields, model, self._tenant()))
+                    key = self._caller().tenant.encode()
+                    self._send_json(200, answer(fields, model, self._tenant(), key))
                 case QueryEndpoint(parse, answer):
-                    call = self._call(match.route, parse, may_stream=False)
-                    model, _, request = stack.enter_context(call)
+                    parsed = self._parsed(match.route, parse, may_stream=False)
+                    model, _, request = stack.enter_context(parsed)
                     self._send_json(200, answer(model.service, request))
                 case GenerateEndpoint(parse):
                     self._limit_key(stack)
@@ -130,7 +131,7 @@ class Handler(HttpConnection):
             RateLimited: the key has as many as it may have.
         """
         context = self.server.context
-        if context.tenants.is_warm_up(self._lower_headers()):
+        if context.tenants.is_readiness_check(self._lower_headers()):
             return
         if left := stack.enter_context(context.key_limits.request(self._caller().tenant.encode())):
             self._limit_headers = self._dialect.limit_headers(left)
@@ -166,7 +167,7 @@ class Handler(HttpConnection):
         return RequestContext(model.facts, self._tenant(), context.seal, context.responses, context.notices)
 
     @contextmanager
-    def _call(
+    def _parsed(
         self, route: Route, parse: Parser, *, may_stream: bool = True
     ) -> Generator[tuple[ServedModel, ParsedRequest, GenerationRequest]]:
         """Parse the body, with the model that it names, and attach the tenant. The model stays loaded."""
@@ -177,14 +178,14 @@ class Handler(HttpConnection):
             check_client()
             context = self._request_context(model)
             body = with_mended_history(route.body, body)
-            call = replace(
+            parsed = replace(
                 parse(body, self._lower_headers(), context),
                 mended=reported_paths(body.mended),
                 unknown_model=self._unknown_model(body),
             )
-            self._note_unenforced(call.request, context)
-            gives_way = is_background(body, self._lower_headers(), call.request)
-            yield model, call, replace(call.request, tenant=context.tenant, is_background=gives_way)
+            self._note_unenforced(parsed.request, context)
+            gives_way = is_background(body, self._lower_headers(), parsed.request)
+            yield model, parsed, replace(parsed.request, tenant=context.tenant, is_background=gives_way)
 
     def _note_unenforced(self, request: GenerationRequest, context: RequestContext) -> None:
         answer = request.form.answer if isinstance(request, ChatRequest) else None
@@ -227,46 +228,46 @@ class Handler(HttpConnection):
         self.server.access_policy.admit(self.headers.items(), address, asks_key=asks_key)
 
     def _generate(self, route: Route, parse: Parser) -> None:
-        with self._call(route, parse) as (model, call, request):
+        with self._parsed(route, parse) as (model, parsed, request):
             headers = self._lower_headers()
-            if self.server.context.tenants.is_warm_up(headers):
-                self._send_json(200, call.reply.whole([], _NOTHING))
+            if self.server.context.tenants.is_readiness_check(headers):
+                self._send_json(200, parsed.reply.whole([], _NOTHING))
                 return
-            if call.unavailable:
-                self._answer_unavailable(call)
+            if parsed.unavailable:
+                self._answer_unavailable(parsed)
                 return
             caller = self._caller()
             origin = RequestOrigin(
-                id=call.reply.id,
+                id=parsed.reply.id,
                 endpoint=route.path,
                 model=model.facts.card.id,
                 client=caller.program,
-                mended=call.mended,
-                unknown_model=call.unknown_model,
+                mended=parsed.mended,
+                unknown_model=parsed.unknown_model,
                 key=caller.tenant.encode(),
             )
-            self._respond(model.service, call, request, origin)
+            self._respond(model.service, parsed, request, origin)
 
     def _respond(
-        self, service: Service, call: ParsedRequest, request: GenerationRequest, origin: RequestOrigin
+        self, service: Service, parsed: ParsedRequest, request: GenerationRequest, origin: RequestOrigin
     ) -> None:
         with service.respond(request, origin) as answer:
             # Use the id that the client and the trace have for the request.
-            self._request_id = call.reply.id
-            if call.stream:
-                self._stream(call.reply, answer)
+            self._request_id = parsed.reply.id
+            if parsed.stream:
+                self._stream(parsed.reply, answer)
             else:
-                self._send_whole(call.reply, answer)
+                self._send_whole(parsed.reply, answer)
 
-    def _answer_unavailable(self, call: ParsedRequest) -> None:
+    def _answer_unavailable(self, parsed: ParsedRequest) -> None:
         """Answer without the model: what is demanded is a tool that nobody can run here."""
-        content, end = Content(call.unavailable), replace(_NOTHING, reason="stop")
-        self._request_id = call.reply.id
-        if not call.stream:
-            self._send_json(200, call.reply.whole([content], end))
+        content, end = Content(parsed.unavailable), replace(_NOTHING, reason="stop")
+        self._request_id = parsed.reply.id
+        if not parsed.stream:
+            self._send_json(200, parsed.reply.whole([content], end))
             return
         stream = self._begin_stream()
-        for frames in (call.reply.opening(0), call.reply.output(content), call.reply.closing(end)):
+        for frames in (parsed.reply.opening(0), parsed.reply.output(content), parsed.reply.closing(end)):
             stream.send(frames)
         stream.end()
 

@@ -21,11 +21,11 @@ from start_llm.core.chat import Json
 from start_llm.core.client_presence import LOOK_S, held_in_turn
 from start_llm.core.errors import ClientGone, InvalidRequest, LengthRequired, body_too_large, body_too_slow
 from start_llm.core.unenforced import UNENFORCED
-from start_llm.protocols.base import SSEFrame, json_text, new_id
+from start_llm.protocols.base import SSEFrame, new_id
+from start_llm.protocols.dialects import OPENAI
 from start_llm.protocols.fields import Fields, parse_body
 from start_llm.protocols.routes import READING
 from start_llm.server.connection import BoundedWriter, DeadlineReader, drain, is_closed_by_peer
-from start_llm.server.dialects import OPENAI
 from start_llm.server.listener import Listener
 
 _HEADERS = {
@@ -33,14 +33,6 @@ _HEADERS = {
     "Cache-Control": "no-cache",
     "X-Accel-Buffering": "no",
 }
-
-
-def encode(frame: SSEFrame) -> bytes:
-    """Encode one event: its name if it has one, `data: ...` and a blank line."""
-    data = frame.data
-    text = data if isinstance(data, str) else json_text(data)
-    name = f"event: {frame.event}\n" if frame.event else ""
-    return f"{name}data: {text}\n\n".encode()
 
 
 class EventStream:
@@ -65,7 +57,7 @@ class EventStream:
         return time.monotonic() - self._last_write
 
     def send(self, frames: Iterable[SSEFrame]) -> None:
-        data = b"".join(encode(frame) for frame in frames)
+        data = b"".join(frame.encoded() for frame in frames)
         if data:
             self._send(data)
 

@@ -18,13 +18,13 @@ from typing import Any, Final
 from start_llm.access.access_policy import AccessPolicy
 from start_llm.access.key_limits import KeyLimits
 from start_llm.access.loopback import IPV4_LOOPBACK, IPV6_LOOPBACK, loopback_addresses
+from start_llm.access.request_tenant import Tenants
 from start_llm.core.client_presence import LOOK_S, check_client
 from start_llm.core.errors import ClientGone, PortError
 from start_llm.core.limits import ServerLimits
 from start_llm.core.thread_owners import REQUEST, take_role
 from start_llm.protocols.notices import Notices
-from start_llm.protocols.request_tenant import Tenants
-from start_llm.protocols.responses.response_store import ResponseStore
+from start_llm.protocols.response_store import ResponseStore
 from start_llm.protocols.seal import Seal
 from start_llm.server.activity_pages import ActivityPages, ServingMachine
 from start_llm.server.adapter_pages import AdapterPages

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from start_llm.core.chat import Json
 from start_llm.core.limits import TimeLimits
 from start_llm.core.model_card import ModelCard
-from start_llm.protocols.responses.response_store import ResponseStore
+from start_llm.protocols.response_store import ResponseStore
 from start_llm.server.drain import RequestDrain
 from start_llm.server.page_request import members
 from start_llm.telemetry.metrics import (

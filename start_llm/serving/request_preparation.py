@@ -40,7 +40,7 @@ class PreparedRequest:
     """A request, its prompt, and how its reply is constrained and read.
 
     Attributes:
-        asked: The parsed request.
+        original: The request as its client sent it, parsed.
         request: The same with the model's names for tools. Its tenant stands for the tenant under these
             adapters, too.
         prompt: Its exact tokens, before transcripts bind them to recorded ones.
@@ -58,7 +58,7 @@ class PreparedRequest:
         draft_texts: The tokens of texts that the reply may repeat, other than the prompt's.
     """
 
-    asked: GenerationRequest
+    original: GenerationRequest
     request: GenerationRequest
     prompt: Prompt
     prompt_field: str
@@ -153,12 +153,12 @@ class RequestPreparer:
         aliases = self._aliases.choose(offered)
         return aliases, aliases.in_prompt(request)
 
-    def _prepare(self, asked: GenerationRequest, request: GenerationRequest) -> PreparedRequest:
+    def _prepare(self, original: GenerationRequest, request: GenerationRequest) -> PreparedRequest:
         prompt = self._preparer.prepare(request, self._refuse_beyond_doubt)
         if isinstance(request, ChatRequest):
-            return self._chat(asked, request, prompt)
+            return self._chat(original, request, prompt)
         return PreparedRequest(
-            asked=asked,
+            original=original,
             request=request,
             prompt=prompt,
             prompt_field="prompt",
@@ -170,14 +170,14 @@ class RequestPreparer:
         """Refuse a text whose length proves that it does not fit, before it is encoded."""
         demand_room(self.model, self._tokenizer.fewest_tokens(text), param, is_counted=False)
 
-    def _chat(self, asked: GenerationRequest, request: ChatRequest, prompt: Prompt) -> PreparedRequest:
+    def _chat(self, original: GenerationRequest, request: ChatRequest, prompt: Prompt) -> PreparedRequest:
         if prompt.begun_reply and request.form.is_enforced:
             raise InvalidRequest(
                 "A reply that goes on from the last of 'messages' cannot be held to a form or a tool call.",
                 param="messages",
             )
         return PreparedRequest(
-            asked=asked,
+            original=original,
             request=request,
             prompt=prompt,
             prompt_field="messages",

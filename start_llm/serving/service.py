@@ -145,7 +145,7 @@ class Service:
         record = RequestRecord(_facts(prepared, origin, turn, images=len(spans)), arrived)
         shown = turn.tokens.ids[:_SHOWN_TOKENS]
         account = RequestAccount(self._reports, record, turn.explain, images=spans, beginning=shown)
-        repetition = self._repetition_handling(prepared.asked, is_guided=guide is not None)
+        repetition = self._repetition_handling(prepared.original, is_guided=guide is not None)
         check_client()  # the last moment at which nothing has been done for it
         generation = self._engine.submit(engine_request)
         with ExitStack() as submitted:
@@ -165,7 +165,7 @@ class Service:
 
     def _model_of(self, prepared: PreparedRequest) -> str:
         """Return a name for what answers the request: the model and its adapters."""
-        return "\n".join([self._model.id, adapter_label(prepared.asked.options.adapter) or ""])
+        return "\n".join([self._model.id, adapter_label(prepared.original.options.adapter) or ""])
 
     def _prompt_account(self, prepared: PreparedRequest, turn: Turn) -> PromptAccount:
         session, ids = (prepared.request.tenant, prepared.session), turn.tokens.ids
@@ -175,7 +175,7 @@ class Service:
 
     def _divergence(self, prepared: PreparedRequest, turn: Turn) -> Divergence | None:
         """Return where a request leaves the one that its client names; None also if it names none."""
-        request = prepared.asked
+        request = prepared.original
         if not isinstance(request, ChatRequest) or request.compared_with is None:
             return None
         before = self._after.answered.find(request.tenant, request.compared_with)
@@ -185,7 +185,7 @@ class Service:
         """Remember a request, and have the beginning of the next one read once its reply has ended."""
         if turn.computed is not None:
             self._remember_request(prepared, origin, turn, turn.computed)
-        request, read_ahead = prepared.asked, self._after.read_ahead
+        request, read_ahead = prepared.original, self._after.read_ahead
         reply = turn.take_reply() if read_ahead else None
         if read_ahead and reply and isinstance(request, ChatRequest):
             kept = request.messages[: len(request.messages) - turn.transient_messages]
@@ -195,7 +195,7 @@ class Service:
         self, prepared: PreparedRequest, origin: RequestOrigin, turn: Turn, computed: ComputedRequest
     ) -> None:
         """Remember a request, so that clients can compare later ones with it, and how its agent begins."""
-        request = prepared.asked
+        request = prepared.original
         answered = AnsweredRequest(self._model_of(prepared), computed)
         self._after.answered.note(request.tenant, name_in(origin.id), answered)
         if isinstance(request, ChatRequest) and _is_of_an_agent(request, prepared):
@@ -251,14 +251,19 @@ class Service:
         """Maximum tokens of prompt and reply together."""
         return self._model.context_window
 
-    def warm(self, tenant: bytes, programs: Collection[str]) -> list[Receipt]:
+    def warm(self, tenant: bytes, programs: Collection[str], key: bytes) -> list[Receipt]:
         """Read what the conversations of a tenant's programs begin with into memory. See `warming.warm`.
 
         Args:
             programs: their names, as `RequestOrigin.client` has them; empty: all that the tenant has.
+            key: digest of the API key for which what is computed counts.
         """
         beginnings = self._transcripts.beginnings.of(tenant, programs, self._model.context_window - 1)
-        return warm(self._engine.submit, beginnings[:_MOST_WARMED])
+        receipts: list[Receipt] = []
+        for beginning in beginnings[:_MOST_WARMED]:
+            receipts.append(warm(self._engine.submit, beginning))
+            self._reports.count_tokens(key, receipts[-1].read)
+        return receipts
 
     def explain(self, request: GenerationRequest) -> Explanation:
         """Explain how much of the prompt is cached, and why no more. Generates nothing and keeps nothing.
@@ -333,7 +338,7 @@ def _facts(prepared: PreparedRequest, origin: RequestOrigin, turn: Turn, *, imag
 
     return RequestFacts(
         id=origin.id,
-        tenant=prepared.asked.tenant,
+        tenant=prepared.original.tenant,
         key=origin.key,
         client=origin.client,
         unknown_model=origin.unknown_model,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 
 from start_llm.core.client_presence import LOOK_S, check_client
@@ -17,10 +17,10 @@ from start_llm.transcripts.beginnings import Beginning
 type Submit = Callable[[EngineRequest], GenerationPort]
 
 
-def warm(submit: Submit, beginnings: Sequence[Beginning]) -> list[Receipt]:
-    """Read beginnings into memory, from the disk or by computing them, and return where they came from.
+def warm(submit: Submit, beginning: Beginning) -> Receipt:
+    """Read a beginning into memory, from the disk or by computing it, and return where it came from.
 
-    They make way for what somebody waits for, as all background requests do.
+    It makes way for what somebody waits for, as all background requests do.
 
     Args:
         submit: puts a request into the engine's queue.
@@ -28,13 +28,9 @@ def warm(submit: Submit, beginnings: Sequence[Beginning]) -> list[Receipt]:
     Raises:
         Overloaded: the engine's queue is full.
         EngineDied: the engine has stopped.
-        InternalError: one could not be computed.
+        InternalError: it could not be computed.
         ClientGone: the client has left. What was read until then is kept.
     """
-    return [_read(submit, beginning) for beginning in beginnings]
-
-
-def _read(submit: Submit, beginning: Beginning) -> Receipt:
     request = replace(beginning.request(), is_background=True)
     account = PromptAccount(request.prompt.ids, range(0))
     generation = submit(request)

@@ -25,7 +25,7 @@ from start_llm.prompt.client_marks import ClientMarks, tokens_of_client_text
 from start_llm.prompt.prepare import Preparer
 from start_llm.prompt.shorten import is_shortened
 from start_llm.prompt.template_audit.samples import rendered_samples
-from start_llm.protocols.responses.response_store import ResponseStore
+from start_llm.protocols.response_store import ResponseStore
 from start_llm.protocols.seal import KEY_BYTES, Seal, kept_key
 from start_llm.serving.service import ReplyDefaults
 from start_llm.storage.database import DatabaseTable

@@ -23,7 +23,6 @@ from start_llm.core.events import (
     Usage,
 )
 from start_llm.protocols.base import Reply, SSEFrame
-from start_llm.server.http_connection import encode
 from tests.protocols.helpers import scored
 
 FAILURE = "The engine is gone."
@@ -107,7 +106,7 @@ def _with_life(draw: st.DrawFn, outputs: Sequence[Output]) -> list[Output | Life
 
 def sent(reply: Reply, story: Story) -> list[bytes]:
     """The events of the stream, one by one."""
-    return [encode(frame) for frame in _frames(reply, story)]
+    return [frame.encoded() for frame in _frames(reply, story)]
 
 
 def _frames(reply: Reply, story: Story) -> Iterator[SSEFrame]:

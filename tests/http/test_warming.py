@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Generator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from start_llm.access.key_limits import KeyLimits
+from start_llm.access.tenants import tenant_of_key
 from start_llm.commands.warm_client import warm_lines
 from start_llm.core.errors import LaunchError
 from start_llm.core.events import Failed
@@ -62,6 +65,24 @@ def test_a_key_warms_what_is_its_own(server: Server):
     assert begin(server, f"Ben's pi: {RULES}", PI | BEN)["from_memory"] >= receipt["prompt_tokens"] - 1
     assert warm(server, {"Authorization": "Bearer carl"}) == []
     assert warm(server, BEN, programs=["claude-cli"]) == []
+
+
+def test_what_is_computed_counts_among_the_tokens_of_its_key(
+    tiny_model: TinyModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    folder = tiny_model("qwen3")
+    settings: dict[str, Any] = {"idle_work": "off", "ssd_folder": str(tmp_path), "drain_s": 10}
+    with serving(folder, **settings) as server:
+        begin(server, f"pi: {RULES}", PI | ANN)
+    for path in tmp_path.rglob("*"):
+        if path.is_file() and path.suffix != ".db":
+            path.unlink()  # the disk has lost the KV, and knows the beginning
+    counted: list[tuple[bytes, int]] = []
+    monkeypatch.setattr(KeyLimits, "count_tokens", lambda _, key, count: counted.append((key, count)))
+    with serving(folder, **settings) as server:
+        (receipt,) = warm(server, ANN)
+    assert receipt["read"] > 100
+    assert counted == [(tenant_of_key("ann").encode(), receipt["read"])]
 
 
 def refused(server: Server, body: object) -> Reply:

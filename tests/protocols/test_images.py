@@ -19,9 +19,9 @@ from start_llm.protocols.anthropic.error_bodies import anthropic_refusal
 from start_llm.protocols.base import ModelFacts, RequestContext, openai_refusal
 from start_llm.protocols.image_parts import UNSEEN_IMAGE
 from start_llm.protocols.openai import chat_completions as chat
+from start_llm.protocols.response_store import ResponseStore, StoredResponse
 from start_llm.protocols.responses import create as responses
 from start_llm.protocols.responses.create import input_items
-from start_llm.protocols.responses.response_store import ResponseStore, StoredResponse
 from start_llm.protocols.seal import KEY_BYTES, Seal
 from tests.images.files import data_url, empty_png, picture
 from tests.model_cards import model_card

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from start_llm.core.errors import NotFound
-from start_llm.protocols.responses.response_store import ResponseStore, StoredResponse
+from start_llm.protocols.response_store import ResponseStore, StoredResponse
 from start_llm.storage.database import DatabaseTable
 from tests.databases import Twice, WallClock, opened, twice
 from tests.slices import examples

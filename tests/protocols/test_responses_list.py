@@ -8,8 +8,8 @@ from start_llm.core.errors import InvalidRequest, NotFound
 from start_llm.core.events import Content, Finished
 from start_llm.protocols.base import RequestContext
 from start_llm.protocols.fields import Fields
+from start_llm.protocols.response_store import ResponseStore
 from start_llm.protocols.responses.create import input_items, parse
-from start_llm.protocols.responses.response_store import ResponseStore
 from tests.protocols.helpers import CONTEXT, USAGE, body
 
 ITEMS = [

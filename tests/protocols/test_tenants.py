@@ -11,13 +11,13 @@ import pytest
 from start_llm.access.backend_secret import (
     CLIENT_HEADER,
     ID_HEADER,
+    READINESS_HEADER,
     SIGNATURE_HEADER,
-    WARM_UP_HEADER,
     BackendSecret,
     Caller,
 )
+from start_llm.access.request_tenant import Tenants
 from start_llm.access.tenants import TENANT_HEADER, tenant_of_key
-from start_llm.protocols.request_tenant import Tenants
 
 SECRET = BackendSecret("what both know")
 TENANTS = Tenants(SECRET)
@@ -115,7 +115,7 @@ def test_another_secret_signs_nothing():
 def test_the_key_that_litellm_knows_signs_nothing():
     told = json.dumps(["1", ANN.tenant, ANN.program, *PLACE, "id"]).encode()
     forged = passed_on() | {ID_HEADER: "id"}
-    for key in (SECRET.api_key, SECRET.warm_up):
+    for key in (SECRET.api_key, SECRET.readiness):
         forged[SIGNATURE_HEADER] = hmac.new(key.encode(), told, "sha256").hexdigest()
         assert tenant(forged) == tenant_of_key(SECRET.api_key).encode()
 
@@ -134,8 +134,8 @@ def test_where_tenants_are_not_kept_apart_all_are_one():
     assert together.caller(passed_on(), *PLACE) == ANN
 
 
-def test_a_warm_up_is_reported_by_a_word_of_its_own():
-    assert TENANTS.is_warm_up({WARM_UP_HEADER: SECRET.warm_up})
-    assert not TENANTS.is_warm_up({WARM_UP_HEADER: SECRET.api_key})
-    assert not TENANTS.is_warm_up(bearer(SECRET.api_key))
-    assert not Tenants().is_warm_up({WARM_UP_HEADER: ""})
+def test_a_readiness_check_is_known_by_a_word_of_its_own():
+    assert TENANTS.is_readiness_check({READINESS_HEADER: SECRET.readiness})
+    assert not TENANTS.is_readiness_check({READINESS_HEADER: SECRET.api_key})
+    assert not TENANTS.is_readiness_check(bearer(SECRET.api_key))
+    assert not Tenants().is_readiness_check({READINESS_HEADER: ""})

@@ -186,6 +186,23 @@ def test_what_is_wrong_is_reported_in_the_words_of_the_protocol(lie, expected):
 
 
 @pytest.mark.parametrize(
+    ("path", "kind", "id_header"),
+    [
+        ("/v1/chat/completions", "invalid_request_error", b"x-request-id"),
+        ("/v1/responses", "invalid_request_error", b"x-request-id"),
+        ("/v1/messages", "request_too_large", b"request-id"),
+    ],
+)
+def test_a_refusal_has_the_type_and_the_id_that_port_8080_gives_it(path: str, kind: str, id_header: bytes):
+    _, (start, body) = knock("POST", path, KEYED | {"content-length": str(MOST + 1)})
+    name = dict(start["headers"])[id_header].decode()
+    refused = json.loads(body["body"])
+    assert refused["error"]["type"] == kind
+    assert name.startswith("req_")
+    assert refused.get("request_id") == (name if path == "/v1/messages" else None)
+
+
+@pytest.mark.parametrize(
     ("site", "host", "expected"),
     [
         ("cross-site", "localhost:4000", 403),

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from start_llm.access.backend_secret import OWN_HEADERS
+from start_llm.access.request_tenant import Tenants
 from start_llm.access.tenants import TENANT_HEADER, tenant_of_key
-from start_llm.protocols.request_tenant import Tenants
 from tests.proxy.conftest import KEY, SECRET, Proxied
 from tests.server.client import ask
 from tests.server.test_access import trap

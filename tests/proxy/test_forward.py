@@ -124,6 +124,18 @@ def test_a_stream_that_the_server_does_not_end_ends_with_an_error(path: str):
     assert is_ended(sent)
 
 
+@pytest.mark.parametrize(
+    ("path", "kind"),
+    [(CHAT, "server_error"), ("/v1/messages", "api_error"), ("/v1/responses", "server_error")],
+)
+def test_a_cut_is_the_servers_fault_and_may_be_tried_again(path: str, kind: str):
+    """`invalid_request_error` would tell a client not to send it again."""
+    event = body_of(answered(written(IN_CHUNKS, chunk(b"data: 1\n\n")), path)).decode()
+    error = json.loads(event.rpartition("data: ")[2])
+    error = error["response"]["error"] if path == "/v1/responses" else error["error"]
+    assert error.get("type", error.get("code")) == kind
+
+
 def message_of(path: str, event: str) -> str:
     """The message of an error event, in the protocol of a path."""
     named, _, data = event.rpartition("data: ")

@@ -234,7 +234,7 @@ def standing_in(folder: Path, signal: int) -> Generator[tuple[Proxy, list[str]]]
     program.write_text(f"#!{sys.executable}\n{HANGING.replace('{signal}', str(signal))}")
     program.chmod(0o700)
     config = config_of(program)
-    proxy = Proxy(config, say=said.append, patience_s=60, logs=folder / "logs", probe_s=0.5)
+    proxy = Proxy(config, say=said.append, patience_s=60, logs=folder / "logs", check_every_s=0.5)
     proxy.start()
     try:
         until(lambda: proxy.is_ready, within_s=30)

@@ -108,7 +108,7 @@ def test_servers_behind_a_key_serve_the_proxys_clients_and_no_secret_is_written(
         shown = json.dumps([fleet.page(path) for path in ("/stats", "/v1/models", "/metrics")])
         written = fleet.printed() + shown
     secret = BackendSecret(fleet.secret)
-    for name in (fleet.secret, fleet.server_key, KEY, secret.api_key, secret.warm_up):
+    for name in (fleet.secret, fleet.server_key, KEY, secret.api_key, secret.readiness):
         assert name not in written
 
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from start_llm.access.backend_secret import CLIENT_HEADER, WARM_UP_HEADER, Caller
+from start_llm.access.backend_secret import CLIENT_HEADER, READINESS_HEADER, Caller
+from start_llm.access.request_tenant import Tenants
 from start_llm.access.tenants import TENANT_HEADER, tenant_of_key
 from start_llm.core.chat import PROGRAM_HEADER
-from start_llm.protocols.request_tenant import Tenants
 from start_llm.proxy.launcher import answers_end_to_end
 from tests.proxy.conftest import KEY, SECRET, Processes, Proxied
 
@@ -70,15 +70,15 @@ def test_the_request_with_which_the_server_tries_the_proxy_is_known_behind_it(pr
     proxied.tunnel.clear()
     assert answers_end_to_end(proxied.proxy._config)
     (heard,) = proxied.tunnel.heard(CHAT)
-    assert heard.headers[WARM_UP_HEADER] == SECRET.warm_up
+    assert heard.headers[READINESS_HEADER] == SECRET.readiness
 
 
-def test_a_warm_up_that_a_client_pretends_is_dropped(proxied: Proxied):
+def test_a_readiness_check_that_a_client_pretends_is_dropped(proxied: Proxied):
     proxied.tunnel.clear()
     body = {"model": "m", "messages": HISTORY, "max_tokens": 2}
-    assert proxied.ask(CHAT, body, headers={WARM_UP_HEADER: SECRET.api_key}).status == 200
+    assert proxied.ask(CHAT, body, headers={READINESS_HEADER: SECRET.api_key}).status == 200
     (heard,) = proxied.tunnel.heard(CHAT)
-    assert WARM_UP_HEADER not in heard.headers
+    assert READINESS_HEADER not in heard.headers
 
 
 PATHS: dict[str, dict[str, Any]] = {

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
+from start_llm.access.request_tenant import Tenants
 from start_llm.engine.reply_writer import ReplyWriter
-from start_llm.protocols.request_tenant import Tenants
 from tests.proxy.conftest import KEY, MODEL, SECRET, Proxied, until
 
 CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"

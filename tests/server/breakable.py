@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from start_llm.access.backend_secret import BackendSecret
+from start_llm.access.request_tenant import Tenants
 from start_llm.config.server_variables import HttpSettings
 from start_llm.config.settings import Settings
 from start_llm.core.limits import TimeLimits
@@ -23,8 +24,7 @@ from start_llm.models.footprint import context_window
 from start_llm.models.loader import LoadedModel, load
 from start_llm.prompt.prepare import Preparer
 from start_llm.protocols.base import ModelFacts
-from start_llm.protocols.request_tenant import Tenants
-from start_llm.protocols.responses.response_store import ResponseStore
+from start_llm.protocols.response_store import ResponseStore
 from start_llm.protocols.seal import KEY_BYTES, Seal
 from start_llm.server.handler import Handler
 from start_llm.server.library_pages import LibraryPages

@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from start_llm.core.limits import TimeLimits
-from start_llm.protocols.responses.response_store import ResponseStore
+from start_llm.protocols.response_store import ResponseStore
 from start_llm.server.model_pages import health
 from start_llm.server.served_models import ListedModel
 from start_llm.server.status import Status

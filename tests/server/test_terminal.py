@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from start_llm.access.backend_secret import WARM_UP_HEADER
+from start_llm.access.backend_secret import READINESS_HEADER
 from start_llm.app import App
 from start_llm.config.settings import Settings
 from start_llm.telemetry.terminal import Terminal
@@ -89,7 +89,7 @@ def test_the_request_with_which_the_server_tries_the_proxy_is_counted_nowhere(
 ):
     with serving(scripted_model, traces=True, log_root=str(tmp_path)) as server:
         before, printed = server.get("/stats"), server.printed()
-        reply = ask(server.port, "POST", CHAT, HELLO, {WARM_UP_HEADER: server.app._secret.warm_up})
+        reply = ask(server.port, "POST", CHAT, HELLO, {READINESS_HEADER: server.app._secret.readiness})
         assert (reply.status, reply.json["usage"]["total_tokens"]) == (200, 0)
         wait_until(lambda: engine_is_free(server.port), within_s=5)
         after = server.get("/stats")
@@ -97,7 +97,7 @@ def test_the_request_with_which_the_server_tries_the_proxy_is_counted_nowhere(
         assert server.printed() == printed
         assert server.get("/activity")["recent"] == []
         assert not list(tmp_path.rglob("*.log"))
-        pretended = ask(server.port, "POST", CHAT, HELLO, {WARM_UP_HEADER: "guess"})
+        pretended = ask(server.port, "POST", CHAT, HELLO, {READINESS_HEADER: "guess"})
         assert pretended.json["usage"]["total_tokens"] > 0, "nobody else can hide"
 
 

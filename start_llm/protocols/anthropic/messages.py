@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from start_llm.core.chat import ChatRequest, Json, Message
+from start_llm.core.chat import ChatRequest, Json, Message, ToolSchemas, tool_names
 from start_llm.core.errors import InvalidRequest
 from start_llm.core.events import Finished, FinishReason, Output, Prefilling, Usage
 from start_llm.core.ids import name_in
@@ -37,7 +37,6 @@ from start_llm.protocols.effort import read_template_options, read_thinking
 from start_llm.protocols.fields import Fields
 from start_llm.protocols.generation_fields import NO_LIMIT, TOKEN_COUNT, read_generation
 from start_llm.protocols.image_parts import ImageParser
-from start_llm.protocols.openai.chat_input import ToolSchemas, tool_names
 from start_llm.protocols.receipts import receipt_json, wants_receipt
 from start_llm.protocols.sessions import conversation_id, lineage, session_id
 from start_llm.protocols.tool_types import anthropic_tool_type, unavailable_text
@@ -115,12 +114,12 @@ _DELTAS: Mapping[Member, tuple[str, str]] = {
 
 def parse(body: Fields, headers: Mapping[str, str], context: RequestContext) -> ParsedRequest:
     """Parse a request for a message. Transport-only fields are dropped here."""
-    return _call(body, headers, context, limit=_limit(body))
+    return _parse(body, headers, context, limit=_limit(body))
 
 
 def parse_count(body: Fields, headers: Mapping[str, str], context: RequestContext) -> ParsedRequest:
     """Parse a request to count the tokens of a prompt. `max_tokens` is not needed."""
-    return _call(body, headers, context, limit=0)
+    return _parse(body, headers, context, limit=0)
 
 
 def count_json(tokens: int) -> dict[str, Json]:
@@ -136,7 +135,7 @@ def _limit(body: Fields) -> int:
     return limit
 
 
-def _call(body: Fields, headers: Mapping[str, str], context: RequestContext, *, limit: int) -> ParsedRequest:
+def _parse(body: Fields, headers: Mapping[str, str], context: RequestContext, *, limit: int) -> ParsedRequest:
     tools, late_tools = read_tools(body)
     images = ImageParser(context.model.images, context.tenant, refuse=refuse_image)
     messages = read_conversation(body, partial(context.seal.open, tenant=context.tenant), images)

@@ -7,7 +7,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import add
 
-from start_llm.core.chat import Json, JsonAnswer, KeptPlace, Message, OutputConstraint, ToolCall
+from start_llm.core.chat import (
+    Json,
+    JsonAnswer,
+    KeptPlace,
+    Message,
+    OutputConstraint,
+    ToolCall,
+    ToolSchemas,
+    tool_names,
+)
 from start_llm.protocols.breakpoints import (
     WHOLE,
     places,
@@ -19,7 +28,6 @@ from start_llm.protocols.breakpoints import (
 from start_llm.protocols.content import TOOL_REFERENCE, MarkedText, text_or_note
 from start_llm.protocols.fields import Fields
 from start_llm.protocols.image_parts import ImageParser, question_among
-from start_llm.protocols.openai.chat_input import ToolSchemas, tool_names
 from start_llm.protocols.seal import Sealed
 from start_llm.protocols.tool_types import anthropic_tool_type, is_vendor_block, vendor_text
 

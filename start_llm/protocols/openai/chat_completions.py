@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
-from start_llm.core.chat import ChatRequest, Json, JsonAnswer, OutputConstraint
+from start_llm.core.chat import ChatRequest, Json, JsonAnswer, OutputConstraint, tool_names
 from start_llm.core.events import (
     CallArguments,
     CallEnded,
@@ -22,6 +22,13 @@ from start_llm.protocols.base import (
     RequestContext,
     SSEFrame,
     new_id,
+)
+from start_llm.protocols.constraints import (
+    answered_elsewhere,
+    demanded_tool,
+    read_answer,
+    read_form,
+    tools_elsewhere,
 )
 from start_llm.protocols.custom_tools import CustomInput, custom_input
 from start_llm.protocols.effort import read_template_options, read_thinking
@@ -43,16 +50,8 @@ from start_llm.protocols.openai.chat_input import (
     read_custom_tools,
     read_messages,
     read_tools,
-    tool_names,
 )
 from start_llm.protocols.openai.completion_reply import CompletionReply
-from start_llm.protocols.openai.constraints import (
-    answered_elsewhere,
-    demanded_tool,
-    read_answer,
-    read_form,
-    tools_elsewhere,
-)
 from start_llm.protocols.receipts import wants_receipt
 from start_llm.protocols.sessions import conversation_id, lineage, session_id
 from start_llm.protocols.urgency import service_tier

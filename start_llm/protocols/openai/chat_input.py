@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 
-from start_llm.core.chat import Json, Message, Role, TextGrammar, ToolCall, tool_name
+from start_llm.core.chat import Json, Message, Role, TextGrammar, ToolCall, ToolSchemas
 from start_llm.protocols.breakpoints import seconds_of_request, with_end_kept, with_tools_kept
 from start_llm.protocols.content import TOOL_REFERENCE, begins_reply, read_arguments, read_content
 from start_llm.protocols.custom_tools import custom_arguments, custom_grammar, custom_schema
@@ -118,13 +118,6 @@ def continues_reply(body: Fields, messages: Sequence[Message]) -> bool:
             "continue_final_message", "needs a last message of the assistant that has text and no calls"
         )
     return True
-
-
-type ToolSchemas = tuple[Mapping[str, Json], ...]
-
-
-def tool_names(tools: ToolSchemas) -> frozenset[str]:
-    return frozenset(map(tool_name, tools))
 
 
 def _schema(tool: Fields) -> dict[str, Json]:

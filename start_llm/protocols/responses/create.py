@@ -23,6 +23,13 @@ from start_llm.protocols.breakpoints import (
     with_end_kept,
     with_tools_kept,
 )
+from start_llm.protocols.constraints import (
+    answered_elsewhere,
+    demanded_tool,
+    read_answer,
+    read_form,
+    tools_elsewhere,
+)
 from start_llm.protocols.effort import read_template_options, read_thinking
 from start_llm.protocols.fields import Fields
 from start_llm.protocols.generation_fields import (
@@ -35,17 +42,10 @@ from start_llm.protocols.generation_fields import (
     refuse_unsupported,
 )
 from start_llm.protocols.image_parts import ImageParser
-from start_llm.protocols.openai.constraints import (
-    answered_elsewhere,
-    demanded_tool,
-    read_answer,
-    read_form,
-    tools_elsewhere,
-)
 from start_llm.protocols.receipts import wants_receipt
+from start_llm.protocols.response_store import StoredResponse
 from start_llm.protocols.responses.input import Item, ItemReader, new_items, with_ids
 from start_llm.protocols.responses.response_encoding import ResponseReply
-from start_llm.protocols.responses.response_store import StoredResponse
 from start_llm.protocols.responses.tools import Toolbox, read_toolbox, runs_elsewhere
 from start_llm.protocols.sessions import conversation_id, lineage, session_id
 from start_llm.protocols.tool_types import responses_tool_type
@@ -115,7 +115,7 @@ def parse(body: Fields, headers: Mapping[str, str], context: RequestContext) -> 
         compared_with=compared_with,
     )
     reply = ResponseReply(
-        asked=_writable(
+        repeated=_writable(
             {
                 **_repeated(body, context, conversation, options),
                 "service_tier": service_tier(body, headers),
@@ -262,20 +262,20 @@ def _wants_summary(body: Fields) -> bool:
     return isinstance(asked, dict) and any(asked.get(name) for name in ("summary", "generate_summary"))
 
 
-def _writable(asked: dict[str, Json]) -> dict[str, Json]:
+def _writable(repeated: dict[str, Json]) -> dict[str, Json]:
     """Check that the repeated fields can be encoded. A response nests them deeper than its request does.
 
     Raises:
         InvalidRequest: names a field that is nested too deeply.
     """
-    for name, value in asked.items():
+    for name, value in repeated.items():
         for _ in range(_DEEPER):
             value = [value]  # noqa: PLW2901 - what is checked is the value that deep in a response
         try:
             json.dumps(value)
         except RecursionError as error:
             raise InvalidRequest(f"'{name}' is nested too deeply.", param=name) from error
-    return asked
+    return repeated
 
 
 def _repeated(
@@ -326,20 +326,20 @@ _MOST, _USUAL = 100, 20
 _PARTS = {"assistant": "output_text"}
 
 
-def input_items(context: KeptResponses, name: str, asked: Fields) -> dict[str, Json]:
+def input_items(context: KeptResponses, name: str, query: Fields) -> dict[str, Json]:
     """Return a page of input items, newest first unless the query asks for another order.
 
     Args:
-        asked: `limit`, `order` and `after` of the query, all of them text.
+        query: `limit`, `order` and `after`, all of them text.
 
     Raises:
         NotFound: no such response, or `after` is not one of its items.
         InvalidRequest: names a member of the query.
     """
-    limit, is_ascending = _limit(asked), _is_ascending(asked)
+    limit, is_ascending = _limit(query), _is_ascending(query)
     items = [_as_listed(item) for item in context.responses.get(context.tenant, name).input]
     ordered = items if is_ascending else items[::-1]
-    rest = ordered[_start(ordered, asked) :]
+    rest = ordered[_start(ordered, query) :]
     page = rest[:limit]
     return {
         "object": "list",
@@ -350,23 +350,23 @@ def input_items(context: KeptResponses, name: str, asked: Fields) -> dict[str, J
     }
 
 
-def _limit(asked: Fields) -> int:
-    text = asked.text("limit") or str(_USUAL)
+def _limit(query: Fields) -> int:
+    text = query.text("limit") or str(_USUAL)
     limit = int(text) if text.isascii() and text.isdigit() and len(text) < 9 else 0
     if not 1 <= limit <= _MOST:
-        raise asked.fail("limit", f"must be a whole number from 1 to {_MOST}")
+        raise query.fail("limit", f"must be a whole number from 1 to {_MOST}")
     return limit
 
 
-def _is_ascending(asked: Fields) -> bool:
-    order = asked.text("order") or "desc"
+def _is_ascending(query: Fields) -> bool:
+    order = query.text("order") or "desc"
     if order not in ("asc", "desc"):
-        raise asked.fail("order", "must be 'asc' or 'desc'")
+        raise query.fail("order", "must be 'asc' or 'desc'")
     return order == "asc"
 
 
-def _start(items: Sequence[Item], asked: Fields) -> int:
-    after = asked.text("after")
+def _start(items: Sequence[Item], query: Fields) -> int:
+    after = query.text("after")
     if after is None:
         return 0
     at = next((at for at, item in enumerate(items) if item["id"] == after), None)

@@ -37,7 +37,7 @@ class ResponseReply:
     """Encodes one response.
 
     Attributes:
-        asked: fields of the request that the response repeats.
+        repeated: fields of the request that the response repeats.
         as_summary: send reasoning as summaries, which clients display.
         sealed: seals reasoning, for the client to send back.
         token_bytes: returns the bytes of a token id.
@@ -47,7 +47,7 @@ class ResponseReply:
         is_prewarm: nothing was to be generated, so a response without output is complete.
     """
 
-    asked: Mapping[str, Json]
+    repeated: Mapping[str, Json]
     toolbox: Toolbox
     as_summary: bool
     sealed: Callable[[str, str], str]
@@ -162,7 +162,7 @@ class ResponseReply:
             "background": False,
             "error": None,
             "incomplete_details": None,
-            **self.asked,
+            **self.repeated,
             "output": [*self._items],
             "usage": None,
         }

@@ -1,4 +1,4 @@
-"""The reply conventions of groups of paths."""
+"""How replies to groups of paths are written, above all errors. The server and the proxy read this table."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -14,12 +14,12 @@ from start_llm.protocols.responses import create as openai_responses
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """The reply conventions of a group of paths. They also apply to requests that are refused unread.
+    """How replies to a group of paths are written, also to requests that are refused unread.
 
     Attributes:
         id_header: name of the header with the request's id.
         refusal: returns the body of an error, for a request with this id.
-        stream_refusal: returns the event of an error, if the stream began while the model was loaded.
+        stream_refusal: returns the event of an error in a stream that has begun.
         limit_headers: returns the headers that tell what is left of a key's tokens.
     """
 

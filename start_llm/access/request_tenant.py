@@ -8,7 +8,7 @@ import hmac
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from start_llm.access.backend_secret import SIGNATURE_HEADER, WARM_UP_HEADER, BackendSecret, Caller
+from start_llm.access.backend_secret import READINESS_HEADER, SIGNATURE_HEADER, BackendSecret, Caller
 from start_llm.access.client_name import client_name
 from start_llm.access.tenants import key_of, tenant_of_key
 
@@ -61,13 +61,13 @@ class Tenants:
             return ""
         return self.secret.proof(headers[SIGNATURE_HEADER])
 
-    def is_warm_up(self, headers: Mapping[str, str]) -> bool:
+    def is_readiness_check(self, headers: Mapping[str, str]) -> bool:
         """Return True if this server sent the request itself, to find out whether the proxy answers.
 
         Args:
             headers: with lower-case names.
         """
-        return self.secret is not None and _equal(headers.get(WARM_UP_HEADER, ""), self.secret.warm_up)
+        return self.secret is not None and _equal(headers.get(READINESS_HEADER, ""), self.secret.readiness)
 
 
 def _equal(given: str, own: str) -> bool:
