@@ -70,3 +70,16 @@ def test_a_program_says_what_its_parts_and_options_do(name: str):
     shown = harness.parser_of(name, module).format_help()
     assert all(f"\n{part}: " in shown for part in module.PARTS)
     assert all(part.__doc__ for part in module.PARTS.values())
+
+
+RESULTS = (ROOT / "benchmarks" / "RESULTS.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    "section", RESULTS.split("\n## ")[1:], ids=lambda section: section.partition("\n")[0]
+)
+def test_a_table_of_the_results_stands_below_the_command_that_makes_it(section: str):
+    above, *tables = re.split(r"^\|(?:\s*:?-+:?\s*\|)+$", section, flags=re.MULTILINE)
+    assert not tables or re.search("^    .*python", above, re.MULTILINE)
+    blocks = re.findall(r"(?:^    .*-m benchmarks .*\n)+", section, re.MULTILINE)
+    assert all(len(block.splitlines()) == 1 for block in blocks), "a table is made by one command"
