@@ -13,13 +13,13 @@ from typing import Annotated
 
 from benchmarks.agent_servers import HttpServer
 from benchmarks.harness import row, table
+from benchmarks.networks import FAMILIES
 from scripts import tiny_models
 from tests.agents.agent_account import Ledger, Message, Rendering, Request, user
 from tests.agents.agent_shapes import Reply
 from tests.http.test_receipts import SOURCES, Crowd
 from tests.serving import Server, serving
 
-FAMILIES = {"dense": "qwen3", "hybrid": "qwen3_5", "sliding": "gemma3_text", "latent": "glm4_moe_lite"}
 LEAST_NEW = {"carrier": 0.99, "return": 0.97, "first turn": 0.97}
 MOST_IN_ALL, LEAST_USED = 1.05, 0.5
 _RULES, _QUESTION, _REPLY = 1200, 60, 90

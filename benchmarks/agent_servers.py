@@ -1,30 +1,23 @@
-"""The servers that are measured with the shapes of agents: one behind a URL, or one in this process."""
+"""The servers that are measured with the shapes of agents: one behind a URL, or one that is restarted."""
 
 from __future__ import annotations
 
 import http.client
 import json
-import math
 import threading
 import time
 from collections.abc import Generator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-import mlx.core as mx
-from mlx_lm import load
-from mlx_lm.generate import generate_step
-
 from start_llm.app import App
-from tests.agents.agent_account import Message, Rendering, Request
+from tests.agents.agent_account import Message, Request
 from tests.agents.agent_shapes import Reply, ServerFailed
 from tests.serving import serving
 
-PREFILL_STEP = 512
 TIMEOUT_S = 600
 
 
@@ -207,61 +200,3 @@ class Restarted:
         finally:
             with self._lock:
                 self._running -= 1
-
-
-class _Left(Exception):
-    """The client is gone."""
-
-
-class Bare:
-    """mlx_lm in this process. Its one thread owns everything of MLX; nothing is kept between requests."""
-
-    def __init__(self, folder: Path, rendering: Rendering) -> None:
-        self._rendering = rendering
-        self._prefilled = 0
-        self._thread = ThreadPoolExecutor(1)
-        self._network: Any = self._thread.submit(lambda: load(str(folder))[0]).result()
-
-    def ask(self, request: Request) -> Reply:
-        return self._thread.submit(self._answer, request, time.perf_counter()).result()
-
-    def leave(self, request: Request, after_s: float) -> None:
-        self._thread.submit(self._compute_until, request, time.perf_counter() + after_s).result()
-
-    def prefilled_tokens(self) -> int:
-        return self._prefilled
-
-    def close(self) -> None:
-        self._thread.submit(mx.clear_streams).result()  # else the process aborts when it ends (lesson 4)
-        self._thread.shutdown()
-
-    def _answer(self, request: Request, began: float) -> Reply:
-        prompt, times, made = self._rendering.tokens(request), list[float](), list[int]()
-        for token, _ in self._steps(prompt, request.max_tokens):
-            times.append(time.perf_counter())
-            if self._rendering.ends(int(token)):
-                break
-            made.append(int(token))
-        message = {"role": "assistant", "content": self._rendering.decode(made)}
-        return Reply(message=message, first_s=times[0] - began, prompt_tokens=len(prompt), cached_tokens=0)
-
-    def _compute_until(self, request: Request, moment: float) -> None:
-        with suppress(_Left):
-            next(self._steps(self._rendering.tokens(request), request.max_tokens, moment))
-
-    def _steps(self, prompt: list[int], max_tokens: int, moment: float = math.inf) -> Generator[Any]:
-        """Tokens of the reply. Raises _Left at the end of the chunk during which `moment` came."""
-        before = self._prefilled
-
-        def note(computed: int, _: int) -> None:
-            self._prefilled = before + computed
-            if time.perf_counter() >= moment:
-                raise _Left
-
-        return generate_step(
-            mx.array(prompt),
-            self._network,
-            max_tokens=max_tokens,
-            prefill_step_size=PREFILL_STEP,
-            prompt_progress_callback=note,
-        )

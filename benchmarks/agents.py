@@ -11,8 +11,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated
 
-from benchmarks import agent_idle, agent_long, agent_traces, servers
-from benchmarks.agent_servers import Bare, HttpServer, Restarted
+from benchmarks import agent_idle, agent_traces, servers
+from benchmarks.agent_servers import HttpServer, Restarted
 from benchmarks.harness import Part, refuse, row, table
 from benchmarks.networks import FAMILIES
 from tests.agents.agent_account import Rendering
@@ -32,29 +32,23 @@ PACKAGES = ("mlx", "mlx-lm")
 
 
 @contextmanager
-def _ours(folder: Path, _: Rendering) -> Generator[Server]:
+def _ours(folder: Path) -> Generator[Server]:
     with TemporaryDirectory() as logs, servers.served("--model", folder, log=Path(logs) / "log") as server:
         yield HttpServer(f"http://127.0.0.1:{server.port}/v1", "default_model")
 
 
 @contextmanager
-def _theirs(folder: Path, _: Rendering) -> Generator[Server]:
+def _theirs(folder: Path, *options: str) -> Generator[Server]:
     """It takes this name for the model it was given, too."""
-    with TemporaryDirectory() as logs, servers.served_by_mlx_lm(folder, log=Path(logs) / "log") as server:
+    with (
+        TemporaryDirectory() as logs,
+        servers.served_by_mlx_lm(folder, *options, log=Path(logs) / "log") as server,
+    ):
         yield HttpServer(f"http://127.0.0.1:{server.port}/v1", "default_model")
 
 
 @contextmanager
-def _bare(folder: Path, rendering: Rendering) -> Generator[Server]:
-    bare = Bare(folder, rendering)
-    try:
-        yield bare
-    finally:
-        bare.close()
-
-
-@contextmanager
-def _restarted(folder: Path, _: Rendering) -> Generator[Server]:
+def _restarted(folder: Path) -> Generator[Server]:
     with TemporaryDirectory() as disk:
         os.environ["STATE_ROOT"] = f"{disk}/state"
         server = Restarted(folder, Path(disk) / "ssd")
@@ -64,10 +58,10 @@ def _restarted(folder: Path, _: Rendering) -> Generator[Server]:
             server.close()
 
 
-CONTENDERS: dict[str, Callable[[Path, Rendering], AbstractContextManager[Server]]] = {
+CONTENDERS: dict[str, Callable[[Path], AbstractContextManager[Server]]] = {
     "start_llm": _ours,
     "mlx_lm.server": _theirs,
-    "bare mlx_lm": _bare,
+    "no cache": lambda folder: _theirs(folder, "--prompt-cache-size", "0"),
     "restarted": _restarted,
 }
 
@@ -102,8 +96,7 @@ def turns(
     In many shapes a client changes what it sends again, at every request anew: see `tests/agents`. Where
     the server's own reasoning and calls are sent again, a scripted model says them. A server that cannot play
     a shape fails in it, in words, and goes on with the next. "restarted" is stopped and started again before
-    each request, with a disk tier; "bare mlx_lm" runs in this process, keeps nothing (the floor) and reads no
-    reasoning and no call out of a reply.
+    each request, with a disk tier; "no cache" is mlx_lm.server that keeps nothing (the floor).
 
     The servers are started one after the other on the same models, or on `--model`, which has to say by
     itself what a shape is about. Counts depend on no machine, times do, and so does the moment at which the
@@ -176,7 +169,7 @@ def _rows_of(plan: Plan, folder: Path, title: str, names: Sequence[str]) -> Gene
     rendering = Rendering(folder)
     for contender in names:
         print(f"{title}: {contender}", file=sys.stderr)
-        with CONTENDERS[contender](folder, rendering) as server:
+        with CONTENDERS[contender](folder) as server:
             for shape, cells in plan.rows(server, rendering):
                 yield shape, contender, cells
 
@@ -189,7 +182,6 @@ def _print_sorted(plan: Plan, family: str, rows: Iterable[Row]) -> None:
 
 PARTS: Mapping[str, Part] = {
     "turns": turns,
-    "long": agent_long.long,
     "traces": agent_traces.traces,
     "idle": agent_idle.idle,
     "receipts": agent_idle.receipts,

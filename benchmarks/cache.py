@@ -39,15 +39,15 @@ class _Reader:
     """Reads prompts, and keeps the ledger."""
 
     def __init__(self, model: Model) -> None:
-        self._engine = CachedEngine(model)
+        self.engine = CachedEngine(model)
         self._ledger: list[tuple[int, ...]] = []
         self.computed: dict[str, list[int]] = {}
         self.unavoidable: dict[str, list[int]] = {}
 
     def read(self, what: str, ids: Sequence[int]) -> tuple[int, ...]:
         """Read a prompt and return the reply."""
-        watched = self._engine.submit(engine_request(ids, REPLY_TOKENS))
-        self._engine.finish(watched, max_steps=MAX_STEPS)
+        watched = self.engine.submit(engine_request(ids, REPLY_TOKENS))
+        self.engine.finish(watched, max_steps=MAX_STEPS)
         if not isinstance(watched.ending, Finished):
             raise SystemExit(f"The engine failed: {watched.ending}")
         known = max((common_length(tuple(ids), earlier) for earlier in self._ledger), default=0)
@@ -56,15 +56,6 @@ class _Reader:
         self.computed.setdefault(what, []).append(usage.prompt - usage.cached)
         self.unavoidable.setdefault(what, []).append(len(ids) - min(known, len(ids) - 1))
         return tuple(watched.tokens)
-
-    @property
-    def counted(self) -> tuple[int, int]:
-        """Tokens computed and unavoidable, as the cache itself counts them."""
-        return self._engine.cached.computed_tokens, self._engine.cached.unavoidable_tokens
-
-    @property
-    def checkpoint_bytes(self) -> int:
-        return self._engine.cached.checkpoint_bytes
 
 
 @marks
@@ -98,10 +89,11 @@ def _repeated_extended_edited(model: Model, length: int) -> None:
         _text_mark(model, what, size, sum(computed), sum(reader.unavoidable[what]))
     computed = sum(map(sum, reader.computed.values()))
     unavoidable = sum(map(sum, reader.unavoidable.values()))
-    if reader.counted != (computed, unavoidable):
-        raise SystemExit(f"The cache counts {reader.counted} where {(computed, unavoidable)} is.")
+    cached = reader.engine.cached
+    if (cached.computed_tokens, cached.unavoidable_tokens) != (computed, unavoidable):
+        raise SystemExit(f"The cache counts {cached} where {(computed, unavoidable)} is.")
     _text_mark(model, "all of it", size, computed, unavoidable, ">= 0.97")
-    states = f"{reader.checkpoint_bytes / model.bytes_of().of(length):.2f}"
+    states = f"{cached.checkpoint_bytes / model.bytes_of().of(length):.2f}"
     mark("text, states of all of it / KV of one prompt", model, size, states)
 
 
@@ -120,5 +112,4 @@ PARTS: Mapping[str, Part] = {
     "peak": cache_memory.peak,
     "budget": cache_memory.budget,
     "texts": texts,
-    "growth": cache_memory.growth,
 }

@@ -6,7 +6,7 @@ import os
 import random
 import statistics
 import subprocess
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -53,8 +53,6 @@ ROOM = 1.1
 """Conversations for which a tight budget has room."""
 ROWS, LASTING = 4, 256
 """Rows that join, and the most tokens of their replies."""
-_SAMPLED = 0.2
-"""Of each quarter of a random run, its end: resident memory is looked at there."""
 REMEMBERED = 6
 """The conversations that `Talkers` may go on with, beside the first, and the requests that it may repeat."""
 
@@ -201,7 +199,8 @@ def budget(folder: Path, *, family: Families = USUAL_FAMILIES, conversations: in
     """MLX memory beside the weights after every step of a random run with little room, over what it may hold.
 
     That is the budget and the caches of live rows, each row counted once: with rows that take turns, and with
-    rows in a batch.
+    rows in a batch. Then the resident memory of the process along the run: the median of the end of each
+    quarter.
 
     Args:
         conversations: requests, 40 or more
@@ -209,16 +208,21 @@ def budget(folder: Path, *, family: Families = USUAL_FAMILIES, conversations: in
     for model in models(folder, family, SMALL):
         room = model.bytes_of().of(SMALL_BUDGET_TOKENS)
         for batches, what in ((False, "rows take turns"), (True, "rows share a batch")):
-            shares = _shares(model, room, conversations, batches)
+            shares, resident = _random_run(model, room, conversations, batches)
             size = f"budget {room / 1e6:.1f} MB, {what}, {conversations} requests"
             over = sum(share > 1 for share in shares)
             measured = f"{max(shares):.3f}, {over} of {len(shares):,} samples over 1"
             mark("held / (budget + live rows)", model, size, measured, "<= 1.0")
+            quarters = ", ".join(f"{held / 1e6:.1f}" for held in resident)
+            measured = f"{resident[-1] / resident[0] - 1:+.1%} ({quarters} MB)"
+            mark("growth of resident memory", model, size, measured, "< 5 %")
 
 
-def _shares(model: Model, room: int, rounds: int, batches: bool) -> list[float]:
+def _random_run(model: Model, room: int, rounds: int, batches: bool) -> tuple[list[float], list[float]]:
+    """What is held after each step over what may be, and resident bytes at the ends of the four quarters."""
     engine = CachedEngine(model, room, page_size=SMALL_PAGE, batches=batches)
     before, shares = active_bytes(), list[float]()
+    resident: list[list[int]] = [[], [], [], []]
 
     def sample() -> None:
         mx.synchronize(generation_stream)  # what the next step takes is nothing that is held
@@ -226,40 +230,13 @@ def _shares(model: Model, room: int, rounds: int, batches: bool) -> list[float]:
         shares.append(held / (room + engine.live_bytes()))
 
     engine.after_step = sample
-    for _ in _random_run(engine, rounds):
-        pass
-    return shares
-
-
-@marks
-def growth(folder: Path, *, family: Families = USUAL_FAMILIES, conversations: int = 2000) -> None:
-    """Resident memory of the process along a random run: the median of the end of each quarter."""
-    for model in models(folder, family, SMALL):
-        _resident_by_quarters(model, conversations)
-
-
-def _resident_by_quarters(model: Model, conversations: int) -> None:
-    engine = CachedEngine(model, model.bytes_of().of(SMALL_BUDGET_TOKENS), page_size=SMALL_PAGE)
-    quarter = conversations / 4
-    resident: list[list[int]] = [[], [], [], []]
-    for done in _random_run(engine, conversations):
-        place, after = divmod(min(done, conversations) - 1, quarter)
-        if after >= (1 - _SAMPLED) * quarter:
-            resident[int(place)].append(_resident_bytes())
-    medians = [statistics.median(samples) for samples in resident]
-    size = f"conversation {conversations // 4:,} to {conversations:,}"
-    quarters = ", ".join(f"{held / 1e6:.1f}" for held in medians)
-    measured = f"{medians[-1] / medians[0] - 1:+.1%} ({quarters} MB)"
-    mark("growth of resident memory", model, size, measured, "< 5 %")
-
-
-def _random_run(engine: CachedEngine, conversations: int) -> Iterator[int]:
-    """Random conversations; after each group of them, how many there were."""
     talkers, done = Talkers(random.Random(7)), 0
-    while done < conversations:
+    while done < rounds:
         done += len(talk(engine, talkers))
         del talkers.threads[1:-REMEMBERED], talkers.asked[:-REMEMBERED]
-        yield done
+        resident[4 * (min(done, rounds) - 1) // rounds].append(_resident_bytes())
+    ends = (samples[-max(len(samples) // 5, 1) :] for samples in resident)
+    return shares, [statistics.median(samples) for samples in ends]
 
 
 def _resident_bytes() -> int:

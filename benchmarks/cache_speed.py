@@ -5,9 +5,8 @@ from __future__ import annotations
 import ctypes
 import statistics
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +35,7 @@ from start_llm.cache.layers import Layers
 from start_llm.cache.page_store import PageStore
 from start_llm.cache.pages import SequenceCache
 from start_llm.cache.plan import plan_restore
-from start_llm.cache.prompt_cache import PromptCache
+from start_llm.cache.prompt_cache import OpenedSequence, PromptCache
 from start_llm.telemetry.metrics import CacheMetrics
 from tests.cache.fakes import FakeLayers
 from tests.cache.integrity import check_store
@@ -123,16 +122,6 @@ def _bare(model: Model, caches: list[Any], new: Sequence[int], chunk: int) -> fl
 # ---------------------------------------------------------------------------------------------------- restore
 
 
-@dataclass(frozen=True)
-class Restored:
-    """Seconds that `tokens` tokens take: to compute, to copy out of pages, to be handed over."""
-
-    tokens: int
-    computed: float
-    copied: float
-    reused_in_place: float
-
-
 @marks
 def restore(
     folder: Path,
@@ -146,18 +135,14 @@ def restore(
     virtual machine that is ten times the copy, or nothing.
     """
     for model in models(folder, family, SMALL):
-        with _freed_memory_kept():
-            measured = [_restored(model, length) for length in lengths]
-        for done in measured:
-            per_token = 1e6 * done.copied / done.tokens
-            size = f"{done.tokens:,} tokens, median of {FORKS}"
-            limit = "<= 2 %" if done.tokens >= 32_768 else ""
-            copied = (
-                f"{done.copied / done.computed:.2%} ({1000 * done.copied:.2f} ms of {done.computed:.2f} s)"
-            )
-            mark("copied / computed", model, size, copied, limit)
-            mark("copied, for each token", model, size, f"{per_token:.3f} µs", "flat")
-            mark("handed over", model, size, f"{1000 * done.reused_in_place:.2f} ms")
+        for length in lengths:
+            with _freed_memory_kept():
+                computed_s, copied_s, handed_over_s = _restored(model, length)
+            size = f"{length:,} tokens, median of {FORKS}"
+            copied = f"{copied_s / computed_s:.2%} ({1000 * copied_s:.2f} ms of {computed_s:.2f} s)"
+            mark("copied / computed", model, size, copied, "<= 2 %" if length >= 32_768 else "")
+            mark("copied, for each token", model, size, f"{1e6 * copied_s / length:.3f} µs", "flat")
+            mark("handed over", model, size, f"{1000 * handed_over_s:.2f} ms")
 
 
 def _new_cache(layers: Layers) -> PromptCache:
@@ -165,8 +150,8 @@ def _new_cache(layers: Layers) -> PromptCache:
     return PromptCache(layers, limits=limits, page_size=PAGE, metrics=CacheMetrics())
 
 
-def _restored(model: Model, length: int) -> Restored:
-    """A conversation is cut into pages; others go on from them."""
+def _restored(model: Model, length: int) -> tuple[float, float, float]:
+    """Seconds that so many tokens take: to compute, to copy out of pages, to be handed over."""
     kept, shared = _new_cache(model.layers), prompt(length)
     _compute(model, kept, (*shared[:PAGE], *prompt(PAGE, 1)), (PAGE, 2 * PAGE - 1))
     began = time.perf_counter()
@@ -175,8 +160,7 @@ def _restored(model: Model, length: int) -> Restored:
     _cut_into_pages(kept)
     copied = [_copied(kept, (*shared, 4, seed, 5), length) for seed in range(FORKS + 1)]
     caches = kept.open((*shared, 4, FORKS + 1, 5), b"", ()).seq_cache.caches
-    reused_in_place = _handed_over(model.layers, caches, shared)
-    return Restored(length, computed, statistics.median(copied[1:]), reused_in_place)
+    return computed, statistics.median(copied[1:]), _handed_over(model.layers, caches, shared)
 
 
 def _cut_into_pages(kept: PromptCache) -> None:
@@ -189,12 +173,36 @@ def _cut_into_pages(kept: PromptCache) -> None:
 def _compute(model: Model, kept: PromptCache, ids: tuple[int, ...], boundaries: tuple[int, ...]) -> None:
     """A row's life without an engine: it stops where state is kept, and leaves its caches to the cache."""
     opened = kept.open(ids, b"", boundaries)
-    seq_cache = opened.seq_cache
-    for stop in (*opened.checkpoint_positions, len(ids)):
-        new = ids[len(seq_cache.tokens) : stop]
-        model.compute(new, seq_cache.caches)
-        kept.record_chunk(seq_cache, new, keep_state=stop in opened.checkpoint_positions)
+    _take_in(kept, opened, ids, lambda new: model.compute(new, opened.seq_cache.caches))
+
+
+def _take_in(
+    kept: PromptCache,
+    opened: OpenedSequence,
+    ids: tuple[int, ...],
+    compute: Callable[[tuple[int, ...]], object],
+    stops: Iterable[int] = (),
+    states: int | None = None,
+) -> list[float]:
+    """Compute a prompt as a prefill does, and leave its caches to the cache.
+
+    Args:
+        stops: ends of chunks, beside those at which state is kept.
+        states: at how many of these it is kept.
+
+    Returns:
+        The seconds for which the cache took each chunk in.
+    """
+    seq_cache, seconds = opened.seq_cache, list[float]()
+    with_state = opened.checkpoint_positions[:states]
+    for end in sorted({*opened.checkpoint_positions, *stops, len(ids)}):
+        new = ids[len(seq_cache.tokens) : end]
+        compute(new)
+        began = time.perf_counter()
+        kept.record_chunk(seq_cache, new, keep_state=end in with_state)
+        seconds.append(time.perf_counter() - began)
     kept.close(seq_cache, seq_cache.caches, ids)
+    return seconds
 
 
 def _copied(kept: PromptCache, ids: tuple[int, ...], length: int) -> float:
@@ -259,25 +267,12 @@ def _plans(length: int) -> None:
     }
     for name, (has_state, states) in STATES.items():
         kept = _new_cache(FakeLayers(has_state=has_state))
-        _growing_mark(name, _insert(kept, ids, states), length)
+        opened, ends = kept.open(ids, b"", ()), range(LOOKUP_CHUNK, length, LOOKUP_CHUNK)
+        seconds = _take_in(kept, opened, ids, opened.seq_cache.caches[0].feed, ends, states)
+        _growing_mark(name, seconds, length)
         for what, asked in prompts.items():
             milliseconds = 1000 * statistics.median(_plan_seconds(kept, asked, has_state) for _ in range(9))
             mark("lookup", name, f"{length:,} tokens, {what}", f"{milliseconds:.2f} ms", "< 20 ms")
-
-
-def _insert(kept: PromptCache, ids: tuple[int, ...], states: int) -> list[float]:
-    """Take a prompt in as a prefill does, with state at the first few stops. The seconds of each chunk."""
-    opened = kept.open(ids, b"", ())
-    seq_cache, seconds = opened.seq_cache, list[float]()
-    ends = sorted({*opened.checkpoint_positions, *range(LOOKUP_CHUNK, len(ids), LOOKUP_CHUNK), len(ids)})
-    for end in ends:
-        new = ids[len(seq_cache.tokens) : end]
-        seq_cache.caches[0].feed(new)
-        began = time.perf_counter()
-        kept.record_chunk(seq_cache, new, keep_state=end in opened.checkpoint_positions[:states])
-        seconds.append(time.perf_counter() - began)
-    kept.close(seq_cache, seq_cache.caches, ids)
-    return seconds
 
 
 def _growing_mark(name: str, seconds: list[float], length: int) -> None:
@@ -330,12 +325,8 @@ def _session_seconds(has_state: bool, cached: int) -> list[float]:
         ids = (*system, *range(HEADER_TOKENS), *prompt(QUESTION_TOKENS, number + 1))
         began = time.perf_counter()
         opened = kept.open(ids, b"", (SYSTEM_TOKENS, len(ids)))
-        is_open, seq_cache = time.perf_counter(), opened.seq_cache
-        for stop in sorted({*opened.checkpoint_positions, len(ids)}):
-            new = ids[len(seq_cache.tokens) : stop]
-            seq_cache.caches[0].feed(new)
-            kept.record_chunk(seq_cache, new, keep_state=stop in opened.checkpoint_positions)
-        kept.close(seq_cache, seq_cache.caches, ids)
+        is_open = time.perf_counter()
+        _take_in(kept, opened, ids, opened.seq_cache.caches[0].feed)
         seconds.append((is_open - began, time.perf_counter() - is_open))
     return medians(seconds[cached:])
 

@@ -152,7 +152,7 @@ PARTS = (
     Part(
         name="memory",
         shows="the memory marks of the prompt cache",
-        command="-m benchmarks cache --only peak budget growth --family dense --conversations 200",
+        command="-m benchmarks cache --only peak budget --family dense --conversations 200",
         quick="-m benchmarks cache --only lookup",
         limit_s=40,
         read=tables,

@@ -2,7 +2,7 @@
 
 Runs the real scheduler, pacer and cache over a network that computes nothing and whose steps last what a cost
 model says. So it shows what the engine makes of a chip's speed, and not how fast that chip is: figures are
-worth as much as the table of assumptions.
+worth as much as the assumptions in `tests/chips/chip_costs.py`, which has their sources.
 """
 
 from __future__ import annotations
@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.harness import Part, row, table
-from tests.chips import chip_costs
-from tests.chips.chip_costs import CHIPS, GB, MODELS, ChipSpec, Cost, ModelSpec
+from tests.chips.chip_costs import CHIPS, MODELS, ChipSpec, Cost, ModelSpec
 from tests.chips.chip_scenarios import Outcome, Scenario, scenarios
 
 
@@ -46,48 +45,6 @@ def cases(words: Sequence[str]) -> Iterator[Case]:
                 case = Case(chip, model, scenario)
                 if all(word.lower() in case.name.lower() for word in words):
                     yield case
-
-
-def assumptions(_: Path) -> None:
-    """Print chips, models, and what holds for all."""
-    table("chip | memory | for the model | peak bandwidth | prefill | a layer's launch | source")
-    for chip in CHIPS:
-        row(
-            chip.name,
-            f"{chip.memory / GB:.0f} GB",
-            f"{chip.memory * chip.usable / GB:.1f} GB",
-            f"{chip.bandwidth / GB:.0f} GB/s",
-            f"{chip.flops / chip_costs.T:.1f} TFLOPs",
-            f"{1e6 * chip.launch_s:.0f} µs",
-            chip.source,
-        )
-    print()
-    table("model, 4 bits | shape | layers | parameters | for a token | weights | cache of a token | state")
-    for model in MODELS:
-        _model_row(model)
-    print(
-        f"\nBandwidth: {chip_costs.BANDWIDTH_SHARE} of the peak. Attention multiplies at "
-        f"{chip_costs.ATTENTION_SHARE} of the speed of prefill. Tiles of {chip_costs.TILE} rows; a single "
-        f"row costs {chip_costs.VECTOR_COST}. {chip_costs.WORK_BYTES / GB:.0f} GB are set aside for what a "
-        "chunk computes. The engine thread's own work takes no time."
-    )
-
-
-def _model_row(model: ModelSpec) -> None:
-    experts = model.experts
-    active = (
-        model.dense + model.head + (experts.parameters * experts.chosen / experts.count if experts else 0)
-    )
-    row(
-        model.name,
-        model.family + (f", {experts.chosen} of {experts.count} experts" if experts else ""),
-        f"{model.layers}, {model.attention.layers} keep every token",
-        f"{model.parameters / GB:.1f} B",
-        f"{active / GB:.1f} B",
-        f"{model.weight_bytes / GB:.1f} GB",
-        f"{model.attention.token_bytes / 1000:.0f} kB",
-        f"{model.state_bytes / 1e6:.0f} MB",
-    )
 
 
 def play(_: Path, *, words: Sequence[str] = ()) -> Iterator[str]:
@@ -133,4 +90,4 @@ def _names(left_out: Sequence[Case]) -> list[str]:
     return list(dict.fromkeys(names))
 
 
-PARTS: Mapping[str, Part] = {"assumptions": assumptions, "play": play}
+PARTS: Mapping[str, Part] = {"play": play}

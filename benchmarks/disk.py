@@ -1,12 +1,8 @@
-"""The disk tier: its speed on this disk, restarts, and a server that is killed again and again.
-
-What is restored comes out of the system's page cache unless `--cold` empties it before (root only).
-"""
+"""The disk tier: its speed on this disk, restarts, and a server that is killed again and again."""
 
 from __future__ import annotations
 
 import atexit
-import os
 import random
 import statistics
 import tempfile
@@ -83,16 +79,6 @@ class Kept:
         self.cache.close(opened.seq_cache, opened.seq_cache.caches, ids[:tokens])
         return seconds, tokens
 
-    def copied(self, ids: tuple[int, ...]) -> float:
-        """Restore from memory what a running sequence holds, which is a copy. Returns seconds."""
-        first = self.cache.open(ids, b"", (), 0, len(ids))
-        began = time.perf_counter()
-        second = self.cache.open(ids, b"", (), 0, len(ids))
-        seconds = time.perf_counter() - began
-        self.cache.discard(second.seq_cache)
-        self.cache.close(first.seq_cache, first.seq_cache.caches, first.seq_cache.tokens)
-        return seconds
-
     def write_all(self) -> float:
         """Write what is not on the disk yet. Returns seconds."""
         began = time.perf_counter()
@@ -141,12 +127,6 @@ def piece_s(network: Any, caches: list[Any]) -> float:
     return time.perf_counter() - began
 
 
-def whole_s(network: Any, tokens: int) -> float:
-    """Return the seconds in which a whole prompt was computed."""
-    caches = Layers(network).fresh()
-    return sum(piece_s(network, caches) for _ in range(tokens // PIECE))
-
-
 def reply_s(stepper: Stepper, number: int) -> float:
     """Return the seconds of a reply, without its prompt."""
     watched = stepper.submit(engine_request((number, *range(60)), REPLY + 10))
@@ -158,16 +138,13 @@ def reply_s(stepper: Stepper, number: int) -> float:
     return seconds
 
 
-def measure(network: Any, shape: KVShape, folder: Path, tokens: int, *, cold: bool) -> None:
+def measure(network: Any, shape: KVShape, folder: Path, tokens: int) -> None:
     """Print a row: a cache writes a prompt, another one restores it."""
     ids = tuple(random.Random(tokens).randrange(1000) for _ in range(tokens + 1))
     computing = computing_s(network, shape, tokens)
     with closing(Kept(network, folder, shape)) as kept:
         kept.fill(ids)
-        writing, in_memory, written = kept.write_all(), kept.copied(ids), kept.metrics.written_bytes
-    if cold:
-        os.sync()
-        Path("/proc/sys/vm/drop_caches").write_text("3")
+        writing, written = kept.write_all(), kept.metrics.written_bytes
     ideal, page = (sum(tensor.nbytes for tensor in shape.tensors(count).values()) for count in (tokens, PAGE))
     with closing(Kept(network, folder, shape)) as kept:
         mx.clear_cache()
@@ -183,7 +160,6 @@ def measure(network: Any, shape: KVShape, folder: Path, tokens: int, *, cold: bo
         f"{ideal / writing / 1e9:.2f}",
         f"{ideal / restoring / 1e9:.2f}",
         f"{100 * restoring / computing:.2f} %",
-        f"{restoring / in_memory:.2f}",
         f"{written / ideal:.3f}",
         f"{beyond / page:.1f}",
     )
@@ -196,32 +172,28 @@ def restore(
     disk: Path | None = None,
     hidden: int = 512,
     layers: int = 4,
-    cold: bool = False,
 ) -> None:
     """A cache writes prompts, another one restores them: speed, memory, and bytes of files beside the KV's.
 
-    The time of a restore is told as a share of computing the prompt, and of a copy in memory. The KV is
-    random: computing 100,000 tokens takes an hour here. Its time is that of pieces of 256 tokens at five
-    places, taken together as the trapezoidal rule does, and is compared with a whole prompt for the shortest.
+    The time of a restore is told as a share of computing the prompt. The KV is random: computing 100,000
+    tokens takes an hour here. Its time is that of pieces of 256 tokens at five places, taken together as the
+    trapezoidal rule does. What is restored comes out of the system's page cache.
 
     Args:
         disk: a folder on the disk to measure, in place of a temporary one
         hidden: width of the network
-        cold: empty the system's page cache before a restore (root only)
     """
     with tempfile.TemporaryDirectory(dir=disk) as place, mx.stream(generation_stream):
         network = load(tiny_models.build("qwen3", folder, hidden=hidden, layers=layers)).network
-        shape, shortest = shape_of(network), min(tokens)
+        shape = shape_of(network)
         kib = sum(tensor.nbytes for tensor in shape.tensors(1).values()) / 1024
-        whole, pieces = whole_s(network, shortest), computing_s(network, shape, shortest)
-        print(f"A token has {kib:.0f} KiB of KV.")
-        print(f"{shortest:,} tokens are computed in {whole:.2f} s, as it is told here {pieces:.2f} s.\n")
+        print(f"A token has {kib:.0f} KiB of KV.\n")
         table(
-            "tokens | KV | computing | GB/s written | GB/s restored | restore ÷ computing | "
-            "÷ copy in memory | files ÷ KV | peak beyond the end, pages"
+            "tokens | KV | computing | GB/s written | GB/s restored | restore ÷ computing | files ÷ KV | "
+            "peak beyond the end, pages"
         )
         for count in tokens:
-            measure(network, shape, Path(place) / str(count), count, cold=cold)
+            measure(network, shape, Path(place) / str(count), count)
 
 
 def first(

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import servers
+from benchmarks.harness import row, table
 from scripts import tiny_models
 from start_llm.models.loader import load
 from tests.agents.agent_account import Message, Rendering, Request, user
@@ -259,10 +260,7 @@ def kills(
     findings.chats += [history for history in histories[4:] if history]
     compare(model, findings, tally, sample)
     compare_chats(model, findings, tally, sample)
-    print(f"  {dict(findings.counts)}, {len(findings.replies)} replies")
-    print(
-        f"  compared: {tally.tokens} tokens, {tally.ties} ties; largest file {findings.largest_file:,} bytes"
-    )
-    names = ("chats compared", "after a kill", "bound after a kill")
-    print(f"  turns of chats: {', '.join(f'{name}: {findings.counts[name]}' for name in names)}")
+    table("what happened | replies | tokens compared | ties | largest file, bytes")
+    figures = (len(findings.replies), tally.tokens, tally.ties, findings.largest_file)
+    row(dict(findings.counts), *(f"{figure:,}" for figure in figures))
     yield from findings.problems

@@ -140,25 +140,14 @@ def restarts(
 
 
 def cells(played: Round, kept: Sequence[Conversation]) -> list[str]:
-    heard = [conversation.turns[number] for conversation, number in played.later]
-    never = [
-        conversation.turns[number].computed
-        for conversation in kept
-        for number in range(1, len(conversation.turns))
-    ]
-    equal = sum(
-        conversation.messages == other.messages
-        for conversation, other in zip(played.everybody, kept, strict=True)
+    later = [conversation.turns[number] for conversation, number in played.later]
+    never_stopped = sum(turn.computed for conversation in kept for turn in conversation.turns[1:])
+    new, computed = (
+        sum(counts) for counts in zip(*((turn.new, turn.computed) for turn in later), strict=True)
     )
-    counts = (
-        sum(turn.new for turn in heard),
-        sum(turn.computed for turn in heard),
-        sum(never),
-    )
+    equal = [mine.messages == other.messages for mine, other in zip(played.everybody, kept, strict=True)]
     return [
-        *(f"{count:,}" for count in (len(heard), *counts)),
-        f"{max(turn.computed - turn.new for turn in heard)}",
-        f"{played.restored:,}",
-        f"{equal} of {len(kept)}",
-        f"{max(played.starts):.1f} s",
+        *(f"{count:,}" for count in (len(later), new, computed, never_stopped)),
+        f"{max(turn.computed - turn.new for turn in later)}",
+        *(f"{played.restored:,}", f"{sum(equal)} of {len(kept)}", f"{max(played.starts):.1f} s"),
     ]

@@ -30,7 +30,6 @@ LOOKS_S = 0.004
 CONNECTS_S = 0.005
 """Between the connections of two streams: nobody's queue of them overflows."""
 PATIENCE_S = 120
-PREFIX_WORDS = 400
 FAMILIES = ("qwen3", "qwen3_5", "gemma3_text", "glm4_moe_lite")
 """Dense attention, recurrent layers between, sliding windows, and latent attention with experts."""
 OURS = Sampling()
@@ -39,11 +38,9 @@ SAMPLING: Mapping[str, Mapping[str, float]] = {
     "defaults": {option: getattr(OURS, option) for option in ("temperature", "top_p", "top_k", "min_p")},
 }
 """Asked of both: each has defaults of its own."""
-_SAYS_SOMETHING = re.compile(rb'"(?:content|reasoning|reasoning_content)": ?"[^"]')
+_SAYS_SOMETHING = re.compile(rb'"(?:content|reasoning|reasoning_content|text|delta)": ?"[^"]')
 _USAGE = re.compile(rb'"(?:completion|output)_tokens": ?(\d+)')
 _ENDS = (b"[DONE]", b"event: message_stop", b"event: response.completed", b"event: response.incomplete")
-
-type Message = dict[str, str]
 
 
 class Stream:
@@ -95,8 +92,7 @@ class Server:
 
     def rate(self, count: int, tokens: int, sampling: str) -> float:
         """Tokens per second of so many replies at once, their short prompts included, which are all new."""
-        asked = [question(next(self.asked)) for _ in range(count)]
-        bodies = [body_of([prompt], tokens, sampling) for prompt in asked]
+        bodies = [body_of(next(self.asked), tokens, sampling) for _ in range(count)]
         spent, began = servers.cpu_s(self.process), time.perf_counter()
         streams: list[Stream] = []
         for body in bodies:
@@ -110,14 +106,6 @@ class Server:
         self.events += sum(stream.events() for stream in streams)
         self.firsts_s.append(statistics.median(stream.first_s or seconds for stream in streams))
         return made / seconds
-
-    def first_s(self, messages: list[Message], sampling: str) -> float:
-        """Seconds to the first token of a reply."""
-        stream = Stream(self.port, body_of(messages, 2, sampling))
-        read_all([stream], 0)
-        if stream.first_s is None:
-            raise SystemExit(f"{self.name} said nothing: {stream.text[-500:]!r}")
-        return stream.first_s
 
 
 def read_all(streams: Sequence[Stream], pause_s: float) -> None:
@@ -136,23 +124,15 @@ def read_all(streams: Sequence[Stream], pause_s: float) -> None:
             time.sleep(pause_s)
 
 
-def body_of(messages: list[Message], most: int, sampling: str) -> bytes:
-    body = {"model": "default_model", "messages": messages, "max_tokens": most, **SAMPLING[sampling]}
-    body |= {"stream": True, "stream_options": {"include_usage": True}}
-    return json.dumps(body).encode()
-
-
-def question(number: int, words: int = 4) -> Message:
-    return {"role": "user", "content": " ".join(f"item {number * 7919 + word}," for word in range(words))}
-
-
-def follow_up(number: int) -> list[Message]:
-    """The next turn of the conversation that begins with this question."""
-    return [question(number, PREFIX_WORDS), {"role": "assistant", "content": "Yes."}, question(number)]
+def body_of(number: int, most: int, sampling: str) -> bytes:
+    question = " ".join(f"item {number * 7919 + word}," for word in range(4))
+    body = {"model": "default_model", "messages": [{"role": "user", "content": question}], "max_tokens": most}
+    streamed = {"stream": True, "stream_options": {"include_usage": True}}
+    return json.dumps({**body, **streamed, **SAMPLING[sampling]}).encode()
 
 
 @contextmanager
-def both(folder: Path, most: int, hidden: int, family: str = "qwen3") -> Generator[tuple[Server, Server]]:
+def both(folder: Path, most: int, hidden: int, family: str) -> Generator[tuple[Server, Server]]:
     """start_llm and mlx_lm.server on the same model, for so many streams at once."""
     model = tiny_models.build(family, folder, hidden=hidden)
     options = ("--decode-concurrency", str(most), "--log-level", "ERROR")
@@ -186,7 +166,7 @@ def streams(
     )
     for family in families:
         (folder / family).mkdir()
-        with both(folder / family, max(streams), hidden, family=family) as sides:
+        with both(folder / family, max(streams), hidden, family) as sides:
             for sampling, length, count in itertools.product(samplings, lengths, streams):
                 measured = [replace(side, firsts_s=[]) for side in sides]
                 rate = [partial(_rate, side, count, length, sampling) for side in measured]
@@ -212,26 +192,3 @@ def _tell(name: str, sides: Sequence[Server], rates: Sequence[tuple[float, ...]]
         f"{cpu[0]:.0f} : {cpu[1]:.0f} = {cpu[0] / cpu[1]:.2f}",
         " : ".join(f"{side.events / side.tokens:.2f}" for side in sides),
     )
-
-
-def first_token(
-    folder: Path,
-    *,
-    samplings: Sequence[str] = tuple(SAMPLING),
-    rounds: int = 5,
-    hidden: int = 128,
-) -> None:
-    """The time to the first token of a second turn beside mlx_lm.server."""
-
-    def warm(number: int, server: Server, sampling: str) -> float:
-        server.first_s([question(number, PREFIX_WORDS)], sampling)
-        return 1000 * server.first_s(follow_up(number), sampling)
-
-    table(" | start_llm | mlx_lm.server | ratio (mark)")
-    with both(folder, 1, hidden) as sides:
-        for sampling in samplings:
-            ways = [partial(warm, server=server, sampling=sampling) for server in sides]
-            times = alternate(3 * rounds, *ways, warm_up=1)
-            ours, theirs = medians(times)
-            name = f"warm first token, {sampling}: ms"
-            row(name, f"{ours:.1f}", f"{theirs:.1f}", f"{ratio(times):.2f} (≤ 1.0)")

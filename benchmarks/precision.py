@@ -7,10 +7,10 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean, median
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import mlx.core as mx
-from mlx_lm.models.cache import make_prompt_cache
+from mlx_lm.models.cache import KVCache, make_prompt_cache
 
 from benchmarks.harness import ROOT, Part, row, table
 from scripts import tiny_models
@@ -102,8 +102,6 @@ class _Heads:
         self._width = width
 
     def make_cache(self) -> list[Any]:
-        from mlx_lm.models.cache import KVCache  # noqa: PLC0415 - start_llm.models has to be first (lesson 2)
-
         return [KVCache() for _ in range(8)]
 
     def __call__(self, ids: mx.array, cache: Sequence[Any]) -> None:
@@ -149,18 +147,19 @@ def forward(model: LoadedModel, tokens: list[int], caches: list[Any]) -> mx.arra
     return logits[0].astype(mx.float32)
 
 
-def distributions(model: LoadedModel) -> list[mx.array]:
-    """Logarithms of probabilities [tokens, vocabulary] of each text."""
+def distributions(model: LoadedModel) -> mx.array:
+    """Logarithms of probabilities [tokens, vocabulary] at the beginnings of all texts."""
     logprobs: list[mx.array] = []
     for text in STORED_TEXTS:
         tokens = model.tokenizer.encode((ROOT / text).read_text(encoding="utf-8"), as_document=True)
         logits = forward(model, tokens[:COMPARED], make_prompt_cache(model.network))
         logprobs.append(logits - mx.logsumexp(logits, axis=-1, keepdims=True))
-    mx.eval(logprobs)
-    return logprobs
+    joined = mx.concatenate(logprobs)
+    mx.eval(joined)
+    return joined
 
 
-def measure(folder: Path, most_float32_bytes: int) -> tuple[list[str], float, list[mx.array]]:
+def measure(folder: Path, most_float32_bytes: int) -> tuple[list[str], float, mx.array]:
     """Return the cells of a row, the seconds of a token, and distributions."""
     mx.clear_cache()
     before = mx.get_active_memory()
@@ -177,23 +176,11 @@ def measure(folder: Path, most_float32_bytes: int) -> tuple[list[str], float, li
     return cells, token_s, distributions(model)
 
 
-def exactly(folder: Path) -> list[mx.array]:
+def exactly(folder: Path) -> mx.array:
     """Distributions by the stored weights, without rounding to 16 bits between the layers."""
     model = load(folder)
     model.network.set_dtype(mx.float32)
     return distributions(model)
-
-
-def compared(stored: list[mx.array], converted: list[mx.array]) -> tuple[float, float]:
-    """Return the mean KL divergence, and the share of places at which the likeliest token is the same."""
-    pairs = list(zip(stored, converted, strict=True))
-    divergences = [(mx.exp(exact) * (exact - other)).sum(axis=-1) for exact, other in pairs]
-    same = [exact.argmax(axis=-1) == other.argmax(axis=-1) for exact, other in pairs]
-    return mean(divergences), mean(same)
-
-
-def mean(values: list[mx.array]) -> float:
-    return cast("float", mx.concatenate(values).astype(mx.float32).mean().item())
 
 
 def kv_bits(folder: Path, *, real: Path | None = None) -> None:
@@ -256,7 +243,7 @@ def float32(_: Path, *, models: Sequence[Path] = ()) -> None:
         cells, stored_s, stored = measure(folder, NEVER)
         row(*cells, "", "", "")
         cells, converted_s, converted = measure(folder, ALWAYS)
-        apart = (compared(network, converted) for network in (stored, exactly(folder)))
+        apart = (loss(truth, converted) for truth in (stored, exactly(folder)))
         figures = (f"{divergence:.1e}, {same:.3f}" for divergence, same in apart)
         row(*cells, f"{stored_s / converted_s:.1f} ×", *figures)
 

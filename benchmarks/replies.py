@@ -7,16 +7,16 @@ import json
 import random
 import statistics
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated
 
 from benchmarks import replies_prepare
-from benchmarks.harness import Part, row, table
+from benchmarks.harness import Part, medians, row, table
 from start_llm.core.chat import Json
-from start_llm.core.events import CallArguments, Content, Finished, Reasoning, Text, Usage
+from start_llm.core.events import CallArguments, Finished, Text, Usage
 from start_llm.core.family import Family, ReasoningMarks
 from start_llm.engine.detokenize import Detokenizer
 from start_llm.formats.reading.schema import Tools
@@ -99,43 +99,24 @@ REPLIES: Mapping[str, Callable[[int], str]] = {
 }
 
 
-@dataclass(frozen=True)
-class Cost:
-    """CPU seconds of the four quarters of a reply."""
-
-    quarters: tuple[float, ...]
-    tokens: int
-
-    @property
-    def per_token(self) -> float:
-        return sum(self.quarters) / self.tokens
-
-    @property
-    def growth(self) -> float:
-        return self.quarters[-1] / self.quarters[0]
-
-
 def tokens_of(text: str) -> list[bytes]:
     """Bytes of about four letters each, characters cut in two where they fall so."""
     data = text.encode()
     return [data[start : start + LETTERS_PER_TOKEN] for start in range(0, len(data), LETTERS_PER_TOKEN)]
 
 
-def read(tokens: list[bytes]) -> Cost:
-    """Read a whole reply, a token at a time."""
-    detokenizer = Detokenizer(tokens.__getitem__)
+def read(tokens: list[bytes]) -> tuple[float, float]:
+    """CPU seconds for each token of a reply, and those of the last quarter of it over those of the first."""
+    detokenizer, marks = Detokenizer(tokens.__getitem__), [time.thread_time()]
     stream = OutputStream(make_splitter(FAMILY, TOOLS, reasoning_is_open=False, thinking=True))
-    marks = [time.thread_time()]
-    quarter = len(tokens) // 4
-    letters = 0
     for token in range(len(tokens)):
-        for output in stream.feed(Text(detokenizer.feed(token), (token,))):
-            letters += len(output.text) if isinstance(output, Content | Reasoning) else 0
-        if (token + 1) % quarter == 0 and len(marks) < 4:
+        deque(stream.feed(Text(detokenizer.feed(token), (token,))), maxlen=0)
+        if (token + 1) % (len(tokens) // 4) == 0 and len(marks) < 4:
             marks.append(time.thread_time())
     stream.close(Finished("stop", Usage(prompt=1, cached=0, completion=len(tokens))))
     marks.append(time.thread_time())
-    return Cost(tuple(end - begin for begin, end in pairwise(marks)), len(tokens))
+    quarters = [end - begin for begin, end in pairwise(marks)]
+    return sum(quarters) / len(tokens), quarters[-1] / quarters[0]
 
 
 def end(family: str, text: str) -> tuple[float, float]:
@@ -225,11 +206,9 @@ def reading(_: Path, *, rounds: int = 5, tokens: int = 30_000) -> None:
     for name, make in REPLIES.items():
         pieces = tokens_of(make(tokens * LETTERS_PER_TOKEN))
         read(pieces)
-        costs = [read(pieces) for _ in range(rounds)]
-        microseconds = 1e6 * statistics.median(cost.per_token for cost in costs)
-        growth = statistics.median(cost.growth for cost in costs)
-        used = f"{microseconds * TOKENS_PER_SECOND / 1e4:.2f} %"
-        row(name, f"{len(pieces):,}", f"{microseconds:.1f} µs", used, f"{growth:.2f}")
+        token_s, growth = medians(read(pieces) for _ in range(rounds))
+        microseconds, used = f"{1e6 * token_s:.1f} µs", f"{100 * token_s * TOKENS_PER_SECOND:.2f} %"
+        row(name, f"{len(pieces):,}", microseconds, used, f"{growth:.2f}")
     gc.enable()
 
 

@@ -127,7 +127,7 @@ def served(*options: object, proxy: bool = False, log: Path | None = None) -> Ge
     ends = ["--proxy-port", str(proxy_port)] if proxy else ["--no-proxy"]
     command = start_llm(*map(str, options), "--mlx-port", str(port), *ends)
     probes = [partial(health_seconds, probed) for probed in ((port, proxy_port) if proxy else (port,))]
-    with running(command, *probes, patience_s=120 if proxy else 60, log=log) as pid:
+    with running(command, *probes, log=log) as pid:
         yield Served(port, proxy_port, pid)
 
 
@@ -142,7 +142,12 @@ def served_by_mlx_lm(model: Path, *options: str, log: Path) -> Generator[Served]
 
 @contextmanager
 def running(
-    command: Sequence[str], *probes: Callable[[], object], patience_s: float = 60, log: Path | None = None
+    command: Sequence[str],
+    *probes: Callable[[], object],
+    patience_s: float = _PATIENCE_S,
+    log: Path | None = None,
+    cwd: Path = ROOT,
+    env: Mapping[str, str] | None = None,
 ) -> Generator[int]:
     """A server in a process of its own, from the moment that every probe went through: the id of the process.
 
@@ -152,7 +157,7 @@ def running(
     """
     with _sink(log) as output:
         errors = None if log is None else subprocess.STDOUT
-        process = subprocess.Popen(command, cwd=ROOT, stdout=output, stderr=errors)
+        process = subprocess.Popen(command, cwd=cwd, env=env, stdout=output, stderr=errors)
         try:
             for probe in probes:
                 _wait_for(process, probe, patience_s, log)

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 import statistics
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
-from benchmarks import engine_streams, servers, serving_fairness
+from benchmarks import servers, serving_fairness
+from benchmarks.engine_streams import CONNECTS_S, LOOKS_S, Stream, read_all
 from benchmarks.harness import Part, alternate, medians, ratio, row, table
 from scripts import tiny_models
 from start_llm.models.loader import load as load_model
@@ -25,56 +26,6 @@ CHAT = "/v1/chat/completions"
 
 # ------------------------------------------------------------------------------------------------------ proxy
 
-REPLY_TOKENS = 48
-BODIES = {"small body": 0, "100 KB body": 100_000, "1 MB body": 1_000_000}
-
-
-class Timing(NamedTuple):
-    """Milliseconds: until the first text, between two events, until the end."""
-
-    first: float
-    event: float
-    total: float
-
-
-def proxy(_: Path, *, rounds: int = 20) -> None:
-    """What the proxy adds: time to the first token, time for each chunk, and the price of long bodies.
-
-    The demo model is served, and the same requests go to both ports in turn. It answers at once, so what is
-    seen is the proxy.
-    """
-    table(f" | server | through the proxy | added | ratio, medians of {rounds}")
-    with servers.served("--demo", proxy=True) as server:
-        for name, padding in BODIES.items():
-            for streamed, places in ((True, ("first event", "each event")), (False, ("whole reply",))):
-                ports = (server.port, server.proxy_port)
-                asks = (partial(_timing, port, padding, streamed) for port in ports)
-                timings = alternate(rounds, *asks, warm_up=1)
-                for place, what in enumerate(places):
-                    bare, through = medians([(timing[place], other[place]) for timing, other in timings])
-                    added = f"{through - bare:+.2f} ms"
-                    row(
-                        f"{name}: {what}",
-                        f"{bare:.2f} ms",
-                        f"{through:.2f} ms",
-                        added,
-                        f"x{through / bare:.1f}",
-                    )
-
-
-def _timing(port: int, padding: int, streamed: bool, _: int) -> Timing:
-    """Of one chat. `padding` bytes go into a field that the server ignores: only the body grows."""
-    body = {"model": "demo", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": REPLY_TOKENS}
-    body |= {"stream": streamed, "ballast": "x" * padding}
-    began = time.perf_counter()
-    reply = servers.send(port, CHAT, body).getresponse()
-    if reply.status != 200:
-        raise OSError(reply.status)
-    moments = [time.perf_counter() for line in reply if line.startswith((b"data: {", b"{"))]
-    gaps = (moments[-1] - moments[0]) / max(1, len(moments) - 1)
-    return Timing(1000 * (moments[0] - began), 1000 * gaps, 1000 * (moments[-1] - began))
-
-
 STREAMED: Mapping[str, Mapping[str, object]] = {
     "/v1/chat/completions": {"stream_options": {"include_usage": True}},
     "/v1/messages": {},
@@ -84,9 +35,14 @@ LEAST_KEPT = 0.9
 
 
 def proxy_streams(
-    folder: Path, *, rounds: int = 20, counts: Sequence[int] = (1, 8, 32), tokens: int = 160
+    folder: Path,
+    *,
+    rounds: int = 20,
+    counts: Sequence[int] = (1, 8, 32),
+    tokens: int = 160,
+    ballast: int = 0,
 ) -> Iterator[str]:
-    """Tokens a second of several streams at once on both ports, by protocol.
+    """Tokens a second of several streams at once on both ports, by protocol, and when their first text comes.
 
     One thread reads all of them, so that a client takes next to nothing of the machine. With
     `OPENBLAS_NUM_THREADS=1` the two servers do not wait for each other's spinning threads.
@@ -94,42 +50,48 @@ def proxy_streams(
     Args:
         counts: of streams
         tokens: of each reply
+        ballast: bytes of a field that the server ignores: only the body grows
     """
     model = tiny_models.build("qwen3", folder, hidden=128, layers=2)
-    table(f" | server | through the proxy | ratio, medians of {rounds} (≥ {LEAST_KEPT:g} from 8 streams on)")
+    table(
+        f"tokens a second | server | through the proxy | ratio, medians of {rounds} (≥ {LEAST_KEPT:g} from 8 "
+        "streams on) | ms to the first text | ratio"
+    )
     with servers.served("--model", model, "--batch", max(counts), proxy=True) as server:
-        ports = (server.proxy_port, server.port)
-        for path in STREAMED:
-            for count in counts:
-                rates = alternate(
-                    rounds, *(partial(_rate, port, path, count, tokens) for port in ports), warm_up=1
-                )
-                through, bare = medians(rates)
-                kept = ratio(rates)
-                row(
-                    f"{path}, {count} streams: tokens per second",
-                    f"{bare:,.4g}",
-                    f"{through:,.4g}",
-                    f"{kept:.2f}",
-                )
-                if count >= 8 and kept < LEAST_KEPT:
-                    yield f"{path}, {count} streams: the proxy passes on {kept:.0%}"
+        for path, count in itertools.product(STREAMED, counts):
+            asks = [
+                partial(_rate, port, path, count, tokens, ballast)
+                for port in (server.proxy_port, server.port)
+            ]
+            measured = alternate(rounds, *asks, warm_up=1)
+            rates, firsts = ([(side[place], other[place]) for side, other in measured] for place in (0, 1))
+            kept, speeds = ratio(rates), (f"{rate:,.4g}" for rate in reversed(medians(rates)))
+            first_ms = " : ".join(f"{1000 * first:.1f}" for first in reversed(medians(firsts)))
+            row(f"{path}, {count} streams", *speeds, f"{kept:.2f}", first_ms, f"{ratio(firsts):.2f}")
+            if count >= 8 and kept < LEAST_KEPT:
+                yield f"{path}, {count} streams: the proxy passes on {kept:.0%}"
 
 
-def _rate(port: int, path: str, count: int, tokens: int, number: int) -> float:
-    """Tokens per second, from the first connection to the last end. Every prompt is new."""
-    began, opened = time.perf_counter(), list[engine_streams.Stream]()
+def _rate(port: int, path: str, count: int, tokens: int, ballast: int, number: int) -> tuple[float, float]:
+    """Tokens per second, from the first connection to the last end, and the median seconds to a first text.
+
+    Every prompt is new.
+    """
+    began, opened = time.perf_counter(), list[Stream]()
     for place in range(count):
         question = f"Item {port} {number * count + place}"
         body: dict[str, object] = {"model": "m", "stream": True, "temperature": 0.7, **STREAMED[path]}
+        body |= {"ballast": "x" * ballast} if ballast else {}
         if path == "/v1/responses":
             body |= {"input": question, "max_output_tokens": tokens}
         else:
             body |= {"messages": [{"role": "user", "content": question}], "max_tokens": tokens}
-        opened.append(engine_streams.Stream(port, json.dumps(body).encode(), path))
-        time.sleep(engine_streams.CONNECTS_S)
-    engine_streams.read_all(opened, engine_streams.LOOKS_S)
-    return sum(stream.tokens() for stream in opened) / (time.perf_counter() - began)
+        opened.append(Stream(port, json.dumps(body).encode(), path))
+        time.sleep(CONNECTS_S)
+    read_all(opened, LOOKS_S)
+    seconds = time.perf_counter() - began
+    first_s = statistics.median(stream.first_s or seconds for stream in opened)
+    return sum(stream.tokens() for stream in opened) / seconds, first_s
 
 
 # ------------------------------------------------------------------------------------------------------- load
@@ -139,8 +101,8 @@ VOCABULARY = 1500
 
 
 @dataclass
-class Stream:
-    """One client. `moments` has a time, in seconds from its start, for each token."""
+class Client:
+    """One client of many. `moments` has a time, in seconds from its start, for each token."""
 
     prompt: tuple[int, ...]
     tokens: list[int] = field(default_factory=list[int])
@@ -158,8 +120,10 @@ class Stream:
 def load(folder: Path, *, streams: int = 64, tokens: int = 60, batch: Sequence[int] = (4, 64)) -> None:
     """Many streams at once: is anybody starved, is anybody wrong, does the server still answer?
 
-    Every reply is compared with what mlx_lm says to the same prompt alone: another token counts as wrong
-    unless the two were equally likely up to rounding. Once for each `--batch`.
+    Every reply is compared with what mlx_lm says to the same prompt alone: another token ends the program
+    unless the two were equally likely up to rounding. Once for each `--batch`. Shown are the least, the
+    median and the most of the streams: seconds to the first token and to the end, and how many tokens each
+    had at half of the median time.
 
     Args:
         tokens: of each reply
@@ -168,59 +132,56 @@ def load(folder: Path, *, streams: int = 64, tokens: int = 60, batch: Sequence[i
     rng, network = random.Random(1), load_model(folder).network
     prompts = [tuple(rng.choices(range(VOCABULARY), k=rng.randint(20, 400))) for _ in range(streams)]
     references = {prompt: greedy_reference(network, prompt, tokens) for prompt in prompts}
+    table(
+        "--batch | first token, s | end, s | tokens at half | tokens compared | ties | preemptions | "
+        "stall of a step, s: median, worst | `/health`, median ms"
+    )
     for most in batch:
-        clients, tally, health = [Stream(prompt) for prompt in prompts], Tally(), list[float]()
-        with (
-            servers.served("--model", folder, "--batch", most) as server,
-            ThreadPoolExecutor(streams) as pool,
-        ):
-            runs = [pool.submit(client.run, server.port, tokens) for client in clients]
-            while not all(run.done() for run in runs):
-                health.append(servers.health_seconds(server.port))
-                time.sleep(BETWEEN_LOOKS_S)
-            for run in runs:
-                run.result()
+        clients, tally = [Client(prompt) for prompt in prompts], Tally()
+        with servers.served("--model", folder, "--batch", most) as server:
+            health_s = _run_all(clients, server.port, tokens)
             engine = servers.ask(server.port, "/stats")["engine"]
         for client in clients:
             tally.compare(client.tokens, references[client.prompt])
-        _tell_load(clients, tally, health, f"--batch {most}, preemptions {engine['preemptions']}")
-        print(f"  decode stall     {engine['decode_stall']}")
+        half_s = statistics.median(client.moments[-1] for client in clients) / 2
+        spreads = (
+            _spread(client.moments[0] for client in clients),
+            _spread(client.moments[-1] for client in clients),
+            _spread(sum(moment <= half_s for moment in client.moments) for client in clients),
+        )
+        stalls = ", ".join(f"{engine['decode_stall'][which]}" for which in ("median_s", "worst_s"))
+        health_ms = f"{1000 * statistics.median(health_s):.1f}"
+        row(most, *spreads, tally.tokens, tally.ties, engine["preemptions"], stalls, health_ms)
 
 
-def _tell_load(streams: Sequence[Stream], tally: Tally, health: Sequence[float], how: str) -> None:
-    first, whole = (sorted(stream.moments[place] for stream in streams) for place in (0, -1))
-    at_half = statistics.median(whole) / 2
-    had = sorted(sum(moment <= at_half for moment in stream.moments) for stream in streams)
-    print(f"{len(streams)} streams, {how}")
-    print(f"  first token      {first[0]:.1f} to {first[-1]:.1f} s, median {statistics.median(first):.1f}")
-    print(f"  end              {whole[0]:.1f} to {whole[-1]:.1f} s, max/min {whole[-1] / whole[0]:.2f}")
-    print(f"  tokens at half   {had[0]} to {had[-1]}")
-    print(f"  replies          {tally.tokens} tokens compared, {tally.ties} ties, none wrong")
-    print(f"  /health          median {1000 * statistics.median(health):.1f} ms")
+def _run_all(clients: Sequence[Client], port: int, tokens: int) -> list[float]:
+    """All at once. Returns the seconds of each `GET /health` meanwhile."""
+    health_s: list[float] = []
+    with ThreadPoolExecutor(len(clients)) as pool:
+        runs = [pool.submit(client.run, port, tokens) for client in clients]
+        while not all(run.done() for run in runs):
+            health_s.append(servers.health_seconds(port))
+            time.sleep(BETWEEN_LOOKS_S)
+        for run in runs:
+            run.result()
+    return health_s
+
+
+def _spread(figures: Iterable[float]) -> str:
+    ordered = sorted(figures)
+    return f"{ordered[0]:.3g}, {statistics.median(ordered):.3g}, {ordered[-1]:.3g}"
 
 
 # ------------------------------------------------------------------------------------------------------ pages
 
 MOST_SHARE = 0.01
 CONVERSATIONS, TURNS = 20, 24
-BROWSER = {
-    "User-Agent": "Mozilla/5.0 (X11; Linux x86_64) AppleWebKit/537.36 (KHTML, like Gecko) Chrome/150.0.0.0",
-    "Accept": "*/*",
-    "Accept-Language": "en-US,en;q=0.9",
-    "Accept-Encoding": "gzip, deflate, br, zstd",
-    "Cache-Control": "no-cache",
-    "Pragma": "no-cache",
-    "Referer": "http://127.0.0.1/",
-    "Sec-Fetch-Dest": "empty",
-    "Sec-Fetch-Mode": "cors",
-    "Sec-Fetch-Site": "same-origin",
-}
 
 
 class Tab:
     """An open page on a connection of its own, which asks every so many seconds until `done`."""
 
-    def __init__(self, port: int, interval_s: float, *, knows_records: bool, done: threading.Event) -> None:
+    def __init__(self, port: int, interval_s: float, knows_records: bool, done: threading.Event) -> None:
         self._connection = servers.send(port, "/health")
         self._connection.getresponse().read()
         self._interval_s, self._knows_records, self._done = interval_s, knows_records, done
@@ -231,7 +192,7 @@ class Tab:
     def run(self) -> None:
         while not self._done.wait(self._interval_s):
             began = time.perf_counter()
-            self._connection.request("GET", f"/activity?since={self._version}", headers=BROWSER)
+            self._connection.request("GET", f"/activity?since={self._version}")
             body = self._connection.getresponse().read()
             self.seconds.append(time.perf_counter() - began)
             self.nbytes = len(body)
@@ -255,15 +216,11 @@ def pages(folder: Path, *, tabs: int = 10, seconds: float = 30) -> Iterator[str]
         table("tabs | ask every | for | CPU of a core | answer, median | bytes")
         for interval_s, knows_records in ((5.0, True), (2.0, True), (2.0, False)):
             done = threading.Event()
-            opened = [
-                Tab(server.port, interval_s, knows_records=knows_records, done=done) for _ in range(tabs)
-            ]
+            opened = [Tab(server.port, interval_s, knows_records, done) for _ in range(tabs)]
             used = _share(server, opened, seconds, done) - alone
-            median = (
-                f"{1000 * statistics.median(request_s for tab in opened for request_s in tab.seconds):.2f} ms"
-            )
-            records = "newer ones" if knows_records else "all records"
-            row(tabs, f"{interval_s:g} s", records, f"{used:.2%}", median, f"{opened[0].nbytes:,}")
+            answer_s = statistics.median(request_s for tab in opened for request_s in tab.seconds)
+            records, answer_ms = "newer ones" if knows_records else "all records", f"{1000 * answer_s:.2f} ms"
+            row(tabs, f"{interval_s:g} s", records, f"{used:.2%}", answer_ms, f"{opened[0].nbytes:,}")
             if interval_s == 2 and knows_records and used >= MOST_SHARE:
                 yield f"the tabs take {used:.2%} of a core"
     print(f"\nWithout a tab: {alone:.2%} of a core.")
@@ -299,7 +256,6 @@ def _share(server: servers.Served, tabs: Sequence[Tab], seconds: float, done: th
 
 
 PARTS: Mapping[str, Part] = {
-    "proxy": proxy,
     "proxy_streams": proxy_streams,
     "load": load,
     "fairness": serving_fairness.fairness,

@@ -7,9 +7,10 @@ import re
 import subprocess
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from statistics import median
 from typing import Annotated, Any, NamedTuple
@@ -162,6 +163,23 @@ def encoded(session: Session, model: LoadedModel) -> Encoded:
     return Encoded(prompt or reply[:4], reply, texts)
 
 
+def by_kind(
+    recorded: Iterable[Session],
+    model: LoadedModel,
+    most: int,
+    shortest: int = _SHORTEST,
+    longest: int = 10**6,
+) -> dict[str, list[Encoded]]:
+    """The first replies of each kind, of so many tokens or more, behind prompts of no more than `longest`."""
+    kinds = defaultdict[str, list[Encoded]](list)
+    for session in recorded:
+        if len(kinds[session.kind]) < most:
+            reply = encoded(session, model)
+            if len(reply.reply) >= shortest and len(reply.prompt) <= longest:
+                kinds[session.kind].append(reply)
+    return {kind: replies for kind, replies in kinds.items() if replies}
+
+
 def replay(
     session: Encoded, account: Account, guide: Guide | None = None, earlier: EarlierTexts | None = None
 ) -> None:
@@ -216,13 +234,10 @@ def forwards(_: Path, *, commits: int = 60, most: int = 150, costs: Sequence[flo
         most: replies of each kind.
         costs: what passes of 1, 2, 4, 8 and 16 tokens cost, in passes of one.
     """
-    model = _real_weights()
     accounts = _accounts(costs)
-    for session in sessions(commits):
-        account = accounts[session.kind]
-        recorded = encoded(session, model) if account.replies < most else None
-        if recorded and len(recorded.reply) >= _SHORTEST:
-            replay(recorded, account)
+    for kind, replies in by_kind(sessions(commits), _real_weights(), most).items():
+        for reply in replies:
+            replay(reply, accounts[kind])
     _tell(accounts)
 
 
@@ -230,7 +245,7 @@ def _real_weights(kind: str = "float32") -> LoadedModel:
     return load(real_model.model_folder(kind, real_model.default_folder()))
 
 
-def _accounts(costs: Sequence[float]) -> defaultdict[str, Account]:
+def _accounts(costs: Sequence[float] = COSTS) -> defaultdict[str, Account]:
     """Return the accounts of all kinds of sessions, in which passes of each length cost so much."""
     return defaultdict(lambda: Account(DraftGain(PassTimes(dict(zip(PASSES, costs, strict=True))))))
 
@@ -241,18 +256,17 @@ def _tell(accounts: Mapping[str, Account]) -> None:
         row(kind, *account.cells(), f"{account.gain.metrics.rejected_s / account.cost:.3f}")
 
 
-def earlier(_: Path, *, commits: int = 40, most: int = 8, costs: Sequence[float] = COSTS) -> None:
+def earlier(_: Path, *, commits: int = 40, most: int = 8) -> None:
     """Forward passes without and with what earlier conversations said; each commit counts as one.
 
     Args:
         commits: of this repository, the oldest first.
         most: replies of each kind in a conversation, of which each also has those before it.
-        costs: what passes of 1, 2, 4, 8 and 16 tokens cost, in passes of one.
     """
     model = _real_weights()
-    conversations = [_conversations(commit, model, most) for commit in reversed(_latest(commits))]
+    conversations = [by_kind(_sessions_of(commit), model, most) for commit in reversed(_latest(commits))]
     for is_alone, title in ((True, "each by itself"), (False, "with earlier ones")):
-        accounts, texts = _accounts(costs), defaultdict[str, EarlierTexts](EarlierTexts)
+        accounts, texts = _accounts(), defaultdict[str, EarlierTexts](EarlierTexts)
         for kind, replies in (pair for kinds in conversations for pair in kinds.items()):
             history: list[int] = []
             for prompt, reply, plain in replies:
@@ -262,17 +276,6 @@ def earlier(_: Path, *, commits: int = 40, most: int = 8, costs: Sequence[float]
             texts[kind].add(_TENANT, history)
         row(title)
         _tell(accounts)
-
-
-def _conversations(commit: str, model: LoadedModel, most: int) -> dict[str, list[Encoded]]:
-    """Return the sessions of a commit by their kind."""
-    kinds = defaultdict[str, list[Encoded]](list)
-    for session in _sessions_of(commit):
-        if len(kinds[session.kind]) < most:
-            recorded = encoded(session, model)
-            if len(recorded.reply) >= _SHORTEST:
-                kinds[session.kind].append(recorded)
-    return kinds
 
 
 _EDIT = (
@@ -287,24 +290,21 @@ _CALL = Grammar(
 )
 
 
-def calls(_: Path, *, commits: int = 25, most: int = 60, costs: Sequence[float] = COSTS) -> None:
+def calls(_: Path, *, commits: int = 25, most: int = 60) -> None:
     """Forward passes for each token of calls that a grammar demands, with the tokenizer of real weights.
 
     Args:
         commits: of this repository.
         most: calls.
-        costs: what passes of 1, 2, 4, 8 and 16 tokens cost, in passes of one.
     """
-    model = _real_weights()
-    enforcer, account = Enforcer(model.tokenizer, model.vocabulary), _accounts(costs)["edit"]
-    for session in sessions(commits):
-        if session.kind != "edit" or account.replies == most:
-            continue
+    model, accounts = _real_weights(), _accounts()
+    enforcer = Enforcer(model.tokenizer, model.vocabulary)
+    edits = (session for session in sessions(commits) if session.kind == "edit")
+    for session in islice(edits, most):
         written = json.dumps(session.arguments, ensure_ascii=False)
         call = f'<tool_call>\n{{"name": "Edit", "arguments": {written}}}\n</tool_call>'
-        replay(encoded(session._replace(wrote=call), model), account, enforcer.guide(_CALL))
-    table("calls | tokens | passes a token | cost a token | accepted")
-    row(*account.cells())
+        replay(encoded(session._replace(wrote=call), model), accounts["calls"], enforcer.guide(_CALL))
+    _tell(accounts)
 
 
 # ------------------------------------------------------------------------------------------------------- wall
@@ -389,12 +389,13 @@ def wall(
     resources = uncached_resources(network, model.tokenizer.token_bytes, frozenset(), 1, batches=False)
     table(" | replies | passes a token | seconds, drafted / not | rejected, of the time | drafts | accepted")
     shares: list[float] = []
-    for name, recorded in _short_sessions(model, replies, commits, most, tokens).items():
+    wanted = (session for session in sessions(commits) if session.kind in replies)
+    for name, recorded in by_kind(wanted, model, most, shortest=_FEWEST, longest=10 * tokens).items():
         gain = DraftGain(PassTimes({count: times.seconds(count) for count in PASSES}))
         plain, drafting = Stepper(resources), Stepper(resources, gain=gain)
         pairs = [
             (timed(plain, network, reply), timed(drafting, network, reply))
-            for reply in recorded
+            for reply in (chosen._replace(reply=chosen.reply[:tokens]) for chosen in recorded)
             for _ in range(rounds)
         ]
         shares += [drafted.seconds / without.seconds for without, drafted in pairs]
@@ -414,21 +415,6 @@ def wall(
             f"{counts.accepted_tokens / max(counts.drafted_tokens, 1):.2f}",
         )
     row("all", len(shares) // rounds, "", f"{median(shares):.3f}", "", "", "")
-
-
-def _short_sessions(
-    model: LoadedModel, shapes: Sequence[str], commits: int, most: int, tokens: int
-) -> dict[str, list[Encoded]]:
-    """Return sessions by their shape, where the prompt is not too long for a slow machine."""
-    chosen: dict[str, list[Encoded]] = {shape: [] for shape in shapes}
-    for session in sessions(commits):
-        some = chosen.get(session.kind)
-        if some is None or len(some) == most:
-            continue
-        recorded = encoded(session, model)
-        if len(recorded.reply) >= _FEWEST and len(recorded.prompt) <= 10 * tokens:
-            some.append(recorded._replace(reply=recorded.reply[:tokens]))
-    return chosen
 
 
 # ---------------------------------------------------------------------------------------------------- lookups

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,7 +11,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from benchmarks import stress_fuzz
-from benchmarks.harness import Part
+from benchmarks.harness import Part, row, table
 from scripts import tiny_models
 from start_llm.core.allocator import limit_malloc_retention
 from tests.chaos.play import TROUBLES, Crowd, Outcome, play
@@ -31,25 +30,20 @@ FAMILIES = ("qwen3", "qwen3_5", "gemma3_text")
 MAX_GROWTH = 0.02
 
 
-def print_outcome(outcome: Outcome) -> None:
+def print_row(outcome: Outcome) -> None:
     """Print the result of a stretch."""
-    engine = outcome.stats.get("engine", {})
-    print(f"\n{outcome.name}: {outcome.seconds:.0f} s, {outcome.stats.get('requests', {}).get('endings')}")
-    print(f"  clients        {dict(sorted(outcome.counts.items()))}")
-    print(f"  faults         {dict(sorted(outcome.fired.items()))}, deaths of the proxy {outcome.kills}")
-    print(f"  preemptions  {engine.get('preemptions')}, steps that failed {engine.get('failures')}")
-    print(f"  heard          {outcome.heard} replies, each as it was written")
-    print(f"  truth          {compared([outcome])}")
-    print(f"  MLX bytes      {outcome.active[0]:,} before, {outcome.active[1]:,} after")
-    print(f"  resident       {outcome.resident / 2**20:.1f} MB, with the server closed")
-    sys.stdout.flush()
-
-
-def compared(outcomes: Sequence[Outcome]) -> str:
-    """How much was compared with the truth."""
-    figures = [(outcome.compared, outcome.tally.tokens, outcome.tally.ties) for outcome in outcomes]
-    replies, tokens, ties = (sum(column) for column in zip(*figures, strict=True))
-    return f"{replies} replies, {tokens} tokens, {ties} ties"
+    engine, (before, after) = outcome.stats.get("engine", {}), outcome.active
+    row(
+        *(outcome.name, f"{outcome.seconds:.0f}", outcome.stats.get("requests", {}).get("endings")),
+        *(dict(sorted(outcome.counts.items())), dict(sorted(outcome.fired.items())), outcome.kills),
+        *(engine.get("preemptions"), engine.get("failures"), outcome.heard, outcome.compared),
+        *(
+            outcome.tally.tokens,
+            outcome.tally.ties,
+            f"{after - before:+,}",
+            f"{outcome.resident / 2**20:.1f}",
+        ),
+    )
 
 
 def grown(outcomes: Sequence[Outcome]) -> float | None:
@@ -68,21 +62,15 @@ def grown(outcomes: Sequence[Outcome]) -> float | None:
 
 
 def summary(outcomes: Sequence[Outcome]) -> Iterator[str]:
-    """Print all stretches together, and yield what was wrong."""
-    endings, fired = Counter[str](), Counter[str]()
-    for outcome in outcomes:
-        endings.update(outcome.stats.get("requests", {}).get("endings", {}))
-        fired.update(outcome.fired)
-    growth = grown(outcomes)
-    print(
-        f"\n{len(outcomes)} stretches, {sum(part.seconds for part in outcomes) / 60:.1f} minutes of trouble"
-    )
-    print(f"  requests       {endings.total()}: {dict(endings)}")
-    print(f"  faults         {fired.total()}, proxy killed {sum(part.kills for part in outcomes)} times")
-    print(f"  heard          {sum(part.heard for part in outcomes)}")
-    print(f"  truth          {compared(outcomes)}")
+    """Print what all stretches had together, and yield what was wrong."""
+    endings = [outcome.stats.get("requests", {}).get("endings", {}) for outcome in outcomes]
+    requests = sum(sum(counts.values()) for counts in endings)
+    faults = sum(outcome.fired.total() for outcome in outcomes)
+    kills = sum(outcome.kills for outcome in outcomes)
+    minutes, growth = sum(outcome.seconds for outcome in outcomes) / 60, grown(outcomes)
     change = "no three rounds" if growth is None else f"{growth:+.1%} since the second round"
-    print(f"  resident       {change}")
+    print(f"\n{requests} requests, {faults} faults, {kills} kills of the proxy in {minutes:.1f} minutes.")
+    print(f"Resident: {change}.")
     yield from (problem for outcome in outcomes for problem in outcome.problems)
     if (growth or 0) > MAX_GROWTH:
         yield f"resident memory grew: {change}"
@@ -112,18 +100,25 @@ def chaos(
     crowd = Crowd(kill_s=0 if no_proxy else 45)
     folders = [tiny_models.build(name, folder / name, hidden=64, layers=2) for name in FAMILIES]
     began = time.monotonic()
+    table(
+        "stretch | seconds | endings | clients | faults | deaths of the proxy | preemptions | failed steps | "
+        "replies heard | compared with the truth | tokens | ties | MLX's bytes | resident MB, server closed"
+    )
     while time.monotonic() - began < 60 * minutes:
         number = len(outcomes)
         model = folders[(number + number // len(TROUBLES)) % len(folders)]
         trouble = TROUBLES[number % len(TROUBLES)]
         outcomes.append(play(model, trouble, crowd, stretch_s, rng, folder / "scratch"))
-        print_outcome(outcomes[-1])
+        print_row(outcomes[-1])
     yield from summary(outcomes)
 
 
 # ---------------------------------------------------------------------------------------------------- foreign
 
 
+BARE = "option_without_tools"
+"""A template for sessions without a system text and tools."""
+AT_ONCE = (2, 3, 8)
 TRACED: dict[str, Any] = {"thinking": False, "traces_prompts": True, "backend_secret": SECRET.text}
 
 
@@ -156,34 +151,26 @@ def foreign(
     began, asked = time.monotonic(), Counter[str]()
     built = [tiny_models.build(name, folder / name, hidden=64, layers=2) for name in FAMILIES]
     models = [*built, trait_folder(BARE, folder, hidden=64)]
+    table("stretch | model | sessions at once | counts")
     with opened_endpoints(folder) as endpoints:
         for number in range(first, -(-requests // stretch)):
             model, rng = models[number % len(models)], random.Random(f"{seed} {number}")
             at_once = AT_ONCE[number // len(models) % len(AT_ONCE)]
             sessions: Sessions | None = None
-            for half in ("before", "after"):
-                with serving(
-                    model, traces=True, log_root=str(folder / f"{number}-{half}"), **TRACED
-                ) as server:
+            for log_root in (folder / f"{number}-before", folder / f"{number}-after"):
+                with serving(model, traces=True, log_root=str(log_root), **TRACED) as server:
                     proxy = None if no_proxy else urlsplit(endpoints.of(server, PROXIED).url).port
-                    ports, newest = (server.port, proxy), Trace(folder / f"{number}-{half}").newest
+                    ports, newest = (server.port, proxy), Trace(log_root).newest
                     if sessions is None:
                         sessions = Sessions(ports, newest, rng, at_once, are_bare=model.name == BARE)
                     else:
                         sessions.restarted(ports, newest)
                     sessions.play(stretch // 2)
-            asked.update(sessions.counts if sessions else {})
-            print(
-                f"{number:4} {model.name:12} {dict(sorted(sessions.counts.items() if sessions else []))}",
-                flush=True,
-            )
+            counts = sessions.counts if sessions else Counter[str]()
+            asked.update(counts)
+            row(number, model.name, at_once, dict(sorted(counts.items())))
     made, seconds = requests - first * stretch, time.monotonic() - began
     print(f"\n{made} requests in {seconds:.0f} s, no prompt wrong: {dict(sorted(asked.items()))}")
 
 
 PARTS: Mapping[str, Part] = {"fuzz": stress_fuzz.fuzz, "chaos": chaos, "foreign": foreign}
-
-
-BARE = "option_without_tools"
-"""A template for sessions without a system text and tools."""
-AT_ONCE = (2, 3, 8)

@@ -98,13 +98,7 @@ def restored(prompt: Tokens) -> int:
 
 
 def cold(resources: EngineResources, prompts: Sequence[Tokens], length: int) -> list[Reply]:
-    engine = Stepper(resources, longest_chunk=CHUNK)
-    replies: list[Reply] = []
-    for prompt in prompts:
-        watched = engine.submit(asked(prompt, length))
-        engine.finish(watched)
-        replies.append(of_engine(watched))
-    return replies
+    return [reply for prompt in prompts for reply in batched(resources, [prompt], length)]
 
 
 def cached(resources: EngineResources, prompts: Sequence[Tokens], length: int) -> list[Reply]:

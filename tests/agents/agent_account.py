@@ -122,10 +122,6 @@ class Rendering:
             return len(alone)
         return _common_length(alone, self.tokens(request))
 
-    def ends(self, token: int) -> bool:
-        """It ends a reply."""
-        return token in self._tokenizer.eos_token_ids
-
     @property
     def closer_length(self) -> int:
         """Tokens of what ends an assistant message."""
@@ -150,12 +146,6 @@ class Rendering:
             left -= len(self.encode(more))
             text += more
         return text + ending
-
-    def decode(self, tokens: Sequence[int]) -> str:
-        """The text of tokens, without markup."""
-        controls = frozenset(self._tokenizer.control_tokens.values())
-        said = (self._tokenizer.token_bytes(token) for token in tokens if token not in controls)
-        return b"".join(said).decode(errors="replace")
 
     def encode(self, text: str) -> list[int]:
         """The tokens of a rendered text."""

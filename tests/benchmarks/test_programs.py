@@ -84,3 +84,16 @@ def test_a_benchmark_does_not_measure_the_checks_of_the_tests():
         [sys.executable, "-c", program], cwd=ROOT, env=clean, capture_output=True, text=True, check=True
     )
     assert result.stdout.strip() == "None"
+
+
+RESULTS = (ROOT / "benchmarks" / "RESULTS.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    "section", RESULTS.split("\n## ")[1:], ids=lambda section: section.partition("\n")[0]
+)
+def test_a_table_of_the_results_stands_below_the_command_that_makes_it(section: str):
+    above, *tables = re.split(r"^\|(?:\s*:?-+:?\s*\|)+$", section, flags=re.MULTILINE)
+    assert not tables or re.search("^    .*python", above, re.MULTILINE)
+    blocks = re.findall(r"(?:^    .*-m benchmarks .*\n)+", section, re.MULTILINE)
+    assert all(len(block.splitlines()) == 1 for block in blocks), "a table is made by one command"

@@ -42,7 +42,7 @@ def problem(data: bytes, checker: ImageChecker = CHECKER) -> ImageProblem:
     began = time.perf_counter()
     with pytest.raises(ImageProblem) as refused:
         checker.check(data)
-    # A busy machine takes its time; `benchmarks images` has the figures.
+    # A busy machine takes its time; `benchmarks serving --only fairness` has the figures.
     assert time.perf_counter() - began < 1
     return refused.value
 
