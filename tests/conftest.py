@@ -56,8 +56,14 @@ def lasting_folder() -> Path:
 
 def pytest_configure(config: pytest.Config) -> None:
     slices.begin(config.option.markexpr)
-    if not slices.is_thorough():
+    if not slices.is_whole():
         hypothesis.settings.load_profile("few")
+    options = config.option
+    if hasattr(config, "workerinput") and options.durations is None and options.xmlpath is None:
+        from tests.units import only_outcomes
+
+        (worker,) = (plugin for plugin in config.pluginmanager.get_plugins() if hasattr(plugin, "sendevent"))
+        worker.sendevent = only_outcomes(worker.sendevent)
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
@@ -96,11 +102,13 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     return UnitScheduling(config, log)
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    slices.choose_cases(metafunc, slices.named_by_mutants())
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    slices.mark_thorough(items)  # before those with this mark are left out
-    if slices.is_thorough():  # otherwise what is long is left out too
-        slices.mark_long(items, slices.named_by_mutants())
     if hasattr(config, "workerinput"):
         from tests.units import rank
 

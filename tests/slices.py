@@ -6,8 +6,8 @@ Cases that are left out by default are marked `thorough`; those of them that CI 
 @pytest.mark.product(axes=f)    the same for one parameter that is made of several values, which `f` returns
 @pytest.mark.sample(4)          one case of four; the next function of the file runs others.
                                 Where a product stands too, one of four of those cases
-@examples(15, few=5)            so many examples of Hypothesis, and by default fewer of them; without this,
-                                a hundred and by default forty
+@examples(15, few=5)            so many examples of Hypothesis, by default fewer of them, and in CI a third;
+                                without this, a hundred, and by default and in CI forty
 rounds(50, checked=12, few=1)   rounds of the same: all of them, `few` by default, and `checked` of them
                                 where what is `long` is left out (CI)
 
@@ -22,17 +22,20 @@ CI leaves out no case that a mutant names, alone or with its whole function (`te
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Callable, Container, Hashable, Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Container, Hashable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cache
 from itertools import combinations
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import numpy as np
 import pytest
 
 FEW = 6
-REST = 4
+REST = 12
 """Of the cases whose values other cases meet too, CI runs one of so many."""
 MUTANTS = Path(__file__).with_name("mutants")
 
@@ -54,8 +57,13 @@ def begin(marks: str) -> None:
 
 
 def is_thorough() -> bool:
-    """Return whether this run leaves nothing out."""
+    """Return whether this run leaves out nothing that is `thorough` (it may leave out what is `long`)."""
     return not _Run.leaves_out
+
+
+def is_whole() -> bool:
+    """Return whether this run leaves nothing out."""
+    return not (_Run.leaves_out or _Run.leaves_out_long)
 
 
 def rounds(count: int, *, checked: int, few: int = 1) -> int:
@@ -65,58 +73,109 @@ def rounds(count: int, *, checked: int, few: int = 1) -> int:
 
 
 def examples(count: int, *, few: int) -> hypothesis.settings:
-    return hypothesis.settings(max_examples=few if _Run.leaves_out else count, deadline=None)
+    return hypothesis.settings(
+        max_examples=rounds(count, checked=max(count // 3, few), few=few), deadline=None
+    )
 
 
-def mark_thorough(items: Iterable[pytest.Item]) -> None:
-    """Mark the cases that their function leaves out by default."""
-    places: Counter[str] = Counter()
-    for cases in _functions(items):
-        first = cases[0]
-        product, sample = first.get_closest_marker("product"), first.get_closest_marker("sample")
-        is_product = product is not None and len(cases) > FEW
-        if is_product and product in first.own_markers and sample not in first.own_markers:
-            sample = None  # a file's sample is for its functions without a product of their own
-        wanted = _covering(cases) if is_product else {*range(len(cases))}
-        kept = default_cases(wanted, sample.args[0] if sample else 1, places[str(first.path)])
-        places[str(first.path)] += sample is not None
-        for index in set(range(len(cases))) - kept:
-            cases[index].add_marker("thorough")
+def choose_cases(metafunc: pytest.Metafunc, named: Container[str]) -> None:
+    """Mark the cases of a function, and have pytest make none that this run leaves out.
 
-
-def mark_long(items: Iterable[pytest.Item], named: Container[str]) -> None:
-    """Mark the cases that CI leaves out: some of those that are `thorough`.
+    Half of all cases are left out by default, and making them took a third of the time of collecting. The
+    first case is made nevertheless, so that the function is there. Whoever names functions or cases gets them
+    all, as those that are asked for may be among them.
 
     Args:
         named: the functions and cases that mutants name.
     """
-    places: Counter[str] = Counter()
-    for cases in _functions(items):
-        first = cases[0]
-        checked = first.get_closest_marker("checked")
-        is_cut = checked or first.get_closest_marker("product") or first.get_closest_marker("sample")
-        if not is_cut or first.nodeid.partition("[")[0] in named:
-            continue
-        every = checked.args[0] if checked else REST
-        kept = {index for index, case in enumerate(cases) if not case.get_closest_marker("thorough")}
-        if first.get_closest_marker("product") or not checked:
-            kept |= _covering(cases)
-        for index in left_to_long_runs(len(cases), kept, every, places[str(first.path)]):
-            if cases[index].nodeid not in named:
-                cases[index].add_marker("long")
-        places[str(first.path)] += 1
+    cases = metafunc._calls
+    if not cases:
+        return
+    function = _Function(metafunc.definition, cases)
+    places = metafunc.config.stash.setdefault(_PLACES, Counter[tuple[str, str]]())
+    function.mark("thorough", _thorough(function, places))
+    if is_thorough():
+        function.mark("long", _long(function, named, places))
+    left_out = {"thorough"} if not is_thorough() else {"long"} if _Run.leaves_out_long else {""}
+    if not any("::" in argument for argument in metafunc.config.args):
+        cases[:] = [case for case in cases if not function.marks(case) & left_out] or cases[:1]
 
 
+type _Call = Any
+"""A case that pytest has not made yet, with its `id`, `params` and `marks`."""
+
+_PLACES = pytest.StashKey[Counter[tuple[str, str]]]()
+"""By a file and a mark, how many functions were cut so."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Function:
+    definition: pytest.Function
+    cases: Sequence[_Call]
+
+    @property
+    def file(self) -> str:
+        return str(self.definition.path)
+
+    def own(self, name: str) -> pytest.Mark | None:
+        """Return the mark of this name that stands at the function itself."""
+        return next((mark for mark in self.definition.own_markers if mark.name == name), None)
+
+    def closest(self, name: str) -> pytest.Mark | None:
+        return self.definition.get_closest_marker(name)
+
+    def marks(self, case: _Call) -> set[str]:
+        """Return the names of the marks of a case."""
+        return {mark.name for mark in (*case.marks, *self.definition.iter_markers())}
+
+    def names(self, index: int) -> set[str]:
+        """Return the names under which a mutant may have a case: that of its function, and its own."""
+        return {self.definition.nodeid, f"{self.definition.nodeid}[{self.cases[index].id}]"}
+
+    def mark(self, name: str, indices: Iterable[int]) -> None:
+        for index in indices:
+            self.cases[index].marks.append(getattr(pytest.mark, name).mark)
+
+    def covering(self) -> set[int]:
+        """Return the indices of cases that meet every value of every parameter."""
+        product = self.closest("product")
+        return spread([_values(case, **(product.kwargs if product else {})) for case in self.cases])
+
+
+def _thorough(function: _Function, places: Counter[tuple[str, str]]) -> set[int]:
+    """Return the indices of the cases that their function leaves out by default."""
+    count = len(function.cases)
+    product, sample = function.closest("product"), function.closest("sample")
+    is_product = product is not None and count > FEW
+    if is_product and function.own("product") and not function.own("sample"):
+        sample = None  # a file's sample is for its functions without a product of their own
+    wanted = function.covering() if is_product else {*range(count)}
+    place = function.file, "thorough"
+    kept = default_cases(wanted, sample.args[0] if sample else 1, places[place])
+    places[place] += sample is not None
+    return {*range(count)} - kept
+
+
+def _long(function: _Function, named: Container[str], places: Counter[tuple[str, str]]) -> set[int]:
+    """Return the indices of the cases that CI leaves out: some of those that are `thorough`."""
+    checked, product = function.closest("checked"), function.closest("product")
+    if not (checked or product or function.closest("sample")) or function.definition.nodeid in named:
+        return set()
+    cases = function.cases
+    kept = {index for index, case in enumerate(cases) if "thorough" not in function.marks(case)}
+    if product or not checked:
+        kept |= function.covering()
+    place = function.file, "long"
+    left_out = left_to_long_runs(len(cases), kept, checked.args[0] if checked else REST, places[place])
+    places[place] += 1
+    return {index for index in left_out if not any(name in named for name in function.names(index))}
+
+
+@cache
 def named_by_mutants() -> set[str]:
     """Return the functions and cases that mutants name, as pytest writes them."""
     texts = (path.read_text(encoding="utf-8") for path in MUTANTS.glob("*.mutant"))
     return {text.partition("\ntest: ")[2].partition("\n")[0] for text in texts}
-
-
-def _covering(cases: Sequence[pytest.Function]) -> set[int]:
-    """Return the indices of cases that meet every value of every parameter."""
-    product = cases[0].get_closest_marker("product")
-    return spread([_values(case, **(product.kwargs if product else {})) for case in cases])
 
 
 def default_cases(wanted: Iterable[int], every: int, place: int) -> set[int]:
@@ -182,16 +241,7 @@ def _in_rows(numbered: Sequence[Sequence[int]]) -> np.ndarray:
     return np.array([[*numbers, *[0] * (longest - len(numbers))] for numbers in numbered], dtype=int)
 
 
-def _functions(items: Iterable[pytest.Item]) -> Iterator[list[pytest.Function]]:
-    """The cases of each function that has parameters."""
-    found: dict[str, list[pytest.Function]] = defaultdict(list)
-    for item in items:
-        if isinstance(item, pytest.Function) and hasattr(item, "callspec"):
-            found[item.nodeid.partition("[")[0]].append(item)
-    return iter(found.values())
-
-
-def _values(item: pytest.Function, axes: Callable[..., Case] | None = None) -> Case:
+def _values(case: _Call, axes: Callable[..., Case] | None = None) -> Case:
     """Parameters are told apart as objects: not all of them can be compared."""
-    values = item.callspec.params.values()
+    values = case.params.values()
     return axes(*values) if axes else [id(value) for value in values]

@@ -1833,6 +1833,7 @@ def test_every_acting_row_is_checked_on_a_running_application():
     assert CHECKS.keys() == set(ACTING)
 
 
+@pytest.mark.checked(3)
 @pytest.mark.sample(96)
 @pytest.mark.parametrize("name", ACTING)
 def test_a_setting_acts(name, models):

@@ -1,29 +1,55 @@
 """The cases that run by default, and how processes share them."""
 
+from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import patch
 
 import pytest
 
 from tests.slices import (
     REST,
+    _Run,
     default_cases,
     left_to_long_runs,
-    mark_long,
-    mark_thorough,
     named_by_mutants,
     spread,
 )
-from tests.units import UNITS, rank, unit
+from tests.units import UNITS, UnitScheduling, only_outcomes, rank, unit
 
 pytest_plugins = "pytester"
 
 
-def marks_of(pytester: pytest.Pytester, *named: str) -> dict[str, set[str]]:
-    """By name of each case of the file that was made, of which mutants name some."""
-    items, _ = pytester.inline_genitems()
-    mark_thorough(items)
-    mark_long(items, {item.nodeid.partition("::")[0] + f"::{name}" for item in items for name in named})
+CONFTEST = """
+    import pytest
+
+    from tests.slices import choose_cases
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_generate_tests(metafunc):
+        file = metafunc.definition.nodeid.partition("::")[0]
+        choose_cases(metafunc, {{f"{{file}}::{{name}}" for name in {named!r}}})
+"""
+
+
+def marks_of(
+    pytester: pytest.Pytester,
+    *named: str,
+    asked: Sequence[str] = (),
+    thorough: bool = True,
+    long: bool = True,
+) -> dict[str, set[str]]:
+    """By name of each case of the file that was made, of which mutants name some.
+
+    Args:
+        asked: what pytest is to collect, or all.
+        thorough, long: the run has such cases too.
+    """
+    pytester.makeconftest(CONFTEST.format(named=named))
+    with patch.multiple(_Run, leaves_out=not thorough, leaves_out_long=not long):
+        items, _ = pytester.inline_genitems(*asked)
     return {item.name: {mark.name for mark in item.iter_markers()} for item in items}
 
 
@@ -170,6 +196,30 @@ def test_a_case_that_ci_leaves_out_is_long_and_thorough(pytester: pytest.Pyteste
     }
 
 
+def test_what_a_run_leaves_out_is_not_made(pytester: pytest.Pytester):
+    file = pytester.makepyfile(SAMPLED)
+    marks = marks_of(pytester)
+    by_default = {name for name in marks if "thorough" not in marks[name]}
+    assert {*marks_of(pytester, thorough=False)} == by_default < {*marks}
+    assert {*marks_of(pytester, long=False)} == in_ci(pytester) < {*marks}
+    wanted = f"{file.name}::test_pairs"
+    assert len(marks_of(pytester, thorough=False, asked=[wanted])) == 36, "it may be one of them"
+
+
+def test_of_a_function_that_is_left_out_whole_a_case_shows_it(pytester: pytest.Pytester):
+    pytester.makepyfile(
+        """
+        import pytest
+
+        @pytest.mark.thorough
+        @pytest.mark.parametrize("n", range(8))
+        def test_whole(n): pass
+        """
+    )
+    assert {*marks_of(pytester, thorough=False)} == {"test_whole[0]"}
+    assert len(marks_of(pytester, long=False)) == 8
+
+
 @pytest.mark.parametrize("start", [start for starts in UNITS.values() for start in starts])
 def test_there_are_tests_of_each_unit(start):
     root = Path(__file__).resolve().parents[1]
@@ -181,3 +231,85 @@ def test_files_that_share_a_server_are_one_unit_and_come_first():
     assert unit("tests/core/test_database.py::test_a") == "tests/core/test_database.py"
     assert rank("tests/proxy/test_ports.py::test_a") < rank("tests/http/test_calls.py::test_a")
     assert rank("tests/http/test_calls.py::test_a") < rank("tests/core/test_database.py::test_a")
+
+
+class Worker:
+    """A process as the scheduler sees it."""
+
+    def __init__(self) -> None:
+        self.gateway = SimpleNamespace(id="gw")
+        self.shutting_down = False
+        self.waiting: list[int] = []
+        self.ran: list[str] = []
+
+    def send_runtest_some(self, indices: Sequence[int]) -> None:
+        self.waiting += indices
+
+    def shutdown(self) -> None:
+        self.shutting_down = True
+
+
+NAMES = [
+    f"tests/core/test_{file}.py::test_{n}"
+    for file, count in enumerate((5, 1, 3, 2, 2, 4))
+    for n in range(count)
+]
+
+
+def scheduled(*workers: Worker) -> Any:
+    config: Any = SimpleNamespace(
+        getvalue=lambda _: [f"{len(workers)}*popen"], option=SimpleNamespace(loadscopereorder=False)
+    )
+    scheduling: Any = UnitScheduling(config)
+    for worker in workers:
+        scheduling.add_node(worker)
+        scheduling.add_node_collection(worker, NAMES)
+    scheduling.schedule()
+    return scheduling
+
+
+def run_next(scheduling: Any, worker: Worker) -> None:
+    index = worker.waiting.pop(0)
+    worker.ran.append(NAMES[index])
+    scheduling.mark_test_complete(worker, index)
+
+
+def test_every_test_runs_once_and_those_of_a_unit_one_after_the_other():
+    workers = Worker(), Worker()
+    scheduling = scheduled(*workers)
+    while any(worker.waiting for worker in workers):
+        run_next(scheduling, max(workers, key=lambda worker: len(worker.waiting)))
+    assert sorted(workers[0].ran + workers[1].ran) == sorted(NAMES)
+    assert all(worker.ran == sorted(worker.ran) and worker.shutting_down for worker in workers)
+    assert scheduling.tests_finished and not scheduling.has_pending
+
+
+def test_what_a_process_had_left_when_it_died_runs_in_the_other():
+    dies, lives = Worker(), Worker()
+    scheduling = scheduled(dies, lives)
+    for _ in range(2):
+        run_next(scheduling, dies)
+    crashed = NAMES[dies.waiting[0]]
+    assert scheduling.remove_node(dies) == crashed
+    while lives.waiting:
+        run_next(scheduling, lives)
+    assert sorted(dies.ran + lives.ran) == sorted(NAMES), "what crashed is tried again"
+
+
+def test_of_a_case_that_passes_only_the_call_is_sent():
+    sent: list[tuple[str, Any]] = []
+    send = only_outcomes(lambda name, **known: sent.append((name, known["data"]["when"] if known else None)))
+    send("logstart")
+    for when, outcome in (("setup", "passed"), ("call", "passed"), ("teardown", "passed")):
+        send("testreport", data={"when": when, "outcome": outcome})
+    send("logfinish")
+    assert sent == [("testreport", "call"), ("logfinish", None)]
+
+
+@pytest.mark.parametrize("outcome", ["failed", "skipped"])
+@pytest.mark.parametrize("when", ["setup", "call", "teardown"])
+def test_whatever_fails_is_sent(when, outcome):
+    sent: list[str] = []
+    send = only_outcomes(lambda name, **_: sent.append(name))
+    send("testreport", data={"when": when, "outcome": outcome})
+    assert sent == ["testreport"]

@@ -163,8 +163,8 @@ def test_the_benchmark_of_a_part_takes_its_options(name: str):
     "name",
     [
         # What the others do is in CI elsewhere: `tests/doctor/test_command.py`, `tests/cache/test_truth.py`,
-        # `tests/cache/test_model_types.py`, `tests/benchmarks/test_engine.py`.
-        pytest.param(name, marks=[] if name in ("memory", "disk") else [pytest.mark.long])
+        # `tests/cache/test_model_types.py`, `test_memory.py`, `tests/benchmarks/test_engine.py`.
+        pytest.param(name, marks=[] if name == "disk" else [pytest.mark.long])
         for name in NAMES
         if name != "tests"
     ],

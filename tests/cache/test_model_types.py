@@ -68,9 +68,9 @@ class FormerState(Layers):
         self._first: StateSnapshot | None = None
 
     def state(
-        self, caches: Sequence[Any], reach: int = 0, earlier: EarlierState | None = None
+        self, caches: Sequence[Any], reach: int = 0, earlier: EarlierState | None = None, ahead: int = 0
     ) -> StateSnapshot:
-        self._first = self._first or super().state(caches, reach, earlier)
+        self._first = self._first or super().state(caches, reach, earlier, ahead)
         return self._first
 
 

@@ -68,6 +68,7 @@ def faults(findings: list[Finding]) -> dict[str, str]:
     return {one.topic: one.text for one in findings if one.verdict == "fault"}
 
 
+@pytest.mark.checked(2)
 @pytest.mark.thorough
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_healthy_server_has_no_fault_and_leaves_nothing_behind(family: str, tiny_model: TinyModel):
@@ -113,6 +114,7 @@ def test_pages_that_come_back_changed_are_found(model: Path, monkeypatch):
     assert "of the reply is off by" in faults(examined(model, MANY))["truth"]
 
 
+@pytest.mark.checked(2)
 @pytest.mark.thorough
 @pytest.mark.parametrize("wrong", [lambda offset: offset + 1 if offset else 0, lambda offset: 0])
 def test_wrong_positions_are_found(model: Path, monkeypatch, wrong: Callable[[Any], Any]):

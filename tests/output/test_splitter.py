@@ -16,14 +16,18 @@ from tests.output.corpus import CORPUS
 from tests.output.corpus.case import NO_TOOLS, TOOLS, Case, outcome_of, split
 from tests.output.corpus.writers import WRITERS
 from tests.output.replies import FAMILIES, noise, noisy_cases, pieces_of
+from tests.slices import is_whole
 
 CALLED = '<tool_call>{"name": "list", "arguments": {}}</tool_call>'
 SHORT = 150
 """Texts up to this length are cut at every place, longer ones at some."""
+EVERY = 1 if is_whole() else 3
+"""Where a run leaves anything out, a text is cut at one of so many places, which depend on its length."""
 
 
 def cuts(text: str) -> range:
-    return range(1, len(text), 1 if len(text) <= SHORT else max(1, len(text) // 25))
+    step = 1 if len(text) <= SHORT else max(1, len(text) // 25)
+    return range(1 + len(text) % EVERY, len(text), step * EVERY)
 
 
 def writer_and_name(case: str) -> Sequence[str]:
