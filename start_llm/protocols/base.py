@@ -55,7 +55,7 @@ class FrameTemplate:
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """What a reply may report of the model, or decides how a request is read.
+    """A loaded model, as parsers and replies know it.
 
     Attributes:
         token_bytes: returns the bytes of a token id.

@@ -143,7 +143,7 @@ ENDPOINTS: Mapping[str, Endpoint] = {
         lambda service, request: tokenization.tokens_body(service.tokens(request), service.window),
     ),
     "POST /detokenize": ModelEndpoint(
-        lambda body, model, _: tokenization.text_body(body, model.facts), computes=False
+        lambda body, model, _: tokenization.text_body(body, model), computes=False
     ),
     "GET /health": _status(model_pages.health),
     "GET /stats": _status(model_pages.stats),

@@ -40,9 +40,9 @@ class LibraryPages:
     def _fit(self, fit: Fit, repo: str | None) -> Page:
         status = self.served.default.status
         is_loaded = fit.model == status.card.id and not repo
-        measured = _measured_tps(status.metrics.engine) if is_loaded else None
+        measured = _measured_tps(status.engine) if is_loaded else None
         context = status.card.context_window if is_loaded else fit.report.context_tokens
-        return 200, _fit(fit, context, measured, int(status.metrics.engine.stepped_at * 1000))
+        return 200, _fit(fit, context, measured, int(status.engine.stepped_at * 1000))
 
     def downloads(self, request: PageRequest) -> Page:
         downloads = self.library.downloads(request.tenant)

@@ -298,8 +298,11 @@ def pages(stalls: list[float] | None = None) -> LibraryPages:
     nothing: Any = None
     status = a_status(EngineMetrics(stalls=deque(stalls or []), stepped_at=5.5))
     card = model_card("loaded", window=4000)
-    status = replace(status, metrics=replace(status.metrics, card=card))
-    return LibraryPages(FakeLibrary(), OneModel(ServedModel(nothing, nothing, status, nothing)))
+    status = replace(status, card=card)
+    return LibraryPages(
+        FakeLibrary(),
+        OneModel(ServedModel(nothing, nothing, service=nothing, status=status, adapters=nothing)),
+    )
 
 
 def request(name: str = "", **fields: Any) -> PageRequest:
