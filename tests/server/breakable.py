@@ -184,6 +184,6 @@ def _context(settings: Settings, engine: Engine, metrics: EngineMetrics, model: 
     )
     return ServerContext(
         models=models,
-        library=LibraryPages(nothing, models),
+        library=LibraryPages(nothing, nothing, models),
         seal=Seal(bytes(KEY_BYTES)),
     )
