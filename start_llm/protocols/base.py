@@ -68,14 +68,6 @@ class ModelFacts:
 
 
 @dataclass(frozen=True, slots=True)
-class TenantResponses:
-    """The stored responses, and whose request it is."""
-
-    tenant: bytes
-    responses: ResponseStore
-
-
-@dataclass(frozen=True, slots=True)
 class RequestContext:
     """Data that a parser needs besides the body.
 
@@ -91,10 +83,6 @@ class RequestContext:
     seal: Seal
     responses: ResponseStore = field(default_factory=ResponseStore)
     notices: Notices = field(default_factory=Notices)
-
-
-type KeptResponses = TenantResponses | RequestContext
-"""The stored responses that one tenant may read."""
 
 
 class Reply(Protocol):
