@@ -175,7 +175,7 @@ class Restarted:
             server.leave(request, after_s)
 
     def prefilled_tokens(self) -> int:
-        return self._prefilled + (self._app.runtime.metrics.engine.prefilled_tokens if self._app else 0)  # pyright: ignore[reportPrivateUsage]
+        return self._prefilled + (self._app.runtime.status.engine.prefilled_tokens if self._app else 0)  # pyright: ignore[reportPrivateUsage]
 
     def close(self) -> None:
         if self._serving:

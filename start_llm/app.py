@@ -277,7 +277,7 @@ class App:
         machine = ServingMachine(this_device().name, memory_budget(self._settings), host.default.status.disk)
         context = ServerContext(
             models=host,
-            library=LibraryPages(shelf, host),
+            library=LibraryPages(shelf, shelf.queue, host),
             adapter_root=adapters,
             prometheus=self._prometheus,
             seal=make_seal(self._settings, self._terminal.say),

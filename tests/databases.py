@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from start_llm.storage.database import Database, DatabaseTable
+from start_llm.storage.database import NO_TABLE, Database, DatabaseTable
 from start_llm.storage.disk_thread import DiskThread
 
 
@@ -65,11 +65,11 @@ class Twice[Store]:
         make: makes a store with its clock and its table.
     """
 
-    def __init__(self, path: Path, make: Callable[[WallClock, DatabaseTable | None], Store]) -> None:
+    def __init__(self, path: Path, make: Callable[[WallClock, DatabaseTable], Store]) -> None:
         self.clock = WallClock()
         self._restarts = Restarts(path, wall_clock=self.clock)
         self._make = make
-        self.steady = make(self.clock, None)
+        self.steady = make(self.clock, NO_TABLE)
         self.restart()
 
     def restart(self) -> None:
@@ -92,7 +92,7 @@ class Twice[Store]:
 
 
 @contextmanager
-def twice[Store](make: Callable[[WallClock, DatabaseTable | None], Store]) -> Generator[Twice[Store]]:
+def twice[Store](make: Callable[[WallClock, DatabaseTable], Store]) -> Generator[Twice[Store]]:
     with tempfile.TemporaryDirectory() as folder:
         stores = Twice(Path(folder) / "a.db", make)
         try:

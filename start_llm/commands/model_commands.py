@@ -10,7 +10,7 @@ from typing import TextIO
 from start_llm.config.settings import Settings
 from start_llm.core.columns import columns
 from start_llm.core.errors import ModelError
-from start_llm.core.model_listing import LibraryEntry
+from start_llm.core.model_listing import LibraryEntry, Machine
 from start_llm.library.download import as_path, pull
 from start_llm.library.fit import ModelShape, arithmetic, beside, report
 from start_llm.library.fit_table import as_markdown, as_text
@@ -20,7 +20,7 @@ from start_llm.library.hub import REPOSITORY, Hub
 from start_llm.library.progress import Progress
 from start_llm.library.shelf import shape_on_hub
 from start_llm.library.well_known import WELL_KNOWN
-from start_llm.models.machines import Machine, gib
+from start_llm.models.machines import gib
 from start_llm.wiring.kv_bits import loss_lines
 from start_llm.wiring.memory_plan import own_machine
 from start_llm.wiring.model_places import model_folders, model_name, model_places
@@ -168,8 +168,8 @@ def _page(shape: ModelShape, machine: Machine) -> Iterable[str]:
 
 
 def _row(entry: LibraryEntry) -> tuple[str, ...]:
-    seen = entry.assessment
-    speed = seen.predicted_decode_tps if seen else None
+    seen = entry.report
+    speed = seen.decode_tps if seen else None
     fits = "incomplete" if not entry.complete else "no" if not entry.supported else "?"
     if seen and entry.complete and entry.supported:
         fits = "yes" if seen.fits else "no"
@@ -180,6 +180,6 @@ def _row(entry: LibraryEntry) -> tuple[str, ...]:
         gib(entry.size_bytes),
         str(entry.quant_bits or "-"),
         fits,
-        f"{seen.max_safe_context:,}" if seen else "-",
+        f"{seen.context_tokens:,}" if seen else "-",
         f"{speed:,.0f}" if speed is not None else "-",
     )

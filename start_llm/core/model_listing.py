@@ -7,64 +7,6 @@ from typing import Literal, Protocol
 type DownloadState = Literal["active", "paused", "done", "error"]
 
 
-@dataclass(frozen=True, slots=True)
-class Assessment:
-    """Whether a model fits this machine.
-
-    Attributes:
-        max_safe_context: tokens of one sequence that fit into memory, at most the model's own window.
-        predicted_decode_tps: None if this machine's memory bandwidth is not known.
-    """
-
-    fits: bool
-    max_safe_context: int
-    predicted_decode_tps: float | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LibraryEntry:
-    """A model on disk.
-
-    Attributes:
-        repo_id: owner and name; the folder's name if it has no owner.
-        place: where it was found: `models`, `hub`, `lm-studio` or `model-dir`.
-        path: the model's folder.
-        quant_bits: of the weights; None if they are not quantised.
-        complete: False if files are missing.
-        assessment: None if its config or its weights cannot be read.
-    """
-
-    repo_id: str
-    place: str
-    path: str
-    model_type: str | None
-    size_bytes: int
-    quant_bits: int | None
-    vision: bool
-    supported: bool
-    complete: bool
-    serving: bool
-    assessment: Assessment | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Download:
-    """The state of one download. Times are seconds since 1970; bytes include what was there before."""
-
-    id: str
-    repo_id: str
-    state: DownloadState
-    current_file: str | None
-    received_bytes: int
-    total_bytes: int
-    files_done: int
-    files_total: int
-    bytes_per_sec: int
-    started_at: int
-    finished_at: int | None
-    error: str | None
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FitReport:
     """A model on a machine.
@@ -98,14 +40,75 @@ class FitReport:
         return self.weights_bytes + self.kv_bytes + self.transient_bytes + self.image_bytes
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LibraryEntry:
+    """A model on disk.
+
+    Attributes:
+        repo_id: owner and name; the folder's name if it has no owner.
+        place: where it was found: `models`, `hub`, `lm-studio` or `model-dir`.
+        path: the model's folder.
+        quant_bits: of the weights; None if they are not quantised.
+        complete: False if files are missing.
+        report: on this machine; None if its config or its weights cannot be read.
+    """
+
+    repo_id: str
+    place: str
+    path: str
+    model_type: str | None
+    size_bytes: int
+    quant_bits: int | None
+    vision: bool
+    supported: bool
+    complete: bool
+    serving: bool
+    report: FitReport | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Download:
+    """The state of one download. Times are seconds since 1970; bytes include what was there before."""
+
+    id: str
+    repo_id: str
+    state: DownloadState
+    current_file: str | None
+    received_bytes: int
+    total_bytes: int
+    files_done: int
+    files_total: int
+    bytes_per_sec: int
+    started_at: int
+    finished_at: int | None
+    error: str | None
+
+
 @dataclass(frozen=True, slots=True)
-class MachineFacts:
-    """A machine, as replies name it."""
+class Machine:
+    """One machine.
+
+    Attributes:
+        name: for tables, such as `M4 Pro 24 GB`.
+        chip: such as `M4 Pro`.
+        usable_bytes: of the memory, for weights, caches and computing.
+        bandwidth_gbs: of the memory, in 10^9 bytes a second; None if unknown.
+        tflops: float operations of its GPU, in 10^12 a second; None if unknown.
+        float32_bytes: weights are converted to float32 if they then take no more; see `models.float32`.
+    """
 
     name: str
     chip: str
     ram_bytes: int
-    bandwidth_gbs: float | None
+    usable_bytes: int
+    bandwidth_gbs: float | None = None
+    tflops: float | None = None
+    float32_bytes: int = 0
+
+    @property
+    def fuses_attention(self) -> bool:
+        """True if attention makes no scores of all pairs. Metal has a kernel for it, and a CPU none."""
+        return self.tflops is not None
 
     @property
     def ram_gb(self) -> int:
@@ -123,15 +126,15 @@ class Fit:
     """
 
     model: str
-    machine: MachineFacts
+    machine: Machine
     report: FitReport
     arithmetic: Sequence[str]
     sku_context: int
-    skus: Sequence[tuple[MachineFacts, FitReport]]
+    skus: Sequence[tuple[Machine, FitReport]]
 
 
 class ModelLibrary(Protocol):
-    """Finds models, judges them, and downloads them. Every method may raise `RequestError`."""
+    """Finds models, and judges them. Every method may raise `RequestError`."""
 
     def entries(self) -> Sequence[LibraryEntry]: ...
 
@@ -146,7 +149,11 @@ class ModelLibrary(Protocol):
         """Judge a repository by what the hub tells about it."""
         ...
 
-    def downloads(self, tenant: bytes) -> Sequence[Download]: ...
+
+class DownloadQueue(Protocol):
+    """Downloads models. Every method may raise `RequestError`."""
+
+    def list(self, tenant: bytes) -> Sequence[Download]: ...
 
     def start(self, tenant: bytes, repo_id: str) -> Download: ...
 

@@ -126,7 +126,7 @@ class _Examination:
             self._add(self._peak())
             for finding in decode_findings(self._server, network):
                 self._add(finding)
-            self._add(draft_finding(self._server.runtime.metrics.engine.drafts))
+            self._add(draft_finding(self._server.runtime.status.engine.drafts))
         return truth, cache
 
     def _after_the_restart(self, truth: Truth, cache: CacheTrial | None) -> None:
@@ -141,7 +141,7 @@ class _Examination:
     @property
     def _reuses(self) -> bool:
         """True if there is a prompt cache."""
-        return self._server.runtime.metrics.cache.budget_bytes > 0
+        return self._server.runtime.status.cache.budget_bytes > 0
 
     @property
     def _engine(self) -> Engine:

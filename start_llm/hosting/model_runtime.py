@@ -1,6 +1,6 @@
 """A loaded model with everything that exists once for each loaded model."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
@@ -8,7 +8,6 @@ from pathlib import Path
 
 from start_llm.config.settings import Settings
 from start_llm.core.battery import PowerSource
-from start_llm.core.model_card import ModelCard
 from start_llm.engine.embedding import LONGEST_TEXT, Embedder
 from start_llm.engine.engine import Engine
 from start_llm.hosting.model_adapters import ModelAdapters
@@ -17,18 +16,17 @@ from start_llm.hosting.model_memory import MemoryNeeds
 from start_llm.hosting.shared_conversations import OpenConversations
 from start_llm.hosting.shared_parts import SharedParts
 from start_llm.models.identity import transcripts_identity
-from start_llm.models.loader import LoadedModel
 from start_llm.models.tokenizer import Tokenizer
 from start_llm.prompt.draft_texts import DraftTexts
 from start_llm.prompt.prepare import Preparer
-from start_llm.protocols.base import ModelFacts
 from start_llm.server.served_models import ServedModel
 from start_llm.server.status import Status
 from start_llm.serving.read_ahead import ReadAhead
 from start_llm.serving.request_preparation import RequestPreparer
 from start_llm.serving.service import AfterReply, Service
+from start_llm.storage.database import DatabaseMetrics
 from start_llm.telemetry.account import Reports
-from start_llm.telemetry.metrics import IdleMetrics, ModelMetrics
+from start_llm.telemetry.metrics import IdleMetrics
 from start_llm.telemetry.trace import Trace
 from start_llm.transcripts.transcripts import Transcripts
 from start_llm.wiring.from_settings import image_door, make_preparer, reply_defaults, transcripts
@@ -53,14 +51,6 @@ class ModelRuntime(ServedModel):
     preparer: Preparer
     conversations: OpenConversations
     read_ahead: ReadAhead | None
-
-    @property
-    def card(self) -> ModelCard:
-        return self.startup.card
-
-    @property
-    def metrics(self) -> ModelMetrics:
-        return self.status.metrics
 
     @property
     def needs(self) -> MemoryNeeds:
@@ -141,13 +131,12 @@ def _runtime(
     )
     adapters = ModelAdapters(engine, startup.adapters, shared.adapters[card.id])
     adapters.mount_again(shared.terminal.say)
-    metrics = ModelMetrics(
-        card, startup.engine_metrics, startup.cache_metrics, known.metrics, conversations.metrics, idle
-    )
     return ModelRuntime(
         service=service,
-        facts=ModelFacts(card, tokenizer.token_bytes, image_door(settings) if card.sees else None),
-        status=_status(shared, model, metrics, engine.is_alive),
+        card=card,
+        token_bytes=tokenizer.token_bytes,
+        images=image_door(settings) if card.sees else None,
+        status=_status(shared, startup, engine, known, conversations.metrics, idle),
         adapters=adapters,
         embedder=EngineEmbedder(engine, startup.embedder, tokenizer) if startup.embedder else None,
         shared=shared,
@@ -192,17 +181,27 @@ def _reports(shared: SharedParts, name: str, trace: Trace | None) -> Reports:
 
 
 def _status(
-    shared: SharedParts, model: LoadedModel, metrics: ModelMetrics, is_alive: Callable[[], bool]
+    shared: SharedParts,
+    startup: EngineStartup,
+    engine: Engine,
+    known: Transcripts,
+    database: DatabaseMetrics,
+    idle: IdleMetrics,
 ) -> Status:
-    settings, vision = shared.settings, model.vision
+    settings, vision = shared.settings, startup.model.vision
     return Status(
-        metrics=metrics,
+        card=startup.card,
+        engine=startup.engine_metrics,
+        cache=startup.cache_metrics,
+        transcripts=known.metrics,
+        database=database,
+        idle=idle,
         batch=settings.engine.batch,
         requests=shared.requests,
         disk=shared.disk.metrics,
         responses=shared.responses,
         limits=settings.engine,
-        engine_is_alive=is_alive,
+        engine_is_alive=engine.is_alive,
         image_input_bytes=lambda: vision.processor.input_bytes if vision else 0,
         drain=shared.drain,
     )

@@ -208,7 +208,7 @@ class ModelSwitcher:
         with residents.changed:
             residents.by_id[name] = Resident(runtime, residents.clock())
             residents.last_id, residents.cards[name] = name, runtime.card
-        self._shared.prometheus.models.attach(name, runtime.metrics)
+        self._shared.prometheus.models.attach(name, runtime.status)
         if others:
             self.divide_memory()
 

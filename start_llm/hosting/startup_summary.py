@@ -35,7 +35,7 @@ def model_rows(runtime: ModelRuntime) -> list[Row]:
         ("layers", ", ".join(f"{count} {kind}" for kind, count in card.layers.items())),
         ("device", f"{device.kind} ({device.name}), {binary_size(device.usable_bytes)} of memory"),
         ("memory", f"weights {binary_size(card.weights_bytes)} of {binary_size(card.budget_bytes)}"),
-        ("cache", _cache_text(runtime.metrics.cache, card.kv)),
+        ("cache", _cache_text(runtime.status.cache, card.kv)),
         ("disk", str(runtime.shared.disk)),
         ("images", _images_text(runtime.startup.model)),
         ("context", f"{card.context_window:,} tokens"),

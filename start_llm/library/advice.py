@@ -1,11 +1,11 @@
 """Says before the first download on a Mac what the default model needs, what there is, and what else fits."""
 
-from start_llm.core.model_listing import FitReport
+from start_llm.core.model_listing import FitReport, Machine
 from start_llm.library.download import on_disk
 from start_llm.library.fit import AGENT_CONTEXT, report
 from start_llm.library.hub import Hub
 from start_llm.library.well_known import DEFAULT_APPLE_MODEL, WELL_KNOWN, WellKnown, well_known
-from start_llm.models.machines import GIB, Machine, gib
+from start_llm.models.machines import GIB, gib
 
 _SUGGESTIONS = 3
 _FEWEST_TPS = 8.0

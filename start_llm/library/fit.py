@@ -21,7 +21,7 @@ from functools import cached_property
 from typing import Any
 
 from start_llm.core.errors import ModelError
-from start_llm.core.model_listing import Assessment, Fit, FitReport, MachineFacts
+from start_llm.core.model_listing import Fit, FitReport, Machine
 from start_llm.core.sequence_cost import SequenceCost
 from start_llm.models.architecture import completed, is_divisible
 from start_llm.models.footprint import context_window
@@ -35,7 +35,7 @@ from start_llm.models.layer_costs import (
     text_config,
     with_number_bytes,
 )
-from start_llm.models.machines import MACHINES, Machine, gib
+from start_llm.models.machines import MACHINES, gib
 from start_llm.models.weight_files import WeightBytes, bits_per_weight, in_float32, routed_experts, sees
 
 TYPICAL_CONTEXT = 8192
@@ -248,26 +248,17 @@ def beside(shapes: Sequence[ModelShape], machine: Machine, longest: int) -> str:
     )
 
 
-def assessment(shape: ModelShape, machine: Machine) -> Assessment:
-    fit_report = report(shape, machine)
-    return Assessment(fit_report.fits, fit_report.context_tokens, fit_report.decode_tps)
-
-
-def facts(machine: Machine) -> MachineFacts:
-    return MachineFacts(machine.name, machine.chip, machine.ram_bytes, machine.bandwidth_gbs)
-
-
 def fit(shape: ModelShape, machine: Machine) -> Fit:
     """Judge a model on this machine and on all of the table."""
     fit_report = report(shape, machine)
     context = min(SKU_CONTEXT, shape.window)
     return Fit(
         model=shape.name,
-        machine=facts(machine),
+        machine=machine,
         report=fit_report,
         arithmetic=arithmetic(shape, machine, fit_report),
         sku_context=context,
-        skus=[(facts(other), report(shape, other, context)) for other in MACHINES],
+        skus=[(other, report(shape, other, context)) for other in MACHINES],
     )
 
 

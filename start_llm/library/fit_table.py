@@ -3,9 +3,10 @@
 from collections.abc import Iterable, Sequence
 
 from start_llm.core.columns import columns
+from start_llm.core.model_listing import Machine
 from start_llm.library.fit import AGENT_CONTEXT, report
 from start_llm.library.well_known import WELL_KNOWN, WellKnown
-from start_llm.models.machines import Machine, gib, machine_named
+from start_llm.models.machines import gib, machine_named
 
 _MACHINES = (
     *("M1 16 GB", "M4 24 GB", "M3 Pro 36 GB", "M4 Pro 48 GB"),

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+from start_llm.core.model_listing import Machine
 from start_llm.library.fit import ModelShape, report
 from start_llm.models.layer_costs import LayerGroup, comes_out_even
-from start_llm.models.machines import Machine, gib
+from start_llm.models.machines import gib
 from start_llm.models.weight_files import WeightBytes
 
 TOGETHER = (2, 4)

@@ -15,11 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from start_llm.core.errors import ModelError
-from start_llm.core.model_listing import LibraryEntry
-from start_llm.library.fit import ModelShape, assessment, shape_of
+from start_llm.core.model_listing import LibraryEntry, Machine
+from start_llm.library.fit import ModelShape, report, shape_of
 from start_llm.library.hub import Hub, newest_commit
 from start_llm.models.architecture import is_supported
-from start_llm.models.machines import Machine
 from start_llm.models.pooling import pooling_in
 from start_llm.models.trial import check_counts
 from start_llm.models.vision_families import VISION_FAMILIES
@@ -74,7 +73,7 @@ class Library:
     """The models on disk. Thread-safe; the list is at most 30 seconds old.
 
     Args:
-        machine: for the assessment.
+        machine: for the reports.
         serving: returns the folders of the loaded models.
     """
 
@@ -159,7 +158,7 @@ class Library:
             supported=is_supported(config),
             complete=bool(config) and not missing_files(model.path),
             serving=model.path.resolve() in loaded,
-            assessment=assessment(shape, self._machine) if shape else None,
+            report=report(shape, self._machine) if shape else None,
         )
 
 
@@ -221,7 +220,7 @@ def _shape(name: str, folder: Path, config: Mapping[str, Any]) -> ModelShape | N
     try:
         return shape_of(name, config, weights_in(folder, config)) if config else None
     except ModelError:
-        # The entry then has no assessment; `fit` tells why.
+        # The entry then has no report; `fit` tells why.
         return None
 
 

@@ -1,4 +1,4 @@
-"""The library as the server's endpoints use it: models on disk, their fit, and downloads."""
+"""The library as the server's endpoints use it: models on disk, and their fit."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -7,13 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from start_llm.core.errors import BadGateway, HubError, InvalidRequest, ModelError, NotFound
-from start_llm.core.model_listing import Download, Fit, LibraryEntry
+from start_llm.core.model_listing import Fit, LibraryEntry, Machine
 from start_llm.library.downloads import Downloads
 from start_llm.library.fit import ModelShape, fit, shape_of
 from start_llm.library.folders import Library, shape_in
 from start_llm.library.hub import REPOSITORY, Hub
 from start_llm.library.hub_fetch import HubRepository
-from start_llm.models.machines import Machine
 from start_llm.models.weight_files import is_quantised, number_bytes_of, weights_of_size
 
 _INDEX = "model.safetensors.index.json"
@@ -23,7 +22,7 @@ _BETWEEN_HALF_AND_SINGLE = 3
 
 @dataclass(frozen=True, slots=True)
 class Shelf:
-    """Implements `core.model_listing.ModelLibrary`.
+    """Implements `core.model_listing.ModelLibrary`, beside the queue of downloads.
 
     Attributes:
         loaded: returns names and folders of the loaded models, first of the one that answers by default.
@@ -58,21 +57,6 @@ class Shelf:
             BadGateway: the hub cannot be reached.
         """
         return fit(self._shape_on_hub(repo), self.machine)
-
-    def downloads(self, tenant: bytes) -> Sequence[Download]:
-        return self.queue.list(tenant)
-
-    def start(self, tenant: bytes, repo_id: str) -> Download:
-        return self.queue.start(tenant, repo_id)
-
-    def pause(self, tenant: bytes, name: str) -> Download:
-        return self.queue.pause(tenant, name)
-
-    def resume(self, tenant: bytes, name: str) -> Download:
-        return self.queue.resume(tenant, name)
-
-    def remove(self, tenant: bytes, name: str) -> Download:
-        return self.queue.remove(tenant, name)
 
     def _shape_on_disk(self, model: str | None) -> ModelShape:
         name, folder = self.loaded()[0]

@@ -19,6 +19,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from start_llm.core.model_listing import Machine
 from start_llm.models.device import Device
 
 GIB = 2**30
@@ -28,37 +29,6 @@ _MATRIX_UNITS = 3.0
 
 def gib(count: float) -> str:
     return f"{count / GIB:,.1f} GiB" if count >= GIB / 10 else f"{count / 2**20:,.1f} MiB"
-
-
-@dataclass(frozen=True, slots=True)
-class Machine:
-    """One machine.
-
-    Attributes:
-        name: for tables, such as `M4 Pro 24 GB`.
-        chip: such as `M4 Pro`.
-        usable_bytes: of the memory, for weights, caches and computing.
-        bandwidth_gbs: of the memory, in 10^9 bytes a second; None if unknown.
-        tflops: float operations of its GPU, in 10^12 a second; None if unknown.
-        float32_bytes: weights are converted to float32 if they then take no more; see `models.float32`.
-    """
-
-    name: str
-    chip: str
-    ram_bytes: int
-    usable_bytes: int
-    bandwidth_gbs: float | None = None
-    tflops: float | None = None
-    float32_bytes: int = 0
-
-    @property
-    def fuses_attention(self) -> bool:
-        """True if attention makes no scores of all pairs. Metal has a kernel for it, and a CPU none."""
-        return self.tflops is not None
-
-    @property
-    def ram_gb(self) -> int:
-        return round(self.ram_bytes / GIB)
 
 
 @dataclass(frozen=True, slots=True)

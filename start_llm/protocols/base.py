@@ -61,7 +61,7 @@ class FrameTemplate:
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """What a reply may report of the model, or decides how a request is read.
+    """A loaded model, as parsers and replies know it.
 
     Attributes:
         token_bytes: returns the bytes of a token id.
@@ -71,14 +71,6 @@ class ModelFacts:
     card: ModelCard
     token_bytes: Callable[[int], bytes]
     images: ImageDoor | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class TenantResponses:
-    """The stored responses, and whose request it is."""
-
-    tenant: bytes
-    responses: ResponseStore
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,10 +89,6 @@ class RequestContext:
     seal: Seal
     responses: ResponseStore = field(default_factory=ResponseStore)
     notices: Notices = field(default_factory=Notices)
-
-
-type KeptResponses = TenantResponses | RequestContext
-"""The stored responses that one tenant may read."""
 
 
 class Reply(Protocol):

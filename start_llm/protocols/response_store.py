@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from start_llm.core.chat import Json
 from start_llm.core.errors import NotFound
 from start_llm.protocols.long_texts import encoded_in_steps, long_text_length
-from start_llm.storage.database import DatabaseRow, DatabaseTable
-from start_llm.storage.database_file import UNREADABLE, decode_json, encode_json
+from start_llm.storage.database import NO_TABLE, DatabaseRow, DatabaseTable
+from start_llm.storage.database_file import decode_json, encode_json
 
 DEFAULT_MOST_BYTES = 32 * 2**20
 DEFAULT_KEPT_S = 3600.0
@@ -67,7 +67,7 @@ class ResponseStore:
         kept_s: float = DEFAULT_KEPT_S,
         *,
         clock: Callable[[], float] = time.monotonic,
-        table: DatabaseTable | None = None,
+        table: DatabaseTable = NO_TABLE,
     ) -> None:
         self._max_bytes = max_bytes
         self._kept_s = kept_s
@@ -76,8 +76,10 @@ class ResponseStore:
         self._bytes = 0
         self._lock = threading.Lock()
         self._table = table
-        if table is not None:
-            self._load(table)
+        now = clock()
+        for row, (key, response) in table.read(_decode):
+            self._add(key, _Entry(response, len(row.value), now - row.age_s + kept_s))
+        self._forget_old()
 
     def keep(self, tenant: bytes, name: str, kept: StoredResponse) -> None:
         """Store a response. One that is larger than the whole store is dropped and evicts no other."""
@@ -90,8 +92,7 @@ class ResponseStore:
             self._forget_old()
             if (tenant, name) in self._entries:
                 self._drop((tenant, name))
-            if self._table is not None:
-                self._table.put(_row_key((tenant, name)), data)
+            self._table.put(_row_key((tenant, name)), data)
             self._add((tenant, name), _Entry(kept, len(data), self._clock() + self._kept_s))
 
     def get(self, tenant: bytes, name: str, *, param: str | None = None) -> StoredResponse:
@@ -106,8 +107,7 @@ class ResponseStore:
             if entry is None:
                 raise NotFound(f"There is no response {name!r} on this server, or no more.", param=param)
             self._entries.move_to_end((tenant, name))
-            if self._table is not None:
-                self._table.touch(_row_key((tenant, name)))
+            self._table.touch(_row_key((tenant, name)))
             return entry.kept
 
     def delete(self, tenant: bytes, name: str) -> None:
@@ -147,17 +147,6 @@ class ResponseStore:
                 "ttl_ms": round(self._kept_s * 1000),
             }
 
-    def _load(self, table: DatabaseTable) -> None:
-        now = self._clock()
-        for row in table.rows():
-            try:
-                key, kept = _decode(row)
-            except UNREADABLE:
-                table.reject(row.key)
-            else:
-                self._add(key, _Entry(kept, len(row.value), now - row.age_s + self._kept_s))
-        self._forget_old()
-
     def _add(self, key: tuple[bytes, str], entry: _Entry) -> None:
         self._entries[key] = entry
         self._bytes += entry.nbytes
@@ -171,8 +160,7 @@ class ResponseStore:
 
     def _drop(self, key: tuple[bytes, str]) -> None:
         self._bytes -= self._entries.pop(key).nbytes
-        if self._table is not None:
-            self._table.delete(_row_key(key))
+        self._table.delete(_row_key(key))
 
 
 def _row_key(key: tuple[bytes, str]) -> bytes:

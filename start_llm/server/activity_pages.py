@@ -207,14 +207,14 @@ def _saving(saving: Saving) -> Json:
 def memory_parts(listed: Sequence[ListedModel]) -> Mapping[str, int]:
     """Return the bytes of loaded models and of their caches, by what they are for."""
     statuses = [model.status for model in listed if model.status]
-    caches = [status.metrics.cache for status in statuses]
+    caches = [status.cache for status in statuses]
     return {
         "weights": sum(status.card.weights_bytes for status in statuses),
         "pages": sum(cache.page_bytes for cache in caches),
         "checkpoints": sum(cache.checkpoint_bytes for cache in caches),
         "sequence_caches": sum(cache.seq_cache_bytes for cache in caches),
         "live": sum(cache.live_bytes for cache in caches),
-        "images": sum(status.metrics.engine.image_bytes for status in statuses),
+        "images": sum(status.engine.image_bytes for status in statuses),
     }
 
 
@@ -225,7 +225,7 @@ def _memory(budget_bytes: int, parts: Mapping[str, int]) -> Json:
 
 def _speculation(listed: Sequence[ListedModel]) -> Json:
     """Return what drafts have done in all loaded models."""
-    drafts = [model.status.metrics.engine.drafts for model in listed if model.status]
+    drafts = [model.status.engine.drafts for model in listed if model.status]
     return {
         "pays": any(metrics.pays for metrics in drafts),
         "drafted_tokens": sum(metrics.drafted_tokens for metrics in drafts),

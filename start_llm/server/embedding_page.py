@@ -20,11 +20,11 @@ def embeddings(asked: Fields, model: ServedModel) -> Mapping[str, Json]:
     Raises:
         InvalidRequest: a field is wrong, the model is no embedding model, or a text is too long for it.
     """
-    request = parse(asked, model.facts)
+    request = parse(asked, model)
     embedder = model.embedder
     if embedder is None:
         raise InvalidRequest(
-            f"The model {model.facts.card.id!r} makes no embeddings. Name an embedding model, such as one of "
+            f"The model {model.card.id!r} makes no embeddings. Name an embedding model, such as one of "
             "MODEL_DIR.",
             param="model",
         )
@@ -33,11 +33,11 @@ def embeddings(asked: Fields, model: ServedModel) -> Mapping[str, Json]:
             f"'dimensions' must be at most {embedder.width}, as many numbers as a vector has.",
             param="dimensions",
         )
-    longest = min(model.facts.card.context_window, embedder.longest)
+    longest = min(model.card.context_window, embedder.longest)
     inputs = [_tokens(given, place, embedder, longest) for place, given in enumerate(request.inputs)]
     until = time.monotonic() + _PATIENCE_S
     vectors = [_vector(ids, embedder, until) for ids in inputs]
-    return reply_body(request, vectors, model.facts.card.id, sum(map(len, inputs)))
+    return reply_body(request, vectors, model.card.id, sum(map(len, inputs)))
 
 
 def _vector(ids: Sequence[int], embedder: ServedEmbedder, until: float) -> Sequence[float]:

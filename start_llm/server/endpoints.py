@@ -7,11 +7,12 @@ from start_llm.access.accept_header import prefers_html
 from start_llm.core.chat import GenerationRequest, Json
 from start_llm.protocols import tokenization
 from start_llm.protocols.anthropic import messages as anthropic_messages
-from start_llm.protocols.base import Parser, TenantResponses
+from start_llm.protocols.base import Parser
 from start_llm.protocols.explained import explanation_body
 from start_llm.protocols.fields import Fields
 from start_llm.protocols.openai import chat_completions as openai_chat
 from start_llm.protocols.openai import completions as openai_completions
+from start_llm.protocols.response_store import ResponseStore
 from start_llm.protocols.responses import create as openai_responses
 from start_llm.protocols.responses.create import input_items
 from start_llm.protocols.warmed import programs_of, warmed_body
@@ -85,9 +86,9 @@ def _status(answer: Callable[[ServedModels], Page]) -> PageEndpoint:
     return PageEndpoint(lambda context, _: answer(context.models))
 
 
-def _stored(answer: Callable[[TenantResponses, PageRequest], Mapping[str, Json]]) -> PageEndpoint:
+def _stored(answer: Callable[[ResponseStore, bytes, str], Mapping[str, Json]]) -> PageEndpoint:
     return PageEndpoint(
-        lambda context, request: (200, answer(TenantResponses(request.tenant, context.responses), request))
+        lambda context, request: (200, answer(context.responses, request.tenant, request.name))
     )
 
 
@@ -124,12 +125,13 @@ ENDPOINTS: Mapping[str, Endpoint] = {
     "POST /v1/responses/input_tokens": _count(
         openai_responses.parse, openai_responses.input_token_count_body
     ),
-    "GET /v1/responses/{id}": _stored(lambda kept, request: openai_responses.stored_body(kept, request.name)),
-    "DELETE /v1/responses/{id}": _stored(
-        lambda kept, request: openai_responses.deletion_body(kept, request.name)
-    ),
-    "GET /v1/responses/{id}/input_items": _stored(
-        lambda kept, request: input_items(kept, request.name, request.fields)
+    "GET /v1/responses/{id}": _stored(openai_responses.stored_body),
+    "DELETE /v1/responses/{id}": _stored(openai_responses.deletion_body),
+    "GET /v1/responses/{id}/input_items": PageEndpoint(
+        lambda context, request: (
+            200,
+            input_items(context.responses, request.tenant, request.name, request.fields),
+        )
     ),
     "GET /v1/models": _models(model_pages.model_list),
     "POST /v1/models/{id:path}/load": _models(model_pages.load_model),
@@ -144,7 +146,7 @@ ENDPOINTS: Mapping[str, Endpoint] = {
         lambda service, request: tokenization.tokens_body(service.tokens(request), service.window),
     ),
     "POST /detokenize": ModelEndpoint(
-        lambda body, model, *_: tokenization.text_body(body, model.facts), computes=False
+        lambda body, model, *_: tokenization.text_body(body, model), computes=False
     ),
     "GET /health": _status(model_pages.health),
     "GET /stats": _status(model_pages.stats),

@@ -164,7 +164,7 @@ class Handler(HttpConnection):
 
     def _request_context(self, model: ServedModel) -> RequestContext:
         context = self.server.context
-        return RequestContext(model.facts, self._tenant(), context.seal, context.responses, context.notices)
+        return RequestContext(model, self._tenant(), context.seal, context.responses, context.notices)
 
     @contextmanager
     def _parsed(
@@ -211,7 +211,7 @@ class Handler(HttpConnection):
                     model = stack.enter_context(models.lease(name))
             else:
                 model = stack.enter_context(models.lease(name, self.server.limits.load_wait_s))
-            self._answering = model.facts.card.id
+            self._answering = model.card.id
             yield model
 
     def _send_life_sign(self) -> None:
@@ -240,7 +240,7 @@ class Handler(HttpConnection):
             origin = RequestOrigin(
                 id=parsed.reply.id,
                 endpoint=route.path,
-                model=model.facts.card.id,
+                model=model.card.id,
                 client=caller.program,
                 mended=parsed.mended,
                 unknown_model=parsed.unknown_model,

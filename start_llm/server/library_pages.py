@@ -5,7 +5,9 @@ from dataclasses import asdict, dataclass
 from start_llm.core.chat import Json
 from start_llm.core.model_listing import (
     Download,
+    DownloadQueue,
     Fit,
+    FitReport,
     LibraryEntry,
     ModelLibrary,
 )
@@ -22,6 +24,7 @@ class LibraryPages:
     """Answers requests about the library."""
 
     library: ModelLibrary
+    queue: DownloadQueue
     served: ServedModels
 
     def models(self, _request: PageRequest) -> Page:
@@ -40,26 +43,26 @@ class LibraryPages:
     def _fit(self, fit: Fit, repo: str | None) -> Page:
         status = self.served.default.status
         is_loaded = fit.model == status.card.id and not repo
-        measured = _measured_tps(status.metrics.engine) if is_loaded else None
+        measured = _measured_tps(status.engine) if is_loaded else None
         context = status.card.context_window if is_loaded else fit.report.context_tokens
-        return 200, _fit(fit, context, measured, int(status.metrics.engine.stepped_at * 1000))
+        return 200, _fit(fit, context, measured, int(status.engine.stepped_at * 1000))
 
     def downloads(self, request: PageRequest) -> Page:
-        downloads = self.library.downloads(request.tenant)
+        downloads = self.queue.list(request.tenant)
         return 200, {"downloads": [_download(download) for download in downloads]}
 
     def start(self, request: PageRequest) -> Page:
         repo_id = request.fields.required_text("repo_id")
-        return 202, _download(self.library.start(request.tenant, repo_id))
+        return 202, _download(self.queue.start(request.tenant, repo_id))
 
     def pause(self, request: PageRequest) -> Page:
-        return 200, _download(self.library.pause(request.tenant, request.name))
+        return 200, _download(self.queue.pause(request.tenant, request.name))
 
     def resume(self, request: PageRequest) -> Page:
-        return 202, _download(self.library.resume(request.tenant, request.name))
+        return 202, _download(self.queue.resume(request.tenant, request.name))
 
     def remove(self, request: PageRequest) -> Page:
-        return 200, _download(self.library.remove(request.tenant, request.name)) | {"deleted": True}
+        return 200, _download(self.queue.remove(request.tenant, request.name)) | {"deleted": True}
 
 
 def _measured_tps(engine: EngineMetrics) -> float | None:
@@ -74,9 +77,13 @@ def _measured_tps(engine: EngineMetrics) -> float | None:
 def _entry(entry: LibraryEntry) -> dict[str, Json]:
     return {
         **members(entry, "repo_id model_type size_bytes quant_bits vision supported serving"),
-        "assessment": asdict(entry.assessment) if entry.assessment else None,
+        "assessment": _assessment(entry.report) if entry.report else None,
         **members(entry, "complete place path"),
     }
+
+
+def _assessment(report: FitReport) -> dict[str, Json]:
+    return members(report, "fits max_safe_context=context_tokens predicted_decode_tps=decode_tps")
 
 
 def _download(download: Download) -> dict[str, Json]:

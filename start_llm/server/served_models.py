@@ -64,16 +64,15 @@ class ServedEmbedder(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class ServedModel:
-    """A loaded model: the service that answers its requests, the facts that parsers need, and its status.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedModel(ModelFacts):
+    """A loaded model, as the server knows it: with the service that answers its requests, and its status.
 
     Attributes:
         embedder: None if it is no embedding model.
     """
 
     service: Service
-    facts: ModelFacts
     status: Status
     adapters: ServedAdapters
     embedder: ServedEmbedder | None = None

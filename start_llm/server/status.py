@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 
 from start_llm.core.chat import Json
 from start_llm.core.limits import TimeLimits
-from start_llm.core.model_card import ModelCard
 from start_llm.protocols.response_store import ResponseStore
 from start_llm.server.drain import RequestDrain
 from start_llm.server.page_request import members
@@ -16,6 +15,7 @@ from start_llm.telemetry.metrics import (
     CacheMetrics,
     DiskMetrics,
     EngineMetrics,
+    IdleMetrics,
     ModelMetrics,
     RequestMetrics,
     TranscriptMetrics,
@@ -23,8 +23,8 @@ from start_llm.telemetry.metrics import (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Status:
-    """Builds status replies from counters. Never waits for the engine.
+class Status(ModelMetrics):
+    """Builds status replies from a model's counters. Never waits for the engine.
 
     Attributes:
         batch: maximum number of replies generated at once.
@@ -33,7 +33,6 @@ class Status:
         drain: shows if new requests are accepted.
     """
 
-    metrics: ModelMetrics
     batch: int
     requests: RequestMetrics
     disk: DiskMetrics
@@ -44,28 +43,22 @@ class Status:
     drain: RequestDrain = field(default_factory=RequestDrain)
     started_at: int = field(default_factory=lambda: int(time.time()))
 
-    @property
-    def card(self) -> ModelCard:
-        return self.metrics.card
-
     def unloaded(self) -> Status:
         """Return the status to show once the model is gone. It refers to nothing of the model."""
         return replace(
             self,
-            metrics=ModelMetrics(
-                replace(self.card, weights_bytes=0),
-                EngineMetrics(),
-                CacheMetrics(),
-                TranscriptMetrics(),
-                self.metrics.database,
-            ),
+            card=replace(self.card, weights_bytes=0),
+            engine=EngineMetrics(),
+            cache=CacheMetrics(),
+            transcripts=TranscriptMetrics(),
+            idle=IdleMetrics(),
             engine_is_alive=lambda: True,
             image_input_bytes=lambda: 0,
         )
 
     def stuck_reason(self) -> str:
         """Return why the engine is stuck; empty if it is not, or has ended in the middle of a step."""
-        began = self.metrics.engine.step_began if self.engine_is_alive() else None
+        began = self.engine.step_began if self.engine_is_alive() else None
         stuck_s = time.monotonic() - began if began is not None else 0.0
         if stuck_s <= self.limits.stall_s:
             return ""
@@ -109,24 +102,22 @@ class Status:
                 "configured": self.batch,
                 "batched": not self.card.unbatched_reason,
                 "unbatched_reason": self.card.unbatched_reason,
-                "active_rows": self.metrics.engine.active_sequences,
+                "active_rows": self.engine.active_sequences,
             },
             "images": {
-                "tower_runs": self.metrics.engine.tower_runs,
-                "tower_seconds": round(self.metrics.engine.tower_s, 3),
-                "kept_bytes": self.metrics.engine.image_bytes,
+                "tower_runs": self.engine.tower_runs,
+                "tower_seconds": round(self.engine.tower_s, 3),
+                "kept_bytes": self.engine.image_bytes,
                 "input_bytes": self.image_input_bytes(),
             },
             "requests": self._requests(),
             "engine": self._engine(),
             "speculation": self._speculation(),
-            "idle_work": members(
-                self.metrics.idle, "works read_tokens restored_tokens used_tokens is_paused"
-            ),
+            "idle_work": members(self.idle, "works read_tokens restored_tokens used_tokens is_paused"),
         }
 
     def _prompt_cache(self) -> dict[str, Json]:
-        cache = self.metrics.cache
+        cache = self.cache
         computed, unavoidable = cache.computed_tokens, cache.unavoidable_tokens
         reasons = ("new", "evicted", "no_state", "drift", "off")
         misses: dict[str, Json] = {reason: cache.misses[reason] for reason in reasons}
@@ -156,7 +147,7 @@ class Status:
             "rejected_files": {reason: disk.rejected[reason] for reason in sorted(disk.rejected)},
             **members(disk, "queue written_files written_bytes written_today_bytes evictions lost errors"),
             "conversations": members(
-                self.metrics.database,
+                self.database,
                 "kept=is_on bytes=nbytes loaded_rows=loaded rejected_rows=rejected written_rows=written "
                 "resets errors=failures",
             ),
@@ -164,7 +155,7 @@ class Status:
 
     def _transcripts(self) -> dict[str, Json]:
         """Return counters of the transcript store."""
-        counts = self.metrics.transcripts
+        counts = self.transcripts
         return {
             **members(counts.stored, "nodes variants bytes=nbytes forgotten"),
             **members(counts, "bound bound_tokens fresh kept_tokens"),
@@ -181,17 +172,17 @@ class Status:
         }
 
     def _engine(self) -> dict[str, Json]:
-        prefill = self.metrics.engine.prefill
+        prefill = self.engine.prefill
         return {
-            "waiting": self.metrics.engine.waiting,
+            "waiting": self.engine.waiting,
             "prefill": {"done": prefill[0], "total": prefill[1]} if prefill else None,
-            **members(self.metrics.engine, "prefilled_tokens generated_tokens failures preemptions"),
+            **members(self.engine, "prefilled_tokens generated_tokens failures preemptions"),
             "decode_stall": self._decode_stall(),
         }
 
     def _speculation(self) -> dict[str, Json]:
         """Return counters of drafted tokens. Each accepted one saved a forward pass."""
-        drafts = self.metrics.engine.drafts
+        drafts = self.engine.drafts
         return {
             **members(drafts, "pays drafts drafted_tokens accepted_tokens"),
             "saved_s": round(drafts.saved_s, 3),
@@ -200,10 +191,10 @@ class Status:
 
     def _decode_stall(self) -> dict[str, Json]:
         """Return seconds between two tokens of running replies."""
-        last = sorted(self.metrics.engine.stalls.copy())
+        last = sorted(self.engine.stalls.copy())
         return {
             "target_s": self.limits.chunk_s,
             "median_s": round(last[len(last) // 2], 4) if last else None,
             "p95_s": round(last[len(last) * 95 // 100], 4) if last else None,
-            "worst_s": round(self.metrics.engine.worst_stall, 4),
+            "worst_s": round(self.engine.worst_stall, 4),
         }

@@ -12,12 +12,12 @@ from __future__ import annotations
 import sqlite3
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from start_llm.storage.database_file import DatabaseFile, RowName, StoredRow, UnusableFile
+from start_llm.storage.database_file import UNREADABLE, DatabaseFile, RowName, StoredRow, UnusableFile
 from start_llm.storage.disk_thread import DiskThread
 
 _WRITE_AFTER_S = 1.0
@@ -286,34 +286,63 @@ class Database:
 
 
 class DatabaseTable:
-    """The rows of one store. Changes never wait for the disk. Safe to use from any thread."""
+    """The rows of one store. Changes never wait for the disk. Safe to use from any thread.
 
-    def __init__(self, database: Database, name: bytes, rows: list[DatabaseRow]) -> None:
+    Args:
+        database: None keeps nothing for the next process.
+        rows: of the last process.
+    """
+
+    def __init__(
+        self, database: Database | None, name: bytes = b"", rows: Sequence[DatabaseRow] = ()
+    ) -> None:
         self._database = database
         self._name = name
         self._rows = rows
 
-    def rows(self) -> list[DatabaseRow]:
+    def rows(self) -> Sequence[DatabaseRow]:
         """Return the rows of the last process, the least recently used first. A second call returns none."""
-        rows, self._rows = self._rows, []
+        rows, self._rows = self._rows, ()
         return rows
+
+    def read[Meaning](
+        self, decode: Callable[[DatabaseRow], Meaning]
+    ) -> Iterator[tuple[DatabaseRow, Meaning]]:
+        """Yield these rows with what they mean. One that cannot be decoded is rejected."""
+        for row in self.rows():
+            try:
+                meaning = decode(row)
+            except UNREADABLE:
+                self.reject(row.key)
+            else:
+                yield row, meaning
 
     def put(self, key: bytes, value: bytes = b"") -> None:
         """Write a row, or write it anew."""
-        self._database.note_change(RowName(self._name, key), value)
+        self._change(key, value)
 
     def touch(self, key: bytes, *, idle_s: float = 0) -> None:
         """Mark a row as used `idle_s` seconds ago. If the process is killed, that may be forgotten."""
-        self._database.note_use(RowName(self._name, key), idle_s)
+        if self._database:
+            self._database.note_use(RowName(self._name, key), idle_s)
 
     def delete(self, key: bytes) -> None:
         """Delete a row, whether or not it exists."""
-        self._database.note_change(RowName(self._name, key), None)
+        self._change(key, None)
 
     def reject(self, key: bytes) -> None:
         """Delete a row that was read but cannot be used."""
-        self._database.metrics.rejected += 1
+        if self._database:
+            self._database.metrics.rejected += 1
         self.delete(key)
+
+    def _change(self, key: bytes, value: bytes | None) -> None:
+        if self._database:
+            self._database.note_change(RowName(self._name, key), value)
+
+
+NO_TABLE = DatabaseTable(None)
+"""Of a store that ends with its process."""
 
 
 def _nbytes(name: RowName, change: _PendingChange) -> int:

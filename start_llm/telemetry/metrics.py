@@ -320,9 +320,9 @@ class RequestMetrics:
             self.completion_tokens += usage.completion
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelMetrics:
-    """Counters of one loaded model."""
+    """Counters of one loaded model, and its card."""
 
     card: ModelCard
     engine: EngineMetrics

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from start_llm.core.engine_request import EngineRequest
 from start_llm.core.prompt import ModelTokens
 from start_llm.core.sampling import Sampling
-from start_llm.storage.database import DatabaseTable
-from start_llm.storage.database_file import UNREADABLE, decode_json, encode_json
+from start_llm.storage.database import NO_TABLE, DatabaseTable
+from start_llm.storage.database_file import decode_json, encode_json
 
 _MOST = 16
 _LEAST_TOKENS = 64
@@ -77,16 +77,11 @@ class Beginnings:
         table: keeps them for the next process.
     """
 
-    def __init__(self, *, table: DatabaseTable | None = None) -> None:
+    def __init__(self, *, table: DatabaseTable = NO_TABLE) -> None:
         self._table = table
-        self._known: dict[bytes, Beginning] = {}
+        kept = table.read(lambda row: Beginning.decode(row.value))
+        self._known = {row.key: beginning for row, beginning in kept}
         self._lock = threading.Lock()
-        for row in table.rows() if table else ():
-            try:
-                self._known[row.key] = Beginning.decode(row.value)
-            except UNREADABLE:
-                if table:
-                    table.reject(row.key)
         self._forget_some()
 
     def note(self, beginning: Beginning) -> None:
@@ -97,9 +92,9 @@ class Beginnings:
         with self._lock:
             before = self._known.pop(key, None)
             self._known[key] = beginning
-            if self._table is not None and before and before.program == beginning.program:
+            if before and before.program == beginning.program:
                 self._table.touch(key)
-            elif self._table is not None:
+            else:
                 self._table.put(key, beginning.encode())
             self._forget_some()
 
@@ -127,5 +122,4 @@ class Beginnings:
         while len(self._known) > _MOST:
             oldest = next(iter(self._known))
             del self._known[oldest]
-            if self._table is not None:
-                self._table.delete(oldest)
+            self._table.delete(oldest)

@@ -16,8 +16,8 @@ from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple, Protocol
 
 from start_llm.core.canonical import CanonicalKey, Conversation, Field, OmittedText, text_digest
-from start_llm.storage.database import DatabaseTable
-from start_llm.storage.database_file import UNREADABLE, decode_json, encode_json
+from start_llm.storage.database import NO_TABLE, DatabaseRow, DatabaseTable
+from start_llm.storage.database_file import decode_json, encode_json
 
 type NotedValue = tuple[Field, str | None]
 """A field and the value that a note gave for it; None: the note said that the field no longer applies."""
@@ -176,14 +176,15 @@ class ConversationNames:
         table: keeps them for the next process.
     """
 
-    def __init__(self, most: int = _MAX_BEGINNINGS, *, table: DatabaseTable | None = None) -> None:
+    def __init__(self, most: int = _MAX_BEGINNINGS, *, table: DatabaseTable = NO_TABLE) -> None:
         self._most = most
         self._table = table
         self._begun: dict[tuple[str, CanonicalKey], _UnprovenPart | None] = {}
         self._of_several: dict[str, set[CanonicalKey]] = {}
         self._lock = threading.Lock()
-        if table is not None:
-            self._load(table)
+        for _, (beginning, begun) in table.read(_decoded):
+            self._remember(beginning, begun)
+        self._forget_some()
 
     def note(self, conversation: Conversation, proven: int) -> None:
         """Note an answered conversation whose messages up to index `proven` are proven to be its own."""
@@ -195,19 +196,8 @@ class ConversationNames:
             known = self._begun.pop(beginning, begun)
             kept = known if known and known.is_one_with(begun) else None
             self._remember(beginning, kept)
-            if self._table is not None:
-                self._table.put(_row_key(beginning), kept.encode() if kept else _OF_SEVERAL)
+            self._table.put(_row_key(beginning), kept.encode() if kept else _OF_SEVERAL)
             self._forget_some()
-
-    def _load(self, table: DatabaseTable) -> None:
-        for row in table.rows():
-            try:
-                name, digest = decode_json(row.key)
-                begun = None if row.value == _OF_SEVERAL else _UnprovenPart.decode(row.value)
-                self._remember((name, CanonicalKey(bytes.fromhex(digest))), begun)
-            except UNREADABLE:
-                table.reject(row.key)
-        self._forget_some()
 
     def _remember(self, beginning: tuple[str, CanonicalKey], begun: _UnprovenPart | None) -> None:
         self._begun[beginning] = begun
@@ -220,8 +210,7 @@ class ConversationNames:
 
     def _forget(self, beginning: tuple[str, CanonicalKey]) -> None:
         name, key = beginning
-        if self._table is not None:
-            self._table.delete(_row_key(beginning))
+        self._table.delete(_row_key(beginning))
         if self._begun.pop(beginning) is None:
             self._of_several[name].remove(key)
             if not self._of_several[name]:
@@ -235,6 +224,14 @@ class ConversationNames:
         with self._lock:
             is_one = self._of_several.get(name, frozenset()).isdisjoint(conversation.keys)
         return name if is_one else None
+
+
+def _decoded(row: DatabaseRow) -> tuple[tuple[str, CanonicalKey], _UnprovenPart | None]:
+    name, digest = decode_json(row.key)
+    if not isinstance(name, str):
+        raise TypeError("a name is a text")
+    begun = None if row.value == _OF_SEVERAL else _UnprovenPart.decode(row.value)
+    return (name, CanonicalKey(bytes.fromhex(digest))), begun
 
 
 def _row_key(beginning: tuple[str, CanonicalKey]) -> bytes:

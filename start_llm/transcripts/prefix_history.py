@@ -4,7 +4,7 @@ import threading
 from collections.abc import Sequence
 
 from start_llm.core.canonical import CanonicalKey
-from start_llm.storage.database import DatabaseTable
+from start_llm.storage.database import NO_TABLE, DatabaseTable
 
 _MAX_KEYS = 32_000
 
@@ -16,11 +16,10 @@ class PrefixHistory:
         table: keeps them for the next process.
     """
 
-    def __init__(self, max_keys: int = _MAX_KEYS, *, table: DatabaseTable | None = None) -> None:
+    def __init__(self, max_keys: int = _MAX_KEYS, *, table: DatabaseTable = NO_TABLE) -> None:
         self._max_keys = max_keys
         self._table = table
-        rows = table.rows() if table else ()
-        self._keys: dict[CanonicalKey, None] = {CanonicalKey(row.key): None for row in rows}
+        self._keys: dict[CanonicalKey, None] = {CanonicalKey(row.key): None for row in table.rows()}
         self._lock = threading.Lock()
         self._forget_some()
 
@@ -30,16 +29,14 @@ class PrefixHistory:
                 is_known = key in self._keys
                 self._keys.pop(key, None)
                 self._keys[key] = None
-                if self._table is not None:
-                    (self._table.touch if is_known else self._table.put)(key.digest)
+                (self._table.touch if is_known else self._table.put)(key.digest)
             self._forget_some()
 
     def _forget_some(self) -> None:
         while len(self._keys) > self._max_keys:
             oldest = next(iter(self._keys))
             del self._keys[oldest]
-            if self._table is not None:
-                self._table.delete(oldest.digest)
+            self._table.delete(oldest.digest)
 
     def depth(self, keys: Sequence[CanonicalKey]) -> int:
         """Return the number of messages in the longest prefix that was noted.

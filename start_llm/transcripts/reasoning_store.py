@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from itertools import chain
 
 from start_llm.core.canonical import CanonicalKey, Conversation, reasoning_digest
-from start_llm.storage.database import DatabaseTable
-from start_llm.storage.database_file import UNREADABLE, decode_json, encode_json
+from start_llm.storage.database import NO_TABLE, DatabaseRow, DatabaseTable
+from start_llm.storage.database_file import decode_json, encode_json
 from start_llm.transcripts.guard import Claims
 from start_llm.transcripts.rows import claims_json, claims_of
 
@@ -70,10 +70,10 @@ def _encode(known: Sequence[RecordedReasoning]) -> bytes:
     return encode_json([(entry.text, entry.exact, claims_json(entry.claims)) for entry in known])
 
 
-def _decode(data: bytes) -> list[RecordedReasoning]:
+def _decode(row: DatabaseRow) -> list[RecordedReasoning]:
     return [
         RecordedReasoning(text, bytes.fromhex(exact), claims_of(claims))
-        for text, exact, claims in decode_json(data)
+        for text, exact, claims in decode_json(row.value)
     ]
 
 
@@ -85,14 +85,16 @@ class ReasoningStore:
         table: keeps the entries for the next process.
     """
 
-    def __init__(self, max_bytes: int, *, table: DatabaseTable | None = None) -> None:
+    def __init__(self, max_bytes: int, *, table: DatabaseTable = NO_TABLE) -> None:
         self._max_bytes = max_bytes
         self._table = table
         self._lock = threading.Lock()
         self._reasoning_texts: OrderedDict[CanonicalKey, list[RecordedReasoning]] = OrderedDict()
         self._nbytes = 0
-        if table is not None:
-            self._load(table)
+        for row, known in table.read(_decode):
+            self._reasoning_texts[CanonicalKey(row.key)] = known
+            self._nbytes += sum(entry.nbytes for entry in known)
+        self._forget_some()
 
     @property
     def nbytes(self) -> int:
@@ -107,27 +109,14 @@ class ReasoningStore:
             kept = [*_without(known, reasoning), reasoning][-_MAX_OF_A_REPLY:]
             self._reasoning_texts[key] = kept
             self._nbytes += sum(entry.nbytes for entry in kept)
-            if self._table is not None:
-                self._table.put(key.digest, _encode(kept))
+            self._table.put(key.digest, _encode(kept))
             self._forget_some()
-
-    def _load(self, table: DatabaseTable) -> None:
-        for row in table.rows():
-            try:
-                known = _decode(row.value)
-            except UNREADABLE:
-                table.reject(row.key)
-            else:
-                self._reasoning_texts[CanonicalKey(row.key)] = known
-                self._nbytes += sum(entry.nbytes for entry in known)
-        self._forget_some()
 
     def _forget_some(self) -> None:
         while self._nbytes > self._max_bytes and self._reasoning_texts:
             key, forgotten = self._reasoning_texts.popitem(last=False)
             self._nbytes -= sum(entry.nbytes for entry in forgotten)
-            if self._table is not None:
-                self._table.delete(key.digest)
+            self._table.delete(key.digest)
 
     def get(self, conversation: Conversation, index: int, name: str | None) -> str | None:
         """Return the newest reasoning of this reply that belongs to the conversation, or None.
@@ -152,8 +141,7 @@ class ReasoningStore:
             for key in keys:
                 if key in self._reasoning_texts:
                     self._reasoning_texts.move_to_end(key)
-                    if self._table is not None:
-                        self._table.touch(key.digest)
+                    self._table.touch(key.digest)
 
     def is_drawn_behind(
         self, key: CanonicalKey, exact: bytes, name: str | None, reasoning: bytes | None

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from start_llm.core.canonical import CanonicalKey
-from start_llm.storage.database import DatabaseRow, DatabaseTable
+from start_llm.storage.database import NO_TABLE, DatabaseRow, DatabaseTable
 from start_llm.storage.database_file import UNREADABLE
 from start_llm.telemetry.metrics import TranscriptSizes
 from start_llm.transcripts.guard import Claims, MessageDetails
@@ -124,15 +124,14 @@ class TranscriptStore:
     limits: TranscriptLimits
     clock: Callable[[], float] = time.monotonic
     metrics: TranscriptSizes = field(default_factory=TranscriptSizes)
-    table: DatabaseTable | None = None
+    table: DatabaseTable = NO_TABLE
     _numbers: Iterator[int] = field(default_factory=itertools.count)
     _nodes: dict[CanonicalKey, list[Variant]] = field(default_factory=dict[CanonicalKey, "list[Variant]"])
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _next_look: float = 0
 
     def __post_init__(self) -> None:
-        if self.table is not None:
-            self._load(self.table)
+        self._load(self.table)
 
     def at(self, key: CanonicalKey) -> tuple[Variant, ...]:
         """Return all variants of a prefix."""
@@ -164,8 +163,7 @@ class TranscriptStore:
             now = self.clock()
             for used in variant.path():
                 used.last_used = now
-            if self.table is not None:
-                self.table.touch(_row_key(variant.number))
+            self.table.touch(_row_key(variant.number))
 
     def add(
         self,
@@ -238,8 +236,7 @@ class TranscriptStore:
         self._forget_some()
 
     def _write(self, variant: Variant) -> None:
-        if self.table is not None:
-            self.table.put(_row_key(variant.number), _row(variant))
+        self.table.put(_row_key(variant.number), _row(variant))
 
     def _is_kept(self, variant: Variant) -> bool:
         return any(kept is variant for kept in self._nodes.get(variant.key, ()))
@@ -289,12 +286,11 @@ class TranscriptStore:
         self.metrics.forgotten += 1
 
     def _delete(self, variant: Variant) -> None:
-        if self.table is not None:
-            self.table.delete(_row_key(variant.number))
-            if variant.parent:
-                # The last use of the parent may so far be recorded by this row alone.
-                idle_s = self.clock() - variant.parent.last_used
-                self.table.touch(_row_key(variant.parent.number), idle_s=idle_s)
+        self.table.delete(_row_key(variant.number))
+        if variant.parent:
+            # The last use of the parent may so far be recorded by this row alone.
+            idle_s = self.clock() - variant.parent.last_used
+            self.table.touch(_row_key(variant.parent.number), idle_s=idle_s)
 
     def _forget_some(self) -> None:
         """Remove variants that are too old; above the byte limit remove the least recently used down to 90 %.

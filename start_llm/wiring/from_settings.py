@@ -28,7 +28,7 @@ from start_llm.prompt.template_audit.samples import rendered_samples
 from start_llm.protocols.response_store import ResponseStore
 from start_llm.protocols.seal import KEY_BYTES, Seal, kept_key
 from start_llm.serving.service import ReplyDefaults
-from start_llm.storage.database import DatabaseTable
+from start_llm.storage.database import NO_TABLE, DatabaseTable
 from start_llm.telemetry.metrics import CacheMetrics, TranscriptMetrics
 from start_llm.telemetry.trace import Trace
 from start_llm.telemetry.trace_files import TraceFiles
@@ -44,12 +44,13 @@ _MAX_TRANSCRIPT_BYTES = 128 * 2**20
 _MAX_REASONING_BYTES = 32 * 2**20
 
 
-type TableMaker = Callable[[str], DatabaseTable | None]
-"""Returns the table of this name in which a store outlives the server; None if none does."""
+type TableMaker = Callable[[str], DatabaseTable]
+"""Returns the table of this name in which a store outlives the server."""
 
 
-def no_table(_: str) -> None:
+def no_table(_: str) -> DatabaseTable:
     """Let a store end with the server."""
+    return NO_TABLE
 
 
 def make_trace(settings: Settings, say: Callable[[str], None]) -> Trace | None:

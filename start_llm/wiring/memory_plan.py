@@ -8,6 +8,7 @@ from start_llm.cache.eviction import EvictionLimits
 from start_llm.config.settings import Settings
 from start_llm.core.chat import Json
 from start_llm.core.errors import ModelError
+from start_llm.core.model_listing import Machine
 from start_llm.core.sequence_cost import SequenceCost
 from start_llm.engine.admission import Admission
 from start_llm.engine.pacing import LONGEST_CHUNK
@@ -18,7 +19,7 @@ from start_llm.models.device import this_device
 from start_llm.models.float32 import most_float32_bytes
 from start_llm.models.image_costs import COMPUTING_SHARE, kept_image_bytes
 from start_llm.models.layer_costs import text_config
-from start_llm.models.machines import Machine, this_machine
+from start_llm.models.machines import this_machine
 
 _LONG_CONTEXT = 65_536
 _SINGLE = 4

@@ -230,7 +230,7 @@ def test_what_was_read_for_a_client_that_left_is_not_read_again(
     """One of each protocol."""
     guest, metrics = (
         guest_of(name, nominal_port, lively, tmp_path),
-        lively.endpoints.server.app.runtime.metrics.engine,
+        lively.endpoints.server.app.runtime.status.engine,
     )
     rules = "".join(f"- {secrets.token_hex(3)} {secrets.token_hex(3)}\n" for _ in range(RULES))
     for file in ("AGENTS.md", "CLAUDE.md"):

@@ -273,7 +273,7 @@ def test_a_conversation_that_was_edited_is_another_one_from_there_on(talk: Talk)
 
 
 def text_of(talk: Talk, ids: Sequence[int]) -> str:
-    token_bytes = talk.server.app._listener.context.models.default.facts.token_bytes
+    token_bytes = talk.server.app._listener.context.models.default.token_bytes
     return b"".join(map(token_bytes, ids)).decode(errors="replace")
 
 

@@ -537,7 +537,7 @@ def test_a_model_whose_engine_has_ended_is_loaded_anew(folder: Path, monkeypatch
         with monkeypatch.context() as patched:
             patched.setattr("start_llm.engine.loop.EngineLoop.step", broken)
             assert ask(server.port, "POST", TEXT, ASKED[TEXT]).status == 500
-        server.app._hosting.result().default.metrics.engine.step_began = time.monotonic() - 1
+        server.app._hosting.result().default.status.engine.step_began = time.monotonic() - 1
         health = ask(server.port, "GET", "/health")
         assert health.json["reason"] == "the engine of this model has ended"
         assert server.app._hosting.result().stuck_reason() == "", "what has ended does not hang"

@@ -2,11 +2,12 @@
 
 import pytest
 
+from start_llm.core.model_listing import Machine
 from start_llm.library.advice import advice, is_first_start, suggestions
 from start_llm.library.fit import AGENT_CONTEXT, report
 from start_llm.library.hub import Hub
 from start_llm.library.well_known import DEFAULT_APPLE_MODEL
-from start_llm.models.machines import MACHINES, Machine, machine_named
+from start_llm.models.machines import MACHINES, machine_named
 
 
 @pytest.fixture

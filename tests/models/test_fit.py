@@ -16,6 +16,7 @@ from scripts import tiny_models
 from scripts.model_types import build, config_of, model_types
 from start_llm.cache.layers import Layers
 from start_llm.core.errors import ModelError
+from start_llm.core.model_listing import Machine
 from start_llm.core.sequence_cost import SequenceCost, WindowCost
 from start_llm.engine.cost import measure_sequence
 from start_llm.engine.pacing import LONGEST_CHUNK
@@ -25,7 +26,7 @@ from start_llm.models.architecture import completed, is_supported
 from start_llm.models.footprint import weights_bytes
 from start_llm.models.layer_costs import LayerGroup, layer_groups, sequence_cost
 from start_llm.models.loader import load
-from start_llm.models.machines import GIB, Machine, gib
+from start_llm.models.machines import GIB, gib
 from start_llm.models.weight_files import (
     WeightBytes,
     bits_per_weight,

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from start_llm.core.errors import ModelError
-from start_llm.core.model_listing import LibraryEntry
+from start_llm.core.model_listing import LibraryEntry, Machine
 from start_llm.library.folders import Library, Place, places, shape_in
 from start_llm.library.hub import Hub
-from start_llm.models.machines import GIB, Machine
+from start_llm.models.machines import GIB
 
 MACHINE = Machine("Toy 16 GB", "Toy", 16 * GIB, 10 * GIB, bandwidth_gbs=100, tflops=10)
 
@@ -88,10 +88,10 @@ def test_an_entry_says_what_the_model_is(qwen3, tmp_path):
     assert entry.model_type == "qwen3"
     assert entry.size_bytes == sum(path.stat().st_size for path in folder.iterdir())
     assert (entry.quant_bits, entry.vision) == (4, True)
-    assert entry.assessment is not None
-    assert entry.assessment.fits
-    assert entry.assessment.max_safe_context == 131_072
-    assert (entry.assessment.predicted_decode_tps or 0) > 0
+    assert entry.report is not None
+    assert entry.report.fits
+    assert entry.report.context_tokens == 131_072
+    assert (entry.report.decode_tps or 0) > 0
 
 
 @pytest.mark.parametrize(
@@ -111,7 +111,7 @@ def test_what_mlx_lm_cannot_run_or_nobody_can_judge_is_marked(
     copied(qwen3, tmp_path / "m", **config)
     entry = only(library(Place("models", tmp_path)))
     assert entry.supported is supported
-    assert (entry.assessment is not None) is is_assessed
+    assert (entry.report is not None) is is_assessed
 
 
 @pytest.mark.parametrize("text", ["{", "[]", "", "\xff"])
@@ -119,7 +119,7 @@ def test_a_config_that_cannot_be_read_leaves_an_entry_without_an_assessment(qwen
     folder = copied(qwen3, tmp_path / "m")
     (folder / "config.json").write_bytes(text.encode("latin-1"))
     entry = only(library(Place("models", tmp_path)))
-    assert (entry.model_type, entry.complete, entry.assessment) == (None, False, None)
+    assert (entry.model_type, entry.complete, entry.report) == (None, False, None)
     with pytest.raises(ModelError, match=r"config\.json is missing, or is no JSON object"):
         shape_in("m", folder)
 
@@ -128,7 +128,7 @@ def test_what_lacks_files_is_marked(qwen3, tmp_path):
     folder = copied(qwen3, tmp_path / "m")
     (folder / "model.safetensors").unlink()
     entry = only(library(Place("models", tmp_path)))
-    assert (entry.complete, entry.assessment) == (False, None)
+    assert (entry.complete, entry.report) == (False, None)
 
 
 def test_a_snapshot_whose_blobs_are_gone_is_marked(qwen3, tmp_path):
@@ -178,10 +178,10 @@ def test_no_tensor_is_read(qwen3, tmp_path):
     """A file that is all header, with nothing behind it, is judged like a whole one."""
     folder = copied(qwen3, tmp_path / "m")
     weights = folder / "model.safetensors"
-    whole = only(library(Place("models", tmp_path))).assessment
+    whole = only(library(Place("models", tmp_path))).report
     size = int.from_bytes(weights.read_bytes()[:8], "little")
     os.truncate(weights, 8 + size)
-    assert only(library(Place("models", tmp_path))).assessment == whole
+    assert only(library(Place("models", tmp_path))).report == whole
 
 
 def test_the_loaded_model_is_serving_also_behind_a_link(qwen3, tmp_path):

@@ -7,13 +7,14 @@ from pathlib import Path
 import pytest
 
 from start_llm.core.errors import BadGateway, InvalidRequest, NotFound
+from start_llm.core.model_listing import Machine
 from start_llm.library.download import pull
 from start_llm.library.downloads import Downloads
 from start_llm.library.folders import Library, Place, shape_in
 from start_llm.library.hub import Hub
 from start_llm.library.progress import Progress
 from start_llm.library.shelf import Shelf
-from start_llm.models.machines import GIB, MACHINES, Machine
+from start_llm.models.machines import GIB, MACHINES
 from tests.models.fake_hub import WEIGHTS, FakeHub, hub_of
 from tests.models.test_library import copied
 

@@ -334,7 +334,7 @@ def test_a_stored_response_keeps_its_images():
     store.keep(b"tenant", "resp_1", StoredResponse(input=items, instructions=None, body=output))
     request = form.request(user(form.text("and?")), with_=with_store, previous_response_id="resp_1")
     assert texts_of(request) == [f"<{len(PNG)}>", "yes", "and?"]
-    listed = input_items(with_store, "resp_1", body())
+    listed = input_items(store, b"tenant", "resp_1", body())
     assert listed["data"] == items
     for word in (one.word for one in request.images.values()):
         assert word not in repr(store.get(b"tenant", "resp_1"))

@@ -140,7 +140,7 @@ steps = st.one_of(
 )
 
 
-def make_responses(clock: WallClock, table: DatabaseTable | None) -> ResponseStore:
+def make_responses(clock: WallClock, table: DatabaseTable) -> ResponseStore:
     return ResponseStore(3 * 200, 30, clock=lambda: clock.now - 10**9, table=table)
 
 

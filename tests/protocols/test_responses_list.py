@@ -33,7 +33,7 @@ def answered(context: RequestContext) -> str:
 
 
 def listed(context: RequestContext, name: str, **asked: str) -> Any:
-    return input_items(context, name, Fields(asked))
+    return input_items(context.responses, context.tenant, name, Fields(asked))
 
 
 def test_the_newest_item_comes_first_and_each_has_an_id(context):

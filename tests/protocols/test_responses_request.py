@@ -707,13 +707,13 @@ def test_another_tenant_finds_nothing():
     with pytest.raises(NotFound):
         call_of(other, input=[{"type": "item_reference", "id": output_id(context, name)}])
     with pytest.raises(NotFound):
-        stored_body(other, name)
+        stored_body(other.responses, other.tenant, name)
     with pytest.raises(NotFound):
-        deletion_body(other, name)
+        deletion_body(other.responses, other.tenant, name)
 
 
 def output_id(context: RequestContext, name: str) -> str:
-    output: Any = stored_body(context, name)["output"]
+    output: Any = stored_body(context.responses, context.tenant, name)["output"]
     return output[0]["id"]
 
 
@@ -723,8 +723,8 @@ def test_a_reference_stands_for_an_item_and_outlives_it():
     for reference in ({"type": "item_reference"}, {}):
         item = {**reference, "id": output_id(context, first)}
         second = answered(context, input=[ASK, item])
-        assert stored_body(context, second)["status"] == "completed"
-    deletion_body(context, first)
+        assert stored_body(context.responses, context.tenant, second)["status"] == "completed"
+    deletion_body(context.responses, context.tenant, first)
     again = request_of(context, input="So?", previous_response_id=second).messages
     assert [one.content for one in again] == ["How deep?", "Hello", "Hello", "So?"], "two replies"
     with pytest.raises(NotFound) as missing:
@@ -750,11 +750,12 @@ def test_the_reasoning_of_a_response_that_is_gone_on_from_is_read_exactly():
 def test_a_response_is_returned_and_deleted():
     context, _ = new_context()
     name = answered(context)
-    assert (stored_body(context, name)["id"], stored_body(context, name)["status"]) == (name, "completed")
-    assert deletion_body(context, name) == {"id": name, "object": "response", "deleted": True}
+    found = (context.responses, context.tenant, name)
+    assert (stored_body(*found)["id"], stored_body(*found)["status"]) == (name, "completed")
+    assert deletion_body(*found) == {"id": name, "object": "response", "deleted": True}
     for again in (stored_body, deletion_body):
         with pytest.raises(NotFound):
-            again(context, name)
+            again(*found)
 
 
 def test_a_count_is_an_object_of_its_own():

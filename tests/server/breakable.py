@@ -23,7 +23,6 @@ from start_llm.models.adapter_loader import Adapters
 from start_llm.models.footprint import context_window
 from start_llm.models.loader import LoadedModel, load
 from start_llm.prompt.prepare import Preparer
-from start_llm.protocols.base import ModelFacts
 from start_llm.protocols.response_store import ResponseStore
 from start_llm.protocols.seal import KEY_BYTES, Seal
 from start_llm.server.handler import Handler
@@ -35,7 +34,7 @@ from start_llm.serving.request_preparation import RequestPreparer
 from start_llm.serving.service import Service
 from start_llm.storage.database import DatabaseMetrics
 from start_llm.telemetry.account import Reports
-from start_llm.telemetry.metrics import CacheMetrics, DiskMetrics, EngineMetrics, ModelMetrics, RequestMetrics
+from start_llm.telemetry.metrics import CacheMetrics, DiskMetrics, EngineMetrics, RequestMetrics
 from start_llm.telemetry.terminal import Terminal
 from start_llm.wiring.from_settings import model_family, reply_defaults
 from tests.engine.harness import uncached_resources
@@ -165,10 +164,13 @@ def _context(settings: Settings, engine: Engine, metrics: EngineMetrics, model: 
         reports=Reports(requests, Terminal(io.StringIO())),
         defaults=reply_defaults(settings, model.sampling),
     )
-    facts = ModelFacts(card, tokenizer.token_bytes)
     nothing: Any = None
     status = Status(
-        metrics=ModelMetrics(card, metrics, CacheMetrics(), known.metrics, DatabaseMetrics()),
+        card=card,
+        engine=metrics,
+        cache=CacheMetrics(),
+        transcripts=known.metrics,
+        database=DatabaseMetrics(),
         batch=4,
         requests=requests,
         disk=DiskMetrics(),
@@ -177,9 +179,11 @@ def _context(settings: Settings, engine: Engine, metrics: EngineMetrics, model: 
         engine_is_alive=engine.is_alive,
     )
     adapters = ModelAdapters(engine, Adapters(model.network), {})
-    models = OneModel(ServedModel(service, facts, status, adapters))
+    models = OneModel(
+        ServedModel(card, tokenizer.token_bytes, service=service, status=status, adapters=adapters)
+    )
     return ServerContext(
         models=models,
-        library=LibraryPages(nothing, models),
+        library=LibraryPages(nothing, nothing, models),
         seal=Seal(bytes(KEY_BYTES)),
     )

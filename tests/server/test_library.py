@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from start_llm.core.errors import Conflict
-from start_llm.core.model_listing import Download, Fit, FitReport, LibraryEntry, MachineFacts
+from start_llm.core.model_listing import Download, Fit, FitReport, LibraryEntry, Machine
 from start_llm.protocols.fields import Fields
 from start_llm.server.library_pages import LibraryPages
 from start_llm.server.page_request import PageRequest
@@ -226,13 +226,13 @@ REPORT = FitReport(
     prefill_tps=100.0,
     verdict="fits",
 )
-MACHINE = MachineFacts("Toy 16 GB", "Toy", 16 * 2**30, 100.0)
+MACHINE = Machine("Toy 16 GB", "Toy", 16 * 2**30, 2**30, 100.0)
 
 
 class FakeLibrary:
     """Has one model of each kind, and one download."""
 
-    def entries(self) -> list[LibraryEntry]:
+    def entries(self) -> Sequence[LibraryEntry]:
         return [
             LibraryEntry(
                 repo_id="lab/x",
@@ -245,7 +245,7 @@ class FakeLibrary:
                 supported=False,
                 complete=False,
                 serving=False,
-                assessment=None,
+                report=None,
             )
         ]
 
@@ -262,7 +262,7 @@ class FakeLibrary:
     def fit_on_hub(self, repo: str) -> Fit:
         return self.fit(None, repo)
 
-    def downloads(self, tenant: bytes) -> list[Download]:
+    def list(self, tenant: bytes) -> Sequence[Download]:
         return [self._download(tenant.decode())]
 
     def start(self, tenant: bytes, repo_id: str) -> Download:
@@ -298,8 +298,12 @@ def pages(stalls: list[float] | None = None) -> LibraryPages:
     nothing: Any = None
     status = a_status(EngineMetrics(stalls=deque(stalls or []), stepped_at=5.5))
     card = model_card("loaded", window=4000)
-    status = replace(status, metrics=replace(status.metrics, card=card))
-    return LibraryPages(FakeLibrary(), OneModel(ServedModel(nothing, nothing, status, nothing)))
+    status = replace(status, card=card)
+    return LibraryPages(
+        FakeLibrary(),
+        FakeLibrary(),
+        OneModel(ServedModel(nothing, nothing, service=nothing, status=status, adapters=nothing)),
+    )
 
 
 def request(name: str = "", **fields: Any) -> PageRequest:

@@ -123,8 +123,7 @@ def state(server: Server, place: Path) -> dict[str, Any]:
     return {
         "models": [(one.id, one.state) for one in host.listed()],
         "used last": {name: one.last_used for name, one in host._residents.by_id.items()},
-        "memory": [asdict(one.status.metrics.cache) for one in host.listed() if one.status]
-        + [host.spare_bytes],
+        "memory": [asdict(one.status.cache) for one in host.listed() if one.status] + [host.spare_bytes],
         "adapters": host.default.adapters.listed(),
         "downloads": server.get("/downloads"),
         "files": {

@@ -18,7 +18,6 @@ from start_llm.telemetry.metrics import (
     CacheMetrics,
     DiskMetrics,
     EngineMetrics,
-    ModelMetrics,
     RequestMetrics,
     TranscriptMetrics,
 )
@@ -57,7 +56,11 @@ def test_health_tells_a_model_that_is_loaded_and_one_whose_load_does_not_end(
 
 def a_status(engine: EngineMetrics) -> Status:
     return Status(
-        metrics=ModelMetrics(model_card(), engine, CacheMetrics(), TranscriptMetrics(), DatabaseMetrics()),
+        card=model_card(),
+        engine=engine,
+        cache=CacheMetrics(),
+        transcripts=TranscriptMetrics(),
+        database=DatabaseMetrics(),
         batch=1,
         requests=RequestMetrics(),
         disk=DiskMetrics(),

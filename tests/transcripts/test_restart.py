@@ -133,7 +133,7 @@ steps = st.lists(
 )
 
 
-def make_transcripts(clock: WallClock, table: DatabaseTable | None) -> TranscriptStore:
+def make_transcripts(clock: WallClock, table: DatabaseTable) -> TranscriptStore:
     limits = TranscriptLimits(max_bytes=7 * 460, cache_ttl_s=60)
     return TranscriptStore(limits, clock=lambda: clock.now - 1_600_000_000, table=table)
 

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from start_llm.core.model_listing import Machine
 from start_llm.engine.start_measurements import measure_tower
 from start_llm.hosting.model_memory import estimated_needs
 from start_llm.library.fit import arithmetic, report
 from start_llm.library.folders import shape_in
-from start_llm.models.machines import Machine
 from start_llm.wiring.memory_plan import image_memory
 from tests.flat_settings import settings_of
 from tests.serving import serving

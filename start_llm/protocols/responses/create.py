@@ -9,14 +9,7 @@ from functools import partial
 from start_llm.core.chat import ChatRequest, GenerationOptions, Json, Message, OutputConstraint
 from start_llm.core.errors import InvalidRequest, NotFound, RequestError
 from start_llm.core.ids import name_in
-from start_llm.protocols.base import (
-    KeptResponses,
-    ParsedRequest,
-    RequestContext,
-    SSEFrame,
-    new_id,
-    openai_error,
-)
+from start_llm.protocols.base import ParsedRequest, RequestContext, SSEFrame, new_id, openai_error
 from start_llm.protocols.breakpoints import (
     applied_options,
     seconds_of_request,
@@ -43,7 +36,7 @@ from start_llm.protocols.generation_fields import (
 )
 from start_llm.protocols.image_parts import ImageParser
 from start_llm.protocols.receipts import wants_receipt
-from start_llm.protocols.response_store import StoredResponse
+from start_llm.protocols.response_store import ResponseStore, StoredResponse
 from start_llm.protocols.responses.input import Item, ItemReader, new_items, with_ids
 from start_llm.protocols.responses.response_encoding import ResponseReply
 from start_llm.protocols.responses.tools import Toolbox, read_toolbox, runs_elsewhere
@@ -162,14 +155,14 @@ def input_token_count_body(tokens: int) -> dict[str, Json]:
     return {"object": "response.input_tokens", "input_tokens": tokens}
 
 
-def stored_body(context: KeptResponses, name: str) -> Mapping[str, Json]:
+def stored_body(responses: ResponseStore, tenant: bytes, name: str) -> Mapping[str, Json]:
     """Return the body of GET /v1/responses/{id}."""
-    return context.responses.get(context.tenant, name).body
+    return responses.get(tenant, name).body
 
 
-def deletion_body(context: KeptResponses, name: str) -> Mapping[str, Json]:
+def deletion_body(responses: ResponseStore, tenant: bytes, name: str) -> Mapping[str, Json]:
     """Delete a response and return the body of DELETE /v1/responses/{id}."""
-    context.responses.delete(context.tenant, name)
+    responses.delete(tenant, name)
     return {"id": name, "object": "response", "deleted": True}
 
 
@@ -326,7 +319,7 @@ _MOST, _USUAL = 100, 20
 _PARTS = {"assistant": "output_text"}
 
 
-def input_items(context: KeptResponses, name: str, query: Fields) -> dict[str, Json]:
+def input_items(responses: ResponseStore, tenant: bytes, name: str, query: Fields) -> dict[str, Json]:
     """Return a page of input items, newest first unless the query asks for another order.
 
     Args:
@@ -337,7 +330,7 @@ def input_items(context: KeptResponses, name: str, query: Fields) -> dict[str, J
         InvalidRequest: names a member of the query.
     """
     limit, is_ascending = _limit(query), _is_ascending(query)
-    items = [_as_listed(item) for item in context.responses.get(context.tenant, name).input]
+    items = [_as_listed(item) for item in responses.get(tenant, name).input]
     ordered = items if is_ascending else items[::-1]
     rest = ordered[_start(ordered, query) :]
     page = rest[:limit]
