@@ -121,7 +121,7 @@ def test_the_model_stays_loaded(together):
 
 def test_it_says_at_the_start_what_it_does_without(together):
     launch, _ = together
-    assert "without images, embeddings and adapters" in launch.text
+    assert "without embeddings and adapters" in launch.text
     assert "Rank 1 of 2: loading" in launch.text
 
 
