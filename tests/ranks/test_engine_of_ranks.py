@@ -14,8 +14,8 @@ from scripts.tiny_vision_models import quantise
 from start_llm.models.loader import LoadedModel, load
 from tests.cache.test_texts import NEAR
 from tests.conftest import TinyModel
-from tests.ranks.launches import launched, ranks
 from tests.ranks import play_images
+from tests.ranks.launches import launched, ranks
 from tests.ranks.play import Heard, play, resources_of
 from tests.ties import Tally, greedy_reference
 from tests.vision.seeing import folder_of
