@@ -151,7 +151,7 @@ class Vision:
         _take_back(caches, lent)
 
 
-class _Form(NamedTuple):
+class _FeatureForm(NamedTuple):
     """What the features of all images of a model have in common.
 
     Attributes:
@@ -173,7 +173,7 @@ class VisionOfRanks(Vision):
     def __init__(self, *args: Any, ranks: RankGroup, **options: Any) -> None:
         super().__init__(*args, **options)
         self._ranks = ranks
-        self._form = _Form(0, ())
+        self._form = _FeatureForm(0, ())
 
     def learn_form(self, seen: ImageFeatures | None) -> None:
         """Learn from rank 0 what features look like. All ranks call it together.
@@ -183,7 +183,7 @@ class VisionOfRanks(Vision):
         """
         arrays = seen.arrays if seen else [mx.zeros(0)]
         own = [arrays[0].shape[-1], [str(array.dtype).rpartition(".")[2] for array in arrays]]
-        self._form = _Form(*json.loads(self._ranks.texts(json.dumps(own))[0]))
+        self._form = _FeatureForm(*json.loads(self._ranks.texts(json.dumps(own))[0]))
 
     def see(self, inputs: Inputs, network_ids: Sequence[int]) -> ImageFeatures:
         """Return what the tower of rank 0 makes of an image. All ranks call it together.

@@ -52,8 +52,9 @@ class Seen:
 
 def image_bytes_for(model: LoadedModel) -> int:
     """Room for a few pictures: the last one that is seen takes the place of the first."""
-    numbers = int(model.config.get("hidden_size") or model.config["text_config"]["hidden_size"])
-    deepest = 1 + len(model.config["vision_config"].get("deepstack_visual_indexes") or ())
+    config: Any = model.config
+    numbers = int(config.get("hidden_size") or config["text_config"]["hidden_size"])
+    deepest = 1 + len(config["vision_config"].get("deepstack_visual_indexes") or ())
     tokens = 20  # of a picture of 160 by 128 pixels, at least
     return KEPT_IMAGES * tokens * numbers * 4 * deepest * 5 // 4
 

@@ -105,17 +105,17 @@ def test_two_ranks_see_restore_and_look_as_one_does(seen_by_two, family):
     compare_seen(seen_by_two[family], load(seen_by_two[family]["folder"]))
 
 
-def compare_seen(said: dict[str, Any], model: LoadedModel) -> None:
+def compare_seen(played: dict[str, Any], model: LoadedModel) -> None:
     assert model.vision
     limit = play_images.image_bytes_for(model)
     expected = play_images.play(model, resources_of(model, vision=model.vision, image_bytes=limit))
     tally = Tally()
-    for heard, one in zip(said["greedy"], expected.greedy, strict=True):
+    for heard, one in zip(played["greedy"], expected.greedy, strict=True):
         tally.compare(heard["ids"], one.reference)
         assert (heard["restored"], heard["tower_runs"]) == (one.restored, one.tower_runs)
     tally.assert_ties_are_rare()
-    assert said["seeded"] == expected.seeded
-    assert tuple(said["counts"]) == expected.counts
+    assert played["seeded"] == expected.seeded
+    assert tuple(played["counts"]) == expected.counts
 
 
 @pytest.mark.thorough
