@@ -25,6 +25,11 @@ class RecentlyUsed[K: Hashable, V]:
         """The sizes of all values together."""
         return self._size
 
+    def __contains__(self, key: K) -> bool:
+        """Return whether a value is kept. This does not count as its use."""
+        with self._lock:
+            return key in self._values
+
     def get(self, key: K) -> V | None:
         with self._lock:
             if key not in self._values:

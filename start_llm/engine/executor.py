@@ -93,6 +93,11 @@ class StepExecutor:
     def running(self) -> list[EngineSequence]:
         return [*(prefill.sequence for prefill in self.prefills), *self.decoder.sequences]
 
+    @property
+    def image_bytes(self) -> int:
+        """Memory of images that are kept as the vision tower has seen them."""
+        return self._reader.kept_bytes if self._reader else 0
+
     def execute(self, part: StepPart, at: float) -> None:
         """Do a part of a step.
 
@@ -290,7 +295,6 @@ class StepExecutor:
         return prefill
 
     def _compute_chunk(self, prefill: Prefill, tokens: int) -> None:
-        prefill.look()  # the tower has seen the image already
         self._note_chunk(prefill, self._time.compute_chunk(prefill, tokens))
 
     def _compute_chunks(self, prefills: Sequence[Prefill]) -> None:

@@ -12,4 +12,5 @@ def state_of(executor: StepExecutor) -> ExecutorState:
         tokens=sum(len(sequence.tokens) for sequence in running),
         computed=sum(prefill.done for prefill in executor.prefills),
         free_bytes=executor.cache.free_bytes,
+        image_bytes=executor.image_bytes,
     )

@@ -29,12 +29,14 @@ class ExecutorState(NamedTuple):
         tokens: of their prompts and replies.
         computed: tokens of prompts that are being prefilled, as far as they are in caches.
         free_bytes: of the prompt cache.
+        image_bytes: of images that are kept as the vision tower has seen them.
     """
 
     running: int
     tokens: int
     computed: int
     free_bytes: int
+    image_bytes: int
 
 
 class Followers(RestorePeers, Protocol):

@@ -38,6 +38,14 @@ class ImageReader:
             limit_bytes, lambda features: features.nbytes
         )
 
+    @property
+    def kept_bytes(self) -> int:
+        return self._kept.size
+
+    def knows(self, run: ImageRun, salt: bytes) -> bool:
+        """Return whether the tower has seen an image. Asking changes nothing, so only rank 0 need ask."""
+        return _name(run, salt) in self._kept
+
     def known(self, run: ImageRun, salt: bytes) -> ImageFeatures | None:
         """Return what the tower has seen of an image; None if it has to look first."""
         return self._kept.get(_name(run, salt))
@@ -50,7 +58,7 @@ class ImageReader:
         """
         inputs = run.inputs()
         began = self._clock()
-        features = self.vision.look(inputs, run.network_ids)
+        features = self.vision.see(inputs, run.network_ids)
         mx.clear_cache()
         self._metrics.tower_runs += 1
         self._metrics.tower_s += self._clock() - began

@@ -85,20 +85,21 @@ class Prefill:
 
     @property
     def must_look(self) -> bool:
-        """True if the tower has to run for the next chunk, which takes its time. An image that is known from
-        another prompt is made ready.
-        """
+        """True if the tower has to run for the next chunk, which takes its time."""
         span = self.image
         if span is None or self._reader is None or (self._seen and self._seen[0] is span):
             return False
-        known = self._reader.known(span.run, self._salt)
-        self._seen = (span, known) if known else None
-        return known is None
+        return not self._reader.knows(span.run, self._salt)
 
     def look(self) -> None:
-        """Make the next image ready."""
-        if self.must_look and self._reader and self.image:
-            self._seen = (self.image, self._reader.look(self.image.run, self._salt))
+        """Make the next image ready.
+
+        Raises:
+            ValueError: no image is next.
+        """
+        if self._reader is None or self.image is None:
+            raise ValueError("there is no image to look at")
+        self._seen = (self.image, self._reader.look(self.image.run, self._salt))
 
     @property
     def _salt(self) -> bytes:
@@ -118,7 +119,7 @@ class Prefill:
             return 0
         self._mount(self.sequence.adapters)
         if self.image:
-            self._compute_image(end)
+            self._compute_image(self.image, end)
         else:
             shift = self.sequence.images.shift_at(self.done)
             chunk = mx.array([self.sequence.tokens[self.done : end]])
@@ -167,11 +168,18 @@ class Prefill:
         next_stop = next((stop for stop in self._stops if stop > self.done), self.total)
         return min(self.done + most, self.total - 1, next_stop, edge)
 
-    def _compute_image(self, end: int) -> None:
-        if self._seen is None or self._reader is None:
+    def _compute_image(self, span: ImageSpan, end: int) -> None:
+        reader, features = self._reader, self._features_of(span)
+        if reader is None or features is None:
             raise ValueError("the vision tower has not run on the image")
-        span, features = self._seen
         start, stop = self.done - span.start, end - span.start
         positions = self.sequence.images.positions(span, self.done, end)
         chunk = ImageChunk(start, stop, span.run.network_ids[start:stop], positions)
-        self._reader.vision.compute(features, chunk, self.sequence.layer_caches)
+        reader.vision.compute(features, chunk, self.sequence.layer_caches)
+
+    def _features_of(self, span: ImageSpan) -> ImageFeatures | None:
+        """Return what the tower has seen of an image, in this prompt or in another one."""
+        if self._reader and not (self._seen and self._seen[0] is span):
+            known = self._reader.known(span.run, self._salt)
+            self._seen = (span, known) if known else None
+        return self._seen[1] if self._seen else None

@@ -32,7 +32,12 @@ from start_llm.engine.pace import Pace
 from start_llm.engine.pass_times import measure_passes
 from start_llm.engine.resources import EngineResources
 from start_llm.engine.self_test import BatchVerdict, check_batching
-from start_llm.engine.start_measurements import PrefillProfile, measure_tower, measure_work
+from start_llm.engine.start_measurements import (
+    PrefillProfile,
+    TowerMemoryCost,
+    measure_tower,
+    measure_work,
+)
 from start_llm.engine.step_plan import PlanClock
 from start_llm.hosting.model_memory import MemoryNeeds
 from start_llm.models.adapter_loader import Adapters
@@ -326,7 +331,8 @@ class EngineLoader:
         if vision is None:
             return ImageMemory()
         wanted = vision.processor.max_tokens
-        memory = image_memory(self._settings, wanted, measure_tower(vision))
+        tower = measure_tower(vision) if vision.runs_tower else TowerMemoryCost()
+        memory = image_memory(self._settings, wanted, tower)
         if memory.max_tokens < wanted:
             vision.processor.max_tokens = memory.max_tokens
             self._say(f"Images have at most {memory.max_tokens:,} tokens: memory allows no more.")

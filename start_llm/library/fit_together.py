@@ -20,8 +20,8 @@ _WHOLE = "latent attention"
 def divided(shape: ModelShape, ranks: int) -> ModelShape | None:
     """Return the figures of the part that each of several machines has; None if it cannot be divided.
 
-    Embeddings, head and latent caches stay whole. Norms and routers do, too, but hardly count. Images are not
-    read, so there is no tower.
+    Embeddings, head and latent caches stay whole. Norms and routers do, too, but hardly count. The machine is
+    the first one: of a model that sees, it alone has the tower.
     """
     if not shape.heads or not all(comes_out_even(heads, ranks) for heads in shape.heads):
         return None
@@ -30,7 +30,6 @@ def divided(shape: ModelShape, ranks: int) -> ModelShape | None:
         shape,
         groups=tuple(_divided_group(group, ranks) for group in shape.groups),
         weights=_divided_weights(shape.weights, shape.whole_bytes, ranks),
-        tower=None,
         in_float32=divided(converted, ranks) if converted else None,
     )
 
@@ -38,7 +37,8 @@ def divided(shape: ModelShape, ranks: int) -> ModelShape | None:
 def _divided_weights(weights: WeightBytes, whole: int, ranks: int) -> WeightBytes:
     text = weights.total - weights.tower
     kept = min(whole, text)
-    return replace(weights, total=kept + (text - kept) // ranks, experts=weights.experts // ranks, tower=0)
+    total = kept + (text - kept) // ranks + weights.tower
+    return replace(weights, total=total, experts=weights.experts // ranks)
 
 
 def _divided_group(group: LayerGroup, ranks: int) -> LayerGroup:

@@ -1,6 +1,7 @@
 """Asks mlx_lm which architectures it has, and completes a config with the defaults of its class."""
 
 import pkgutil
+import re
 import sys
 from collections.abc import Mapping
 from dataclasses import MISSING, fields, is_dataclass
@@ -14,6 +15,8 @@ from start_llm.models import mlx_lm_utils
 
 _CLASSES = ("TextModelArgs", "TextArgs", "TextConfig", "ModelArgs")
 """Names of the classes with a text model's defaults, the narrowest first."""
+_MODEL_OF = re.compile(r"(?:from \.|language_model = )(\w+)(?: import Model\b|\.Model\()")
+"""The module of which another one takes the model."""
 
 
 def is_supported(config: Mapping[str, Any]) -> bool:
@@ -22,7 +25,7 @@ def is_supported(config: Mapping[str, Any]) -> bool:
 
 
 def is_divisible(config: Mapping[str, Any]) -> bool:
-    """Return True if mlx_lm can divide this architecture among several machines."""
+    """Return True if mlx_lm can divide this architecture, or the text network in it, among machines."""
     return is_supported(config) and _name(config) in _divisible_names()
 
 
@@ -58,18 +61,23 @@ def _name(config: Mapping[str, Any]) -> str:
 @cache
 def _names() -> frozenset[str]:
     """Return the modules that define a model. Their text is read: importing one takes time, or fails."""
-    return _modules_with("\nclass ModelArgs")
+    return frozenset(name for name, text in _modules().items() if "\nclass ModelArgs" in text)
 
 
 @cache
 def _divisible_names() -> frozenset[str]:
-    return _modules_with("\n    def shard(")
+    """Return the modules whose model has `shard`, or one of another module, by inheritance or as its text."""
+    modules = _modules()
+    own = {name for name, text in modules.items() if "\n    def shard(" in text}
+    return frozenset(own | {name for name, text in modules.items() if own & set(_MODEL_OF.findall(text))})
 
 
-def _modules_with(text: str) -> frozenset[str]:
+@cache
+def _modules() -> Mapping[str, str]:
+    """Return the text of each module of mlx_lm's models."""
     folder = Path(next(iter(mlx_lm.models.__path__)))
     names = (module.name for module in pkgutil.iter_modules([str(folder)]))
-    return frozenset(name for name in names if text in (folder / f"{name}.py").read_text(encoding="utf-8"))
+    return {name: (folder / f"{name}.py").read_text(encoding="utf-8") for name in names}
 
 
 @cache

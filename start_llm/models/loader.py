@@ -17,9 +17,7 @@ from start_llm.models.image_processor import DEFAULT_MAX_TOKENS
 from start_llm.models.rank_group import RankGroup
 from start_llm.models.rust_panics import panics_as_errors
 from start_llm.models.tokenizer import Tokenizer
-from start_llm.models.vision import Blind, Vision, load_vision
-
-_BLIND_TOGETHER = "several machines do not read images together"
+from start_llm.models.vision import Blind, Division, Vision, load_vision, shapes_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,8 +100,7 @@ def load(
             )
             tokenizer = _tokenizer(wrapper, folder)
         precision = compute_in_float32(network, most_float32_bytes)
-        if ranks:
-            ranks.shard(network, config)
+        division = _divided(network, config, ranks) if ranks else None
         mx.eval(network.parameters())
     except ModelError:
         raise
@@ -112,9 +109,7 @@ def load(
         # ends the process if its package is missing.
         raise ModelError(f"The model in {folder} cannot be loaded: {_described(error)}") from error
     width = _logits_width(network, folder)
-    vision, blind_reason = (
-        _no_eyes(config) if ranks else _eyes(folder, network, config, image_max_tokens, precision)
-    )
+    vision, blind_reason = _eyes(folder, network, config, image_max_tokens, precision, division)
     return LoadedModel(
         network=network,
         tokenizer=tokenizer,
@@ -137,19 +132,27 @@ def _tokenizer(wrapper: Any, folder: Path) -> Tokenizer:
     return Tokenizer(wrapper)
 
 
-def _no_eyes(config: Mapping[str, Json]) -> tuple[None, str]:
-    """Return no vision tower, and the reason if the model has one: several ranks have none."""
-    return None, _BLIND_TOGETHER if config.get("vision_config") else ""
+def _divided(network: Any, config: Mapping[str, Json], ranks: RankGroup) -> Division:
+    """Leave of a network the part that this rank computes, and return how it was divided."""
+    whole = shapes_of(network)
+    ranks.shard(network, config)
+    return Division(ranks, whole)
 
 
 def _eyes(
-    folder: Path, network: Any, config: Mapping[str, Json], max_tokens: int, precision: Precision
+    folder: Path,
+    network: Any,
+    config: Mapping[str, Json],
+    max_tokens: int,
+    precision: Precision,
+    division: Division | None,
 ) -> tuple[Vision | None, str]:
     """Load the vision tower. If there is none, or it cannot be used, return None and the reason."""
     if not config.get("vision_config"):
         return None, ""
+    in_float32 = precision.is_converted
     try:
-        return load_vision(folder, network, config, max_tokens, in_float32=precision.is_converted), ""
+        return load_vision(folder, network, config, max_tokens, in_float32=in_float32, division=division), ""
     except Blind as reason:
         return None, str(reason)
 

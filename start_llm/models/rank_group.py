@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import mlx.core as mx
+from mlx_lm.models.base import gather_last_axis
 
 from start_llm.core.errors import ModelError, RanksApart, StartupError
 from start_llm.models.architecture import completed
@@ -25,6 +26,7 @@ from start_llm.models.layer_costs import comes_out_even, head_counts, text_confi
 _COORDINATORS = ("MLX_JACCL_COORDINATOR", "NCCL_HOST_IP")
 """Variables in which a launch tells where rank 0 is, if it writes no list of addresses."""
 _CLOCK = struct.Struct("<d")
+_TEXT_BYTES = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +115,14 @@ class RankGroup:
         rows = cast("list[list[int]]", every.tolist())
         return [array("I", row).tobytes()[: len(data)] for row in rows]
 
+    def texts(self, own: str) -> list[str]:
+        """Return a text of every rank, in their order; of a long one the beginning."""
+        data = own.encode()[:_TEXT_BYTES]
+        every = self.gathered(len(data).to_bytes(2, "little") + data.ljust(_TEXT_BYTES))
+        return [
+            row[2 : 2 + int.from_bytes(row[:2], "little")].decode("utf-8", errors="ignore") for row in every
+        ]
+
     def least(self, own: int) -> int:
         """Return the smallest number of all ranks."""
         numbers = self.gathered(own.to_bytes(16, "little"))
@@ -134,7 +144,8 @@ class RankGroup:
             ModelError: it cannot be divided among so many.
         """
         kind = str(config.get("model_type", "?"))
-        if not hasattr(network, "shard"):
+        divided = _divisible_part(network)
+        if divided is None:
             raise ModelError(f"mlx_lm cannot divide models of type {kind!r} among several machines.")
         for heads in head_counts(text_config(completed(config))):
             if not comes_out_even(heads, self.size):
@@ -142,7 +153,7 @@ class RankGroup:
                     f"The {heads} heads of this model cannot be divided among {self.size} ranks."
                 )
         try:
-            network.shard(self._group)
+            divided.shard(self._group)
         except Exception as error:
             # mlx_lm and MLX may raise anything for parts that do not come out even.
             raise ModelError(
@@ -158,8 +169,7 @@ class RankGroup:
             ids: that were sampled from them here; those of other ranks than 0 do not matter.
         """
         mx.async_eval(logits)
-        own = ids if self.rank == 0 else mx.zeros_like(ids)
-        return mx.distributed.all_sum(own, group=self._group)
+        return self.from_first(ids)
 
     def agreeing(self, network: Any) -> Any:
         """Return a network that gives the logits of rank 0 on every rank, to the bit."""
@@ -168,8 +178,26 @@ class RankGroup:
     def logits_of_first(self, logits: mx.array) -> mx.array:
         """Return the logits of rank 0 on every rank."""
         mx.async_eval(logits)
-        own = logits if self.rank == 0 else mx.zeros_like(logits)
+        return self.from_first(logits)
+
+    def from_first(self, own: mx.array) -> mx.array:
+        """Return an array of rank 0 on every rank. Only the shape and type of theirs matter."""
+        given = own if self.rank == 0 else mx.zeros_like(own)
+        return mx.distributed.all_sum(given, group=self._group)
+
+    def summed(self, own: mx.array) -> mx.array:
+        """Return the sum of the arrays of all ranks."""
         return mx.distributed.all_sum(own, group=self._group)
+
+    def gathered_last_axis(self, own: mx.array) -> mx.array:
+        """Return the arrays of all ranks, joined at their last axis."""
+        return gather_last_axis(own, self._group)
+
+
+def _divisible_part(network: Any) -> Any:
+    """Return what mlx_lm can divide of a network: itself, or the text network inside one that has eyes."""
+    inner = getattr(network, "language_model", None)
+    return next((part for part in (network, inner) if hasattr(part, "shard")), None)
 
 
 class _AgreeingNetwork:

@@ -9,8 +9,10 @@ Runs on the engine thread, which owns the arrays.
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -18,8 +20,10 @@ import mlx.core as mx
 from mlx.utils import tree_flatten, tree_unflatten
 
 from start_llm.core.chat import Json
+from start_llm.models.divided_network import divide_alike, join_alike
 from start_llm.models.float32 import convert
 from start_llm.models.image_processor import ImageProcessor, Inputs
+from start_llm.models.rank_group import RankGroup
 from start_llm.models.vision_families import VISION_FAMILIES, blank, load_image_processor
 
 # mlx_vlm is imported where it is used: only a model with a vision tower needs it.
@@ -87,7 +91,7 @@ class Vision:
         reads_both_ways: an image has to be computed as a whole, because its tokens see each other in both
             directions.
         moves_positions: positions have three axes, so that text behind an image is shifted.
-        parameters: of the tower alone.
+        parameters: of the tower alone; none on ranks that do not run it.
     """
 
     def __init__(
@@ -104,6 +108,15 @@ class Vision:
         self.parameters = parameters
         self.reads_both_ways = reads_both_ways
         self.moves_positions = moves_positions
+
+    @property
+    def runs_tower(self) -> bool:
+        """True if this process runs the tower, and does not get what another rank's has made."""
+        return bool(self.parameters)
+
+    def see(self, inputs: Inputs, network_ids: Sequence[int]) -> ImageFeatures:
+        """Return what the network computes an image from."""
+        return self.look(inputs, network_ids)
 
     def look(self, inputs: Inputs, network_ids: Sequence[int]) -> ImageFeatures:
         """Run the tower on one image."""
@@ -138,6 +151,64 @@ class Vision:
         _take_back(caches, lent)
 
 
+class _FeatureForm(NamedTuple):
+    """What the features of all images of a model have in common.
+
+    Attributes:
+        hidden: numbers of a token.
+        types: names of the types in MLX of the embeddings, and of what is added behind each layer.
+    """
+
+    hidden: int
+    types: Sequence[str]
+
+
+class VisionOfRanks(Vision):
+    """The eyes of a model that several ranks compute together (ADR 26).
+
+    Rank 0 runs the tower, and the others get what it has made: so all compute with the same, to the bit, and
+    no image leaves rank 0.
+    """
+
+    def __init__(self, *args: Any, ranks: RankGroup, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._ranks = ranks
+        self._form = _FeatureForm(0, ())
+
+    def learn_form(self, seen: ImageFeatures | None) -> None:
+        """Learn from rank 0 what features look like. All ranks call it together.
+
+        Args:
+            seen: of any image, on rank 0.
+        """
+        arrays = seen.arrays if seen else [mx.zeros(0)]
+        own = [arrays[0].shape[-1], [str(array.dtype).rpartition(".")[2] for array in arrays]]
+        self._form = _FeatureForm(*json.loads(self._ranks.texts(json.dumps(own))[0]))
+
+    def see(self, inputs: Inputs, network_ids: Sequence[int]) -> ImageFeatures:
+        """Return what the tower of rank 0 makes of an image. All ranks call it together.
+
+        Args:
+            inputs: empty on the other ranks.
+        """
+        own = self.look(inputs, network_ids).arrays if self.runs_tower else self._blank(len(network_ids))
+        embeddings, *layers = map(self._from_first, own)
+        return ImageFeatures(embeddings, tuple(layers), None)
+
+    def _from_first(self, own: mx.array) -> mx.array:
+        given = self._ranks.from_first(own)
+        mx.eval(given)  # one after the other, so that they come in one order on all ranks
+        return given
+
+    def _blank(self, tokens: int) -> list[mx.array]:
+        hidden, (first, *others) = self._form
+        shape = (tokens, hidden)
+        return [
+            mx.zeros((1, *shape), getattr(mx, first)),
+            *(mx.zeros(shape, getattr(mx, name)) for name in others),
+        ]
+
+
 def _positions(positions: Sequence[Sequence[int]]) -> mx.array:
     """Return positions [3][tokens] as an array [3, 1, tokens]."""
     return mx.array([list(axis) for axis in positions])[:, None, :]
@@ -168,6 +239,27 @@ def _take_back(caches: Sequence[Any], lent: Sequence[Any]) -> None:
 # ------------------------------------------------------------------------------------------------------- load
 
 
+type Shapes = Mapping[str, tuple[tuple[int, ...], mx.Dtype]]
+"""Shapes and types of parameters, by name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Division:
+    """A text network that several ranks have divided.
+
+    Attributes:
+        whole: its parameters before that.
+    """
+
+    ranks: RankGroup
+    whole: Shapes
+
+
+def shapes_of(network: Any) -> Shapes:
+    """Return the shapes and types of a network's parameters."""
+    return {name: (array.shape, array.dtype) for name, array in _named(network).items()}
+
+
 def load_vision(
     folder: Path,
     network: Any,
@@ -175,6 +267,7 @@ def load_vision(
     max_tokens: int,
     *,
     in_float32: bool = False,
+    division: Division | None = None,
 ) -> Vision:
     """Load the tower of a folder beside the network of its text.
 
@@ -182,10 +275,58 @@ def load_vision(
         network: mlx_lm's, loaded from this folder.
         max_tokens: see `ImageProcessor`.
         in_float32: the weights of `network` were converted to float32; those of the tower are then, too.
+        division: how `network` was divided; all ranks then call this together, and have eyes or none has.
+            None: this process computes all of it.
 
     Raises:
         Blind: the folder's images cannot be served.
     """
+    with _agreeing(division):
+        loaded = _load(folder, network, config, max_tokens, in_float32=in_float32, division=division)
+    with _agreeing(division):
+        _compare(loaded.model, network)
+        seen = _try(loaded.vision) if loaded.vision.runs_tower else None
+    if isinstance(loaded.vision, VisionOfRanks):
+        loaded.vision.learn_form(seen)
+    return loaded.vision
+
+
+@contextmanager
+def _agreeing(division: Division | None) -> Generator[None]:
+    """Fail on all ranks what fails on one of them.
+
+    Raises:
+        Blind: the block raised, here or on another rank.
+    """
+    reason, cause = "", None
+    try:
+        yield
+    except Blind as blind:
+        reason = str(blind)
+    except Exception as error:  # noqa: BLE001 - the libraries may raise anything; the text can be served
+        reason, cause = f"the vision tower cannot be loaded ({type(error).__name__}: {error})", error
+    reasons = division.ranks.texts(reason) if division else [reason]
+    for rank, stated in enumerate(reasons):
+        if stated:
+            raise Blind(f"on rank {rank}, {stated}" if rank else stated) from cause
+
+
+class _Loaded(NamedTuple):
+    """Eyes that were not tried, and mlx_vlm's whole model."""
+
+    vision: Vision
+    model: Any
+
+
+def _load(
+    folder: Path,
+    network: Any,
+    config: Mapping[str, Json],
+    max_tokens: int,
+    *,
+    in_float32: bool,
+    division: Division | None,
+) -> _Loaded:
     model_type = str(config.get("model_type"))
     family = VISION_FAMILIES.get(model_type)
     if family is None:
@@ -193,26 +334,21 @@ def load_vision(
         raise Blind(f"images are served for {known}, and this is {model_type}")
     if place := _foreign_code(folder):
         raise Blind(f"{place} names code of its own, which is never run")
-    try:
-        model = _loaded(folder)
-        if in_float32:
-            convert(model, is_lazy=True)
-        parameters = _share(model, network)
-        processor = load_image_processor(family, folder, max_tokens)
-        vision = Vision(
+    model = _loaded(folder)
+    if in_float32:
+        convert(model, is_lazy=True)
+    parameters = _share(model, network, division)
+    processor = load_image_processor(family, folder, max_tokens)
+    return _Loaded(
+        (partial(VisionOfRanks, ranks=division.ranks) if division else Vision)(
             model,
             processor,
             parameters,
             reads_both_ways=family.reads_both_ways(config),
             moves_positions=processor.preprocess(blank()).grid is not None,
-        )
-        _try(vision, model, network)
-    except Blind:
-        raise
-    except Exception as error:
-        # The libraries may raise anything for a broken or unknown folder; the text can be served.
-        raise Blind(f"the vision tower cannot be loaded ({type(error).__name__}: {error})") from error
-    return vision
+        ),
+        model,
+    )
 
 
 def _foreign_code(folder: Path) -> str | None:
@@ -244,29 +380,34 @@ def _loaded(folder: Path) -> Any:
     return load_model(folder, lazy=True)
 
 
-def _share(model: Any, network: Any) -> Mapping[str, mx.array]:
+def _share(model: Any, network: Any, division: Division | None) -> Mapping[str, mx.array]:
     """Make mlx_vlm's network use the parameters of mlx_lm's, and return those of the tower, evaluated.
+
+    Of several ranks only the first needs those.
 
     Raises:
         Blind: there is no tower, or the packages have different parameters for the text.
     """
-    text = _named(network)
-    own = _named(model)
+    text, whole, own = _named(network), division.whole if division else shapes_of(network), _named(model)
     tied = {name: name.replace("lm_head", "model.embed_tokens") for name in own if "lm_head" in name}
-    shared = {name: text.get(name, text.get(tied.get(name, ""))) for name in own if name.startswith(_TEXT)}
+    names = {name: name if name in whole else tied.get(name, name) for name in own if name.startswith(_TEXT)}
     strange = sorted(
-        name
-        for name, array in shared.items()
-        if array is None or (array.shape, array.dtype) != (own[name].shape, own[name].dtype)
+        name for name, ours in names.items() if whole.get(ours) != (own[name].shape, own[name].dtype)
     )
     if strange:
         raise Blind(f"mlx_lm and mlx_vlm have different parameters for its text: {strange[0]}")
-    model.update(tree_unflatten(list(shared.items())))
     tower = {
         name: array for name, array in own.items() if not name.startswith((_TEXT, "audio", "embed_audio"))
     }
     if not tower:
         raise Blind("the folder has no weights of a vision tower")
+    if division:
+        divide_alike(model.language_model, network.language_model)
+    model.update(tree_unflatten([(name, text[ours]) for name, ours in names.items()]))
+    if division:
+        join_alike(model.language_model, network.language_model, division.ranks)
+        if division.ranks.rank:
+            return {}
     mx.eval(list(tower.values()))
     return tower
 
@@ -275,20 +416,34 @@ def _named(module: Any) -> dict[str, mx.array]:
     return dict(cast("list[tuple[str, mx.array]]", tree_flatten(module.parameters())))
 
 
-def _try(vision: Vision, model: Any, network: Any) -> None:
-    """Compare both networks on a few tokens, and look at a blank image.
+def _compare(model: Any, network: Any) -> None:
+    """Compare both networks on a few tokens.
 
     Raises:
-        Blind: they compute different logits, or the tower gives other tokens than the processor announces.
+        Blind: they compute different logits.
     """
     ids = mx.array([list(_TRIED_IDS)])
-    ours, theirs = network(ids), model.language_model(ids).logits
+    ours = network(ids)
+    mx.eval(ours)
+    theirs = model.language_model(ids).logits
     worst = mx.abs(ours - theirs).max() / mx.maximum(mx.std(ours), 1e-6)
     if not cast("float", worst.item()) <= _MOST_DIFFERENCE:
         raise Blind("mlx_lm and mlx_vlm compute different logits for its text")
+
+
+def _try(vision: Vision) -> ImageFeatures:
+    """Look at a blank image, and return what the tower makes of it.
+
+    Raises:
+        Blind: the tower gives other tokens than the processor announces, or more than other ranks can get.
+    """
     done = vision.processor.preprocess(blank())
-    if len(vision.look(done.inputs, done.network_ids)) != len(done.network_ids):
+    seen = vision.look(done.inputs, done.network_ids)
+    if len(seen) != len(done.network_ids):
         raise Blind("its tower gives other tokens than its image processor announces")
+    if seen.per_layer is not None and isinstance(vision, VisionOfRanks):
+        raise Blind("several machines cannot pass on what each of its layers reads of an image")
+    return seen
 
 
 class BlockMaskCache:

@@ -51,7 +51,7 @@ def left_out(settings: Settings) -> Sequence[str]:
     Args:
         settings: as they were set.
     """
-    lines = ["Several machines compute one model: without images, embeddings and adapters."]
+    lines = ["Several machines compute one model: without embeddings and adapters."]
     if settings.model.idle_s:
         lines.append("MODEL_IDLE_SECONDS has no effect: the model stays loaded.")
     return lines

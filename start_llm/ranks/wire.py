@@ -16,7 +16,8 @@ from typing import Any
 from start_llm.cache.disk.page_file import TensorLayout
 from start_llm.cache.disk.shared_restore import RestoreWish
 from start_llm.core.engine_request import EngineRequest, ReasoningLimit
-from start_llm.core.prompt import ModelTokens
+from start_llm.core.images import ImageRun
+from start_llm.core.prompt import KeptPrefix, ModelTokens
 from start_llm.core.sampling import Sampling
 from start_llm.engine import step_plan
 from start_llm.engine.followers import ExecutorState
@@ -28,6 +29,7 @@ _PARTS: Mapping[str, type[StepPart]] = {
         step_plan.EndRequest,
         step_plan.PreemptRequest,
         step_plan.StartRequest,
+        step_plan.LookAtImage,
         step_plan.ComputeChunk,
         step_plan.ComputeChunks,
         step_plan.JoinBatch,
@@ -35,7 +37,7 @@ _PARTS: Mapping[str, type[StepPart]] = {
         step_plan.FreeMemory,
     )
 }
-"""The parts that several ranks execute, by the name that goes over the wire. No rank looks at images."""
+"""The parts that several ranks execute, by the name that goes over the wire."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,7 +229,9 @@ def _request_fields(request: EngineRequest) -> dict[str, Any]:
     return {
         "prompt": _packed(request.prompt.ids),
         "max_tokens": request.max_tokens,
+        "images": [_run_fields(run) for run in request.images],
         "boundaries": request.boundaries,
+        "kept": request.kept,
         "repeated_tokens": request.repeated_tokens,
         "salt": b64encode(request.salt).decode(),
         "reasoning": asdict(request.reasoning) if request.reasoning else None,
@@ -241,6 +245,8 @@ def _request(fields: dict[str, Any]) -> EngineRequest:
     reasoning = fields.pop("reasoning")
     return EngineRequest(
         prompt=ModelTokens(_unpacked(fields.pop("prompt"))),
+        images=tuple(_run(**run) for run in fields.pop("images")),
+        kept=tuple(KeptPrefix(*place) for place in fields.pop("kept")),
         salt=b64decode(fields.pop("salt")),
         boundaries=tuple(fields.pop("boundaries")),
         reasoning=_limit(reasoning) if reasoning else None,
@@ -248,6 +254,19 @@ def _request(fields: dict[str, Any]) -> EngineRequest:
         sampling=Sampling(temperature=0),
         **fields,
     )
+
+
+def _run_fields(run: ImageRun) -> dict[str, Any]:
+    return {"tokens": _packed(run.tokens), "network_ids": _packed(run.network_ids), "grid": run.grid}
+
+
+def _run(tokens: str, network_ids: str, grid: list[int] | None) -> ImageRun:
+    return ImageRun(_unpacked(tokens), _unpacked(network_ids), _frozen(grid), _no_pixels)
+
+
+def _no_pixels() -> Mapping[str, Any]:
+    """Return the arguments of a vision tower that does not run here: rank 0 sends what its own has made."""
+    return {}
 
 
 def _limit(fields: dict[str, Any]) -> ReasoningLimit:

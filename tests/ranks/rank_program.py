@@ -11,17 +11,20 @@ import os
 import sys
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 from mlx_lm.generate import generation_stream
 
 from start_llm.core.errors import ModelError
-from start_llm.models.loader import load
+from start_llm.engine.resources import EngineResources
+from start_llm.models.loader import LoadedModel, load
 from start_llm.models.rank_group import RankGroup
 from start_llm.ranks.follower import Follower, LeaderMessages
 from start_llm.ranks.leader import Leader
 from start_llm.ranks.rank_processes import meet_followers, meet_leader
 from start_llm.ranks.wire import SentEnd
+from tests.ranks import play_images
 from tests.ranks.play import play, resources_of, truth
 
 
@@ -45,7 +48,11 @@ def lead(ranks: RankGroup) -> None:
         except ModelError as error:
             heard[folder] = {"refused": str(error)}
             continue
-        resources = resources_of(model, followers=leader, agree=ranks.agree)
+        resources = rank_resources(model, followers=leader, agree=ranks.agree)
+        if model.vision:
+            heard[folder] = asdict(play_images.play(model, resources))
+            leader._send(SentEnd())
+            continue
         played = asdict(play(resources))
         leader._send(SentEnd())
         heard[folder] = played | {"difference": truth(resources, ranks.agreeing(model.network))}
@@ -59,9 +66,17 @@ def follow(ranks: RankGroup) -> None:
             model = load(Path(folder), ranks=ranks)
         except ModelError:
             continue
-        resources = resources_of(model, agree=ranks.agree)
+        resources = rank_resources(model, agree=ranks.agree)
         Follower(resources).follow(incoming)
-        truth(resources, ranks.agreeing(model.network))
+        if not model.vision:
+            truth(resources, ranks.agreeing(model.network))
+
+
+def rank_resources(model: LoadedModel, **more: Any) -> EngineResources:
+    if not model.vision:
+        return resources_of(model, **more)
+    limit = play_images.image_bytes_for(model)
+    return resources_of(model, vision=model.vision, image_bytes=limit, **more)
 
 
 def fail(reason: str) -> None:

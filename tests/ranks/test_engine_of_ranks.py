@@ -10,15 +10,23 @@ from typing import Any
 
 import pytest
 
-from start_llm.models.loader import load
+from scripts.tiny_vision_models import quantise
+from start_llm.models.loader import LoadedModel, load
 from tests.cache.test_texts import NEAR
 from tests.conftest import TinyModel
+from tests.ranks import play_images
 from tests.ranks.launches import launched, ranks
 from tests.ranks.play import Heard, play, resources_of
 from tests.ties import Tally, greedy_reference
+from tests.vision.seeing import folder_of
 
 pytestmark = pytest.mark.timeout(400)
 FAMILIES = ("qwen3", "qwen3_5", "gpt_oss", "glm4_moe_lite")
+SEEING = (
+    *("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"),
+    *("mistral3", "pixtral"),
+)
+"""Families whose images are read on several ranks."""
 _PATIENCE_S = 300
 
 
@@ -76,6 +84,43 @@ def test_a_network_that_cannot_be_divided_is_refused_by_name(of_two):
     assert of_two["gemma3_text"] == {
         "refused": "mlx_lm cannot divide models of type 'gemma3_text' among several machines."
     }
+
+
+# ----------------------------------------------------------------------------------------------------- images
+
+
+@pytest.fixture(scope="module")
+def seen_by_two(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What two ranks say of pictures, by family."""
+    four_bits = tmp_path_factory.mktemp("four bits") / "qwen3_vl"
+    folders = {family: folder_of(family) for family in (*SEEING, "gemma3")}
+    folders |= {"four bits": quantise(folder_of("qwen3_vl"), four_bits)}
+    said = spoken(2, list(folders.values()))
+    return {name: {**said[str(folder)], "folder": folder} for name, folder in folders.items()}
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("family", [*SEEING, "four bits"])
+def test_two_ranks_see_restore_and_look_as_one_does(seen_by_two, family):
+    compare_seen(seen_by_two[family], load(seen_by_two[family]["folder"]))
+
+
+def compare_seen(played: dict[str, Any], model: LoadedModel) -> None:
+    assert model.vision
+    limit = play_images.image_bytes_for(model)
+    expected = play_images.play(model, resources_of(model, vision=model.vision, image_bytes=limit))
+    tally = Tally()
+    for heard, one in zip(played["greedy"], expected.greedy, strict=True):
+        tally.compare(heard["ids"], one.reference)
+        assert (heard["restored"], heard["tower_runs"]) == (one.restored, one.tower_runs)
+    tally.assert_ties_are_rare()
+    assert played["seeded"] == expected.seeded
+    assert tuple(played["counts"]) == expected.counts
+
+
+@pytest.mark.thorough
+def test_a_model_with_eyes_that_cannot_be_divided_is_refused_by_name(seen_by_two):
+    assert "cannot divide models of type 'gemma3'" in seen_by_two["gemma3"]["refused"]
 
 
 SIX_HEADS = {

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import base64
+import http.client
 import json
 import os
 import re
 import signal
 import socket
+import threading
 import time
 import urllib.error
 from collections.abc import Generator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +29,7 @@ from tests.conftest import TinyModel
 from tests.ranks.launches import Launched, is_free, runs, until
 from tests.ranks.services import HOSTS, ask, begin_reply, chat, is_ready, served
 from tests.serving import Server, serving
+from tests.vision.seeing import folder_of, picture
 
 pytestmark = pytest.mark.timeout(400)
 _PATIENCE_S = 180
@@ -121,7 +127,7 @@ def test_the_model_stays_loaded(together):
 
 def test_it_says_at_the_start_what_it_does_without(together):
     launch, _ = together
-    assert "without images, embeddings and adapters" in launch.text
+    assert "without embeddings and adapters" in launch.text
     assert "Rank 1 of 2: loading" in launch.text
 
 
@@ -188,6 +194,68 @@ def test_a_rank_that_stands_still_ends_the_service(model, tmp_path):
         until(lambda: not any(map(runs, pids)), 5, "both have ended", launch)
         until(lambda: is_ready(launch, port), _PATIENCE_S, "it is back", launch)
         stop(launch)
+
+
+# ----------------------------------------------------------------------------------------------------- images
+
+
+def asked_of(question: str, *pictures: int) -> dict[str, Any]:
+    """A question about pictures of these numbers."""
+    shown = [base64.b64encode(picture(number, 160, 128).data).decode() for number in pictures]
+    images = [{"type": "image_url", "image_url": {"url": f"data:image/png;base64,{data}"}} for data in shown]
+    return {"role": "user", "content": [*images, {"type": "text", "text": question}]}
+
+
+def shown_turn(messages: list[Any], post: Any, question: str, *pictures: int) -> tuple[str, int]:
+    """Ask further, and return the answer and how many tokens were cached."""
+    messages.append(asked_of(question, *pictures))
+    reply = post("/v1/chat/completions", chat(messages, max_tokens=8))
+    text = reply["choices"][0]["message"]["content"]
+    messages.append({"role": "assistant", "content": text})
+    return text, reply["usage"]["prompt_tokens_details"]["cached_tokens"]
+
+
+@pytest.mark.thorough
+def test_pictures_are_seen_once_and_conversations_about_them_survive_a_restart(tmp_path):
+    seeing, together, alone = folder_of("qwen3_vl"), list[Any](), list[Any]()
+    variables = {"SSD_CACHE_DIR": f"{tmp_path}/kv", "IDLE_WORK": "off"}  # what is counted depends on no clock
+    with served(seeing, tmp_path, launcher=HOSTS, **variables) as (launch, port):
+        post = partial(ask, port)
+        heard = [shown_turn(together, post, "Look. " * 30, 1), shown_turn(together, post, "What is it?")]
+        heard.append(shown_turn(together, post, "And this?", 2))
+        assert ask(port, "/stats")["images"]["tower_runs"] == 2
+        stop(launch)
+    with serving(seeing) as server:
+        expected = [
+            shown_turn(alone, server.post, "Look. " * 30, 1),
+            shown_turn(alone, server.post, "What is it?"),
+            shown_turn(alone, server.post, "And this?", 2),
+        ]
+        last = shown_turn(alone, server.post, "Are both alike?")
+    assert heard == expected
+    with served(seeing, tmp_path, launcher=HOSTS, **variables) as (launch, port):
+        text, cached = shown_turn(together, partial(ask, port), "Are both alike?")
+        assert text == last[0]
+        assert cached > heard[2][1] > heard[1][1] > 0
+        assert ask(port, "/stats")["images"]["tower_runs"] == 0
+        stop(launch)
+
+
+@pytest.mark.thorough
+def test_a_rank_that_is_killed_while_pictures_are_read_ends_the_service(tmp_path):
+    with served(folder_of("qwen3_vl"), tmp_path) as (launch, port):
+        body = chat([asked_of("What are these?", *range(60))])
+
+        def read() -> None:
+            with suppress(OSError, http.client.HTTPException):
+                ask(port, "/v1/chat/completions", body)
+
+        threading.Thread(target=read, daemon=True).start()
+        until(lambda: ask(port, "/stats")["images"]["tower_runs"], 60, "a picture is seen", launch)
+        os.kill(launch.rank(1), signal.SIGKILL)
+        launch.wait(_AT_ONCE_S)
+        assert "Rank 1 at 127.0.0.1 is gone. The service ends." in launch.text
+        assert is_free(port)
 
 
 @pytest.mark.parametrize("number", [pytest.param(0, marks=pytest.mark.thorough), 1])

@@ -19,6 +19,7 @@ from start_llm.cache.eviction import EvictionLimits
 from start_llm.cache.layers import Layers
 from start_llm.cache.prompt_cache import PromptCache
 from start_llm.core.events import Failed, Finished
+from start_llm.core.prompt import KeptPrefix
 from start_llm.core.sampling import Sampling
 from start_llm.engine.draft_gain import DraftGain
 from start_llm.engine.executor_state import state_of
@@ -100,8 +101,8 @@ def pair() -> Generator[Pair]:
     made.far.close()
 
 
-def with_cache(budget_bytes: int) -> EngineResources:
-    network, clock = Counting(has_state=False), PlanClock()
+def with_cache(budget_bytes: int, *, has_state: bool = False) -> EngineResources:
+    network, clock = Counting(has_state=has_state), PlanClock()
     cache = PromptCache(
         Layers(network),
         limits=EvictionLimits(budget_bytes=budget_bytes),
@@ -174,6 +175,17 @@ def test_a_budget_holds_on_all_ranks(pair):
     followed(pair, theirs)
     assert kept(theirs.cache) == kept(ours.cache)
     assert theirs.cache.budget_bytes == 100_000
+
+
+def test_what_a_client_wants_kept_is_kept_on_all_ranks(pair):
+    """With recurrent layers, which keep a state there."""
+    ours, theirs = with_cache(10**9, has_state=True), with_cache(10**9, has_state=True)
+    with mx.stream(generation_stream):
+        engine = Stepper(ours, clock=ours.clock, followers=pair.leader, agree=pair.say)
+        engine.finish(engine.submit(engine_request(range(100), 4, kept=(KeptPrefix(37, 300),))))
+    followed(pair, theirs)
+    assert 37 in [one.position for one in ours.cache._store.checkpoints]
+    assert kept(theirs.cache) == kept(ours.cache)
 
 
 def test_what_a_guide_says_is_not_drafted_where_followers_have_none(pair):

@@ -61,7 +61,7 @@ def test_what_would_be_missed_is_refused(wish: dict[str, Any], variable: str):
 
 def test_what_is_off_is_reported():
     (line,) = left_out(settings_of())
-    for word in ("images", "embeddings", "adapters"):
+    for word in ("embeddings", "adapters"):
         assert word in line
     assert "MODEL_IDLE_SECONDS" in left_out(settings_of(model_idle_s=60.0))[1]
 

@@ -9,7 +9,8 @@ import pytest
 from start_llm.cache.disk.page_file import TensorLayout
 from start_llm.cache.disk.shared_restore import RestoreWish
 from start_llm.core.engine_request import EngineRequest, ReasoningLimit
-from start_llm.core.prompt import ModelTokens
+from start_llm.core.images import ImageRun
+from start_llm.core.prompt import KeptPrefix, ModelTokens
 from start_llm.core.sampling import Sampling
 from start_llm.engine.followers import ExecutorState
 from start_llm.engine.step_plan import (
@@ -19,6 +20,7 @@ from start_llm.engine.step_plan import (
     EndRequest,
     FreeMemory,
     JoinBatch,
+    LookAtImage,
     PreemptRequest,
     StartRequest,
 )
@@ -44,6 +46,7 @@ PARTS = [
     EndRequest(4, is_cut=True),
     PreemptRequest(1, 0.1 + 0.2),
     StartRequest(1, 0, math.inf, 5, 0.25, uses_earlier=True),
+    LookAtImage(2),
     ComputeChunk(2, 512),
     ComputeChunks((1, 2)),
     JoinBatch((1, 2), 3),
@@ -66,7 +69,7 @@ WISHES = [
     RestoreWish((), b"", 0, 2, (5, 6), None, (), 0, is_idle_work=False),
 ]
 MESSAGES: list[Message] = [
-    *(SentPart(part, 1234.5678901234567, ExecutorState(1, 2, 3, 4)) for part in PARTS),
+    *(SentPart(part, 1234.5678901234567, ExecutorState(1, 2, 3, 4, 5)) for part in PARTS),
     SentSettings("/models/one", {"engine": {"memory": 2**40, "speculation": "auto"}}),
     SentSettings(None, {}),
     SentTrimming(3),
@@ -86,6 +89,7 @@ REQUEST = EngineRequest(
     max_tokens=9,
     sampling=Sampling(temperature=0),
     boundaries=(1, 2),
+    kept=(KeptPrefix(2, 300), KeptPrefix(0, 3600)),
     repeated_tokens=2,
     salt=b"\x00\xff",
     reasoning=REASONING,
@@ -102,6 +106,19 @@ def test_a_message_arrives_as_it_was_sent(message):
 
 def test_a_request_arrives_with_all_that_computing_and_keeping_depend_on():
     assert decoded(encoded(SentRequest(7, REQUEST))) == SentRequest(7, REQUEST)
+
+
+@pytest.mark.parametrize("grid", [(1, 1, 2), None])
+def test_an_image_arrives_without_its_pixels(grid):
+    run = ImageRun((2**31, 2**32 - 1), (7, 7), grid, lambda: {"pixel_values": [0.5]})
+    asked = EngineRequest(
+        prompt=ModelTokens((1, *run.tokens, 2)), max_tokens=1, sampling=Sampling(), images=(run,)
+    )
+    message = decoded(encoded(SentRequest(1, asked)))
+    assert isinstance(message, SentRequest)
+    (arrived,) = message.request.images
+    assert (arrived.tokens, arrived.network_ids, arrived.grid) == (run.tokens, run.network_ids, grid)
+    assert arrived.inputs() == {}
 
 
 def test_how_a_client_wants_to_sample_stays_on_rank_0():
@@ -123,7 +140,7 @@ def test_how_a_client_wants_to_sample_stays_on_rank_0():
         b"{}",
         b'{"kind": "Nothing"}',
         b'{"kind": "SentTrimming"}',
-        b'{"kind": "SentPart", "part": "LookAtImage", "values": {"number": 1}, "at": 0, "state": []}',
+        b'{"kind": "SentPart", "part": "LookAtSound", "values": {"number": 1}, "at": 0, "state": []}',
         b"\xff",
     ],
 )

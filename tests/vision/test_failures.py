@@ -41,7 +41,7 @@ def seen() -> SeenPrompt:
 
 
 @pytest.mark.sample(2)
-@pytest.mark.parametrize("method", ["look", "compute"])
+@pytest.mark.parametrize("method", ["see", "compute"])
 def test_a_failure_with_an_image_fails_its_request_alone(method):
     resources = resources_of(FAMILY)
     broken: Any = Breaking(resources.vision, method)
