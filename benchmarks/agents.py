@@ -11,7 +11,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated
 
-from benchmarks import agent_idle, agent_long, agent_traces, servers
+from benchmarks import agent_budgets, agent_idle, agent_long, agent_traces, servers
 from benchmarks.agent_servers import Bare, HttpServer, Restarted
 from benchmarks.harness import Part, refuse, row, table
 from benchmarks.networks import FAMILIES
@@ -191,6 +191,7 @@ PARTS: Mapping[str, Part] = {
     "turns": turns,
     "long": agent_long.long,
     "traces": agent_traces.traces,
+    "budgets": agent_budgets.budgets,
     "idle": agent_idle.idle,
     "receipts": agent_idle.receipts,
 }

@@ -20,8 +20,8 @@ _LONGEST_WAIT_S = 600.0
 _NONE = -1
 
 
-def reduced(session: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the figures of a session.
+def reduced(session: Mapping[str, Any], most_requests: int = MOST_REQUESTS) -> dict[str, Any]:
+    """Return the figures of a session, of its first requests.
 
     Returns:
         `instructions`: tokens of tools and system text, at the beginning of each prompt that has them;
@@ -33,7 +33,7 @@ def reduced(session: Mapping[str, Any]) -> dict[str, Any]:
     last_with: dict[int, int] = {}
     requests: list[list[float]] = []
     ended = 0.0
-    for number, (at, _, prompt, reply, took, ranges) in enumerate(session["requests"][:MOST_REQUESTS]):
+    for number, (at, _, prompt, reply, took, ranges) in enumerate(session["requests"][:most_requests]):
         parent, shared = _NONE, 0
         for place, block_id in enumerate(_ids(ranges)):
             if block_id in last_with:
