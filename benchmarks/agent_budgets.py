@@ -6,7 +6,7 @@ import heapq
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +14,7 @@ import numpy.typing as npt
 from benchmarks.agent_traces import BLOCK, in_time, recorded_sessions
 from benchmarks.harness import row, table
 from start_llm.cache.eviction import EvictionLimits
-from tests.cache.desk import NETWORKS, Clock, prompt_cache
+from tests.cache.desk import ALL_NETWORKS, Clock, prompt_cache
 from tests.cache.fakes import BYTES_OF_A_TOKEN
 
 type Numbers = npt.NDArray[np.int32]
@@ -175,7 +175,7 @@ def budgets(
     at_once: Sequence[int] = (1, 4),
     kept: Sequence[int] = (2_000_000, 1_000_000, 200_000),
     block: int = 256,
-    network: Sequence[str] = tuple(NETWORKS),
+    network: Annotated[Sequence[str], ALL_NETWORKS] = ("attention", "hybrid", "windows"),
     every: int = 1,
     file: Path | None = None,
 ) -> Iterator[str]:

@@ -165,15 +165,14 @@ def play(
 def recorded_sessions(
     file: Path | None, count: int, most_requests: int, every: int = 1
 ) -> list[Mapping[str, Any]]:
-    """Return sessions that were recorded: the first ones of the file, or of every so many of them."""
+    """Return recorded sessions: of every so many of a file, the first ones."""
     if file is None:
-        sessions = json.loads((FOLDER / "agent_sessions.json").read_text(encoding="utf-8"))
+        sessions = json.loads((FOLDER / "agent_sessions.json").read_text(encoding="utf-8"))[::every][:count]
     else:
         with gzip.open(file, "rt", encoding="utf-8") as traces:
-            sessions = [reduced(trace, most_requests) for trace in json.load(traces)]
+            sessions = [reduced(trace, most_requests) for trace in json.load(traces)[::every][:count]]
     return [
-        {**figures, "block": BLOCK, "requests": figures["requests"][:most_requests]}
-        for figures in sessions[::every][:count]
+        {**figures, "block": BLOCK, "requests": figures["requests"][:most_requests]} for figures in sessions
     ]
 
 
