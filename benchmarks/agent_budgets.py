@@ -172,7 +172,7 @@ def budgets(
     *,
     sessions: int = 40,
     requests: int = 120,
-    at_once: Sequence[int] = (1, 4),
+    together: Sequence[int] = (1, 4),
     kept: Sequence[int] = (2_000_000, 1_000_000, 200_000),
     block: int = 256,
     network: Annotated[Sequence[str], ALL_NETWORKS] = ("attention", "hybrid", "windows"),
@@ -189,7 +189,7 @@ def budgets(
     Args:
         sessions: how many
         requests: most of each
-        at_once: sessions that run at the same time
+        together: sessions that run at the same time
         kept: recorded tokens that the cache may keep
         block: recorded tokens of a block
         network: what is kept of a token, of a state, or both
@@ -199,7 +199,7 @@ def budgets(
     recorded = recorded_sessions(file, sessions, requests, every)
     caches = " | ".join(("best", "oldest goes", "entered / new", *(f"ours, {name}" for name in network)))
     table(f"at once | requests | prompt tokens | unavoidable | kept | {caches}")
-    for running in at_once:
+    for running in together:
         prompts = prompts_of(recorded, running, block)
         least, new = unavoidable(prompts), _count(prompts)
         for tokens in kept:

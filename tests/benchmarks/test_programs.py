@@ -70,3 +70,11 @@ def test_a_program_says_what_its_parts_and_options_do(name: str):
     shown = harness.parser_of(name, module).format_help()
     assert all(f"\n{part}: " in shown for part in module.PARTS)
     assert all(part.__doc__ for part in module.PARTS.values())
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_parts_that_share_an_option_read_it_alike(name: str):
+    kinds: dict[str, Any] = {}
+    for part in program(name).PARTS.values():
+        for option, (kind, _) in harness._parameters(part).items():
+            assert harness._parsing(kinds.setdefault(option, kind)) == harness._parsing(kind), option
