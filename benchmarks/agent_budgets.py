@@ -59,11 +59,11 @@ def prompts_of(sessions: Sequence[Mapping[str, Any]], at_once: int, block: int) 
         length = max(tokens // block, 1)
         known, ends = np.empty(0, np.int32), [sessions[number]["instructions"] // block]
         if parent >= 0:
-            said, ends = before[parent].blocks, [*before[parent].ends, len(before[parent].blocks)]
+            spoken, ends = before[parent].blocks, [*before[parent].ends, len(before[parent].blocks)]
             goes_on = shared >= requests[parent][3] - BLOCK
-            most = len(said) if goes_on else shared // block
+            most = len(spoken) if goes_on else shared // block
             ends = [end for end in ends if end <= min(most, length)]
-            known = said[: max(ends, default=0)]
+            known = spoken[: max(ends, default=0)]
         new = length + reply // block - len(known)
         blocks = np.concatenate([known, np.arange(numbered, numbered + new, dtype=np.int32)])
         numbered += new
