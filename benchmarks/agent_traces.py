@@ -25,6 +25,8 @@ from tests.serving import Server, serving
 
 PAGE = 16
 """Tokens of a page: as small beside the prompts as pages are beside those that were recorded."""
+BLOCK = 64
+"""Recorded tokens up to which it is known how much prompts share."""
 LEAST_EFFICIENCY = 0.97
 _LEAST = 4
 """Tokens of the shortest message."""
@@ -120,9 +122,9 @@ class Played:
         return self.unavoidable / self.computed
 
 
-def in_time(sessions: Sequence[Mapping[str, Any]], at_once: int) -> Iterator[int]:
-    """Yield the sessions whose requests are next, in the order of their times: so many sessions run at once,
-    and when one ends the next begins.
+def in_time(sessions: Sequence[Mapping[str, Any]], at_once: int) -> Iterator[tuple[float, int]]:
+    """Yield the sessions whose requests are next, in the order of their times in seconds, which come first:
+    so many sessions run at once, and when one ends the next begins.
     """
     waiting = list(range(len(sessions)))
     running = [(0.0, number, 0) for number in waiting[:at_once]]
@@ -130,7 +132,7 @@ def in_time(sessions: Sequence[Mapping[str, Any]], at_once: int) -> Iterator[int
     heapq.heapify(running)
     while running:
         at, number, place = heapq.heappop(running)
-        yield number
+        yield at, number
         requests = sessions[number]["requests"]
         if place + 1 < len(requests):
             heapq.heappush(running, (at + requests[place + 1][0], number, place + 1))
@@ -154,21 +156,23 @@ def play(
         played.add(reply, charge)
         return reply.message
 
-    for number in in_time(recorded, at_once):
+    for _, number in in_time(recorded, at_once):
         session = sessions[number]
         session.ask(send)
     return played
 
 
-def _sessions(file: Path | None, count: int, most_requests: int) -> list[Mapping[str, Any]]:
+def recorded_sessions(
+    file: Path | None, count: int, most_requests: int, every: int = 1
+) -> list[Mapping[str, Any]]:
+    """Return recorded sessions: of every so many of a file, the first ones."""
     if file is None:
-        sessions = json.loads((FOLDER / "agent_sessions.json").read_text(encoding="utf-8"))
+        sessions = json.loads((FOLDER / "agent_sessions.json").read_text(encoding="utf-8"))[::every][:count]
     else:
         with gzip.open(file, "rt", encoding="utf-8") as traces:
-            sessions = [reduced(trace) for trace in json.load(traces)]
+            sessions = [reduced(trace, most_requests) for trace in json.load(traces)[::every][:count]]
     return [
-        {**figures, "block": 64, "requests": figures["requests"][:most_requests]}
-        for figures in sessions[:count]
+        {**figures, "block": BLOCK, "requests": figures["requests"][:most_requests]} for figures in sessions
     ]
 
 
@@ -190,6 +194,8 @@ def traces(
     scale: int = 64,
     kept: Sequence[int] = (0, 2_000_000, 200_000),
     disk: Sequence[str] = ("off", "on"),
+    disk_kept: int = 0,
+    every: int = 1,
     file: Path | None = None,
 ) -> Iterator[str]:
     """Recorded sessions of Claude Code against what no server can avoid to compute, several at once.
@@ -204,10 +210,12 @@ def traces(
         at_once: sessions that run at the same time
         scale: recorded tokens for each token
         kept: recorded tokens that the prompt cache may keep; 0: as many as fit into this machine
-        disk: off, on: with a disk tier, without
+        disk: off, on: without a disk tier, with it
+        disk_kept: recorded tokens that the disk tier may keep; 0: all
+        every: of so many sessions one is played
         file: recorded sessions in their first form, all of them, in place of the 40 that are at hand
     """
-    recorded = _sessions(file, sessions, requests)
+    recorded = recorded_sessions(file, sessions, requests, every)
     table(
         "family | kept | disk | requests | prompt tokens | unavoidable | computed | efficiency | "
         "evictions | written"
@@ -227,6 +235,7 @@ def traces(
                     limits["cache_max_bytes"] = tokens // scale * token_bytes
                 if tier == "on":
                     limits |= {"ssd_folder": str(place / "ssd"), "write_after_s": 0.2}
+                    limits |= {"ssd_max_size": disk_kept // scale * token_bytes} if disk_kept else {}
                 with serving(model, **limits) as server:
                     played = play(server, rendering, recorded, at_once, scale)
                     stats = server.get("/stats")

@@ -11,7 +11,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated
 
-from benchmarks import agent_idle, agent_traces, servers
+from benchmarks import agent_budgets, agent_idle, agent_traces, servers
 from benchmarks.agent_servers import HttpServer, Restarted
 from benchmarks.harness import Part, refuse, row, table
 from benchmarks.networks import FAMILIES
@@ -183,6 +183,7 @@ def _print_sorted(plan: Plan, family: str, rows: Iterable[Row]) -> None:
 PARTS: Mapping[str, Part] = {
     "turns": turns,
     "traces": agent_traces.traces,
+    "budgets": agent_budgets.budgets,
     "idle": agent_idle.idle,
     "receipts": agent_idle.receipts,
 }

@@ -10,9 +10,12 @@ ranges. Ids are chained: equal ids are equal prefixes. No text is in them, and n
 import gzip
 import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 SESSIONS, MOST_REQUESTS = 40, 120
 """How many sessions are kept, evenly out of all, and how many requests of each."""
@@ -20,8 +23,8 @@ _LONGEST_WAIT_S = 600.0
 _NONE = -1
 
 
-def reduced(session: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the figures of a session.
+def reduced(session: Mapping[str, Any], most_requests: int = MOST_REQUESTS) -> dict[str, Any]:
+    """Return the figures of a session, of its first requests.
 
     Returns:
         `instructions`: tokens of tools and system text, at the beginning of each prompt that has them;
@@ -30,24 +33,27 @@ def reduced(session: Mapping[str, Any]) -> dict[str, Any]:
         prompt, tokens of the reply.
     """
     block = session["block"]
-    last_with: dict[int, int] = {}
+    every_range = [ids for *_, ranges in session["requests"] for ids in ranges]
+    last_with = np.full(max((first + count for first, count in every_range), default=0), _NONE)
     requests: list[list[float]] = []
     ended = 0.0
-    for number, (at, _, prompt, reply, took, ranges) in enumerate(session["requests"][:MOST_REQUESTS]):
+    for number, (at, _, prompt, reply, took, ranges) in enumerate(session["requests"][:most_requests]):
         parent, shared = _NONE, 0
-        for place, block_id in enumerate(_ids(ranges)):
-            if block_id in last_with:
-                parent, shared = last_with[block_id], (place + 1) * block
-            last_with[block_id] = number
+        ids = _ids(ranges)
+        known = np.flatnonzero(last_with[ids] != _NONE)
+        if len(known):
+            parent, shared = int(last_with[ids[known[-1]]]), (int(known[-1]) + 1) * block
+        last_with[ids] = number
         wait = min(max(at - ended, 0.0), _LONGEST_WAIT_S) if number else 0.0
         requests.append([round(wait, 1), parent, min(shared, prompt), prompt, reply])
         ended = at + took
     return {"instructions": session["tool_tokens"] + session["system_tokens"], "requests": requests}
 
 
-def _ids(ranges: Sequence[Sequence[int]]) -> Iterator[int]:
-    for first, count in ranges:
-        yield from range(first, first + count)
+def _ids(ranges: Sequence[Sequence[int]]) -> npt.NDArray[np.int64]:
+    return np.concatenate(
+        [np.empty(0, np.int64), *(np.arange(first, first + count) for first, count in ranges)]
+    )
 
 
 def main(traces: str, written: str) -> None:

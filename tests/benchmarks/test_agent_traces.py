@@ -34,8 +34,8 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 
 def test_sessions_that_run_at_once_take_turns_by_their_times():
-    assert list(in_time(RECORDED, 2)) == [0, 1, 0, 1, 0, 0]
-    assert list(in_time(RECORDED, 1)) == [0, 0, 0, 0, 1, 1]
+    assert list(in_time(RECORDED, 2)) == [(0, 0), (0, 1), (5, 0), (20, 1), (35, 0), (36, 0)]
+    assert list(in_time(RECORDED, 1)) == [(0, 0), (5, 0), (35, 0), (36, 0), (36, 1), (56, 1)]
 
 
 def test_a_session_goes_on_from_the_reply_or_from_the_messages_that_were_shared(model):

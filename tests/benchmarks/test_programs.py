@@ -97,3 +97,12 @@ def test_a_table_of_the_results_stands_below_the_command_that_makes_it(section: 
     assert not tables or re.search("^    .*python", above, re.MULTILINE)
     blocks = re.findall(r"(?:^    .*-m benchmarks .*\n)+", section, re.MULTILINE)
     assert all(len(block.splitlines()) == 1 for block in blocks), "a table is made by one command"
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_parts_that_share_an_option_read_as_many_values_of_the_same_type(name: str):
+    kinds: dict[str, Any] = {}
+    for part in program(name).PARTS.values():
+        for option, (kind, _) in harness._parameters(part).items():
+            first, this = harness._parsing(kinds.setdefault(option, kind)), harness._parsing(kind)
+            assert first | {"choices": None} == this | {"choices": None}, option
