@@ -126,6 +126,11 @@ class ModelHost:
             resident = self._resident(name)
             return resident.runtime if resident else None
 
+    def is_ready(self, name: object) -> bool:
+        with self._residents.changed:
+            resident = self._resident(name)
+            return resident is not None and resident.takes_requests
+
     def knows(self, name: str) -> bool:
         return self._id(name) is not None
 

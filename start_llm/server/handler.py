@@ -206,7 +206,7 @@ class Handler(HttpConnection):
         models = self.server.context.models
         self._answering = models.answering(name)
         with ExitStack() as stack:
-            if streams:
+            if streams and not models.is_ready(name):
                 with repeated(self._send_life_sign, self.server.limits.keep_alive_s):
                     model = stack.enter_context(models.lease(name))
             else:

@@ -151,6 +151,10 @@ class ServedModels(Protocol):
         """Return the model that a lease of this name would return, if it is loaded. Changes nothing."""
         ...
 
+    def is_ready(self, name: object) -> bool:
+        """Return whether a lease of this name would wait for nothing."""
+        ...
+
     def knows(self, name: str) -> bool:
         """Return True if a model has this name."""
         ...

@@ -15,7 +15,7 @@ from start_llm.serving.prompt_account import PromptAccount
 from start_llm.telemetry.account import RequestAccount
 from start_llm.transcripts.turn import Turn
 
-_POLL_TIMEOUT_S = 0.2
+_POLL_TIMEOUT_S = 0.1
 _RUNAWAY = "repeats a piece of {} tokens for {:,} tokens; {}"
 
 
@@ -84,7 +84,7 @@ class Answer:
         return self.prompt.divergence
 
     def events(self) -> Iterator[Event]:
-        """Yield events up to `Finished` or `Failed`, and `Idle` at least every 200 ms of silence.
+        """Yield events up to `Finished` or `Failed`, and `Idle` at least every 100 ms of silence.
 
         Text that is held back, because it may begin a mark or a stop string, counts as silence.
         """

@@ -384,6 +384,12 @@ def test_reasoning_that_is_not_shown_is_written_with_signs_of_life(caller: Calla
     assert put_together(events)["content"][0]["thinking"] == ""
 
 
+def test_a_stream_of_a_loaded_model_never_says_that_it_is_being_loaded(caller: Callable[[str], Path]):
+    with serving(caller("glm"), keep_alive_s=0.0001) as server:
+        replies = [post(server, {"messages": QUESTION, "stream": True}) for _ in range(5)]
+    assert all(b"being loaded" not in reply.body for reply in replies)
+
+
 @pytest.mark.parametrize(
     ("sent", "status", "kind"),
     [

@@ -60,6 +60,9 @@ class OneModel:
     def peek(self, name: object) -> ServedModel:
         return self.default
 
+    def is_ready(self, name: object) -> bool:
+        return True
+
     def answering(self, name: object) -> str:
         return self.default.status.card.id
 
