@@ -182,7 +182,12 @@ class Layers:
             earlier: a state of the same tokens, for what the leaves no longer have of that.
             ahead: tokens by which the leaves are further than the state. They have come there in one forward
                 pass, and can be taken back.
+
+        Raises:
+            ValueError: `ahead`, of leaves that cannot be taken back.
         """
+        if ahead and not self.window:
+            raise ValueError("these states cannot be taken back")
         whole = _whole(caches)
         if (reach or ahead) and self.window:
             arrays = [_longer(pair, reach + ahead, index, earlier) for index, pair in enumerate(whole)]

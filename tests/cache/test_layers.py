@@ -576,3 +576,11 @@ def test_of_room_that_is_not_used_little_stays_with_caches_at_rest(kind):
         layers.materialize(caches)
         assert layers.room(caches) == left
         assert_equal(content(caches), content(fed(kind, 200)))
+
+
+def test_a_recurrent_state_is_not_taken_back():
+    layers = Layers(Caches(lambda: [ArraysCache(2)]))
+    caches = layers.fresh()
+    caches[0].cache = [mx.ones((1, 4)), mx.ones((1, 4))]
+    with pytest.raises(ValueError, match="cannot be taken back"):
+        layers.state(caches, ahead=1)

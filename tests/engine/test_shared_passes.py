@@ -132,6 +132,7 @@ def test_what_was_computed_together_is_there_for_the_next_turn(network):
         engine.finish(*replies)
         assert_as_alone(network, follow_ups, replies)
     assert together.cached.reused_tokens == alone.cached.reused_tokens > 0
+    assert not any(engine.metrics.failures for engine in (together, alone))
 
 
 @pytest.mark.parametrize("count", [1, 8])

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from scripts import tiny_models
 from start_llm.core.engine_request import EngineRequest
 from start_llm.core.events import Finished, Prefilling, Restored, Usage
 from start_llm.core.limits import TimeLimits
@@ -19,6 +20,7 @@ from start_llm.engine.admission import Admission
 from start_llm.engine.generation import Generation
 from start_llm.engine.resources import EngineResources
 from start_llm.engine.schedule import Schedule
+from start_llm.models.loader import load
 from tests.cache.conversations import Cached
 from tests.engine.harness import Stepper, Watched, engine_request, uncached_resources
 from tests.engine.test_guards import Counting, check
@@ -142,6 +144,16 @@ def computed_beside(*, is_given_up: bool) -> list[str]:
 
 
 # ------------------------------------------------------------------------------------------------ the prompts
+
+
+@pytest.fixture(scope="module")
+def resources(tmp_path_factory: pytest.TempPathFactory) -> EngineResources:
+    """As those of the other tests of the engine; mutants run tests of this module alone."""
+    model = load(tiny_models.build("qwen3", tmp_path_factory.mktemp("model"), hidden=128, layers=2))
+    tokenizer = model.tokenizer
+    return uncached_resources(
+        model.network, tokenizer.token_bytes, tokenizer.eos_token_ids, 4, batches=True, batches_prefill=True
+    )
 
 
 @pytest.fixture(scope="module")

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from scripts import tiny_models
 from start_llm.access.key_limits import KeyLimits
 from start_llm.access.tenants import tenant_of_key
 from start_llm.commands.warm_client import warm_lines
@@ -67,14 +68,13 @@ def test_a_key_warms_what_is_its_own(server: Server):
     assert warm(server, BEN, programs=["claude-cli"]) == []
 
 
-def test_what_is_computed_counts_among_the_tokens_of_its_key(
-    tiny_model: TinyModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    folder = tiny_model("qwen3")
-    settings: dict[str, Any] = {"idle_work": "off", "ssd_folder": str(tmp_path), "drain_s": 10}
+def test_what_is_computed_counts_among_the_tokens_of_its_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    folder = tiny_models.build("qwen3", tmp_path / "model")
+    kept = tmp_path / "ssd"
+    settings: dict[str, Any] = {"idle_work": "off", "ssd_folder": str(kept), "drain_s": 10}
     with serving(folder, **settings) as server:
         begin(server, f"pi: {RULES}", PI | ANN)
-    for path in tmp_path.rglob("*"):
+    for path in kept.rglob("*"):
         if path.is_file() and path.suffix != ".db":
             path.unlink()  # the disk has lost the KV, and knows the beginning
     counted: list[tuple[bytes, int]] = []
