@@ -40,8 +40,8 @@ def pair_of(family: str) -> Pair:
 def test_the_heads_of_both_networks_are_as_many(family):
     ours, theirs, _ = pair_of(family)
     divide_alike(theirs, ours)
-    modules, counted = _modules(theirs), 0
-    for name, module in _modules(ours).items():
+    modules, counted = _modules(ours), 0
+    for name, module in _modules(theirs).items():
         for attribute in ("n_heads", "n_kv_heads", "num_attention_heads", "num_key_value_heads", "key_dim"):
             if isinstance(heads := vars(module).get(attribute), int):
                 assert vars(modules[name])[attribute] == heads, f"{name}.{attribute}"
