@@ -811,7 +811,7 @@ def test_a_disk_that_is_slower_than_computing_gives_what_it_has_read(
 
     def slow(*arguments) -> int:
         hanging.now += 1.9
-        settled(lambda: hanging.now < 5 or not waiting or waiting[0].wait.read.is_given_up)
+        settled(lambda: hanging.now < 5 or not waiting or waiting[0].read.is_given_up)
         return real(*arguments)
 
     with on_disk(plain, stored_plain, clock=hanging.clock) as engine:
@@ -821,7 +821,7 @@ def test_a_disk_that_is_slower_than_computing_gives_what_it_has_read(
         monkeypatch.setattr(os, "preadv", slow)
         watched = engine.submit(engine_request(PROMPT, 6, boundaries=ENDS))
         engine.step_until(lambda: engine.restorer._running)
-        waiting += engine.loop.schedule.restoring
+        waiting += [queued.wait for queued in engine.loop.schedule.restoring]
         engine.finish(watched)
         assert watched.tokens == expected
         assert 0 < cached(watched) < 200
