@@ -5,7 +5,10 @@ from dataclasses import dataclass
 STALL_S = 0.23
 """Target for the longest pause of a running reply, in seconds. Its stream still appears to flow."""
 DECODE_SHARE = 1 / 3
-"""Share of the engine's time for running replies while a prompt is prefilled."""
+"""Share of the engine's time for running replies while a prompt is prefilled alone.
+
+Short prompts that share a pass leave them one step behind it.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +42,7 @@ class TimeLimits:
 
     Attributes:
         chunk_s: a prefill chunk, during which running replies pause.
-        decode_share: share of the time for running replies while a prompt is prefilled; not seconds.
+        decode_share: share of the time for running replies while a prompt is prefilled alone; not seconds.
         preempt_after_s: a reply's run before it can be preempted for a waiting request.
         deadline_s: the total run time of a request, without the time that it was preempted; 0 is no limit.
         stall_s: time in one step after which the engine counts as stuck.
