@@ -70,17 +70,39 @@ class ModelHost:
     @contextmanager
     def lease(self, name: object, patience_s: float = math.inf) -> Generator[ServedModel]:
         resident = self._take(name, patience_s)
-        try:
+        with self._releasing(resident):
             yield resident.runtime
+
+    @contextmanager
+    def lease_if_loaded(self, name: object) -> Generator[ServedModel | None]:
+        resident = self._take_loaded(name)
+        if resident is None:
+            yield None
+            return
+        with self._releasing(resident):
+            yield resident.runtime
+
+    @contextmanager
+    def _releasing(self, resident: Resident) -> Generator[None]:
+        try:
+            yield
         finally:
             with self._residents.changed:
                 self._residents.release(resident)
 
+    def _take_loaded(self, name: object) -> Resident | None:
+        with self._residents.changed:
+            self._check_name(name)
+            resident = self._resident(name)
+            if resident is None or not resident.takes_requests:
+                return None
+            self._residents.use(resident)
+            return resident
+
     def _take(self, name: object, patience_s: float) -> Resident:
         residents = self._residents
         with residents.changed:
-            if self._settings.strict_names and isinstance(name, str):
-                self._known_id(name)
+            self._check_name(name)
             earlier, end = residents.last_failure, residents.clock() + patience_s
             while (resident := self._resident(name)) is None or not resident.takes_requests:
                 wanted = self._answering(name)
@@ -96,6 +118,10 @@ class ModelHost:
                 residents.wait_for(wanted)
             residents.use(resident)
             return resident
+
+    def _check_name(self, name: object) -> None:
+        if self._settings.strict_names and isinstance(name, str):
+            self._known_id(name)
 
     def _late(self, name: str) -> Overloaded:
         """Return the error for a request whose model is not loaded yet. It is loaded all the same."""
@@ -125,11 +151,6 @@ class ModelHost:
         with self._residents.changed:
             resident = self._resident(name)
             return resident.runtime if resident else None
-
-    def is_ready(self, name: object) -> bool:
-        with self._residents.changed:
-            resident = self._resident(name)
-            return resident is not None and resident.takes_requests
 
     def knows(self, name: str) -> bool:
         return self._id(name) is not None

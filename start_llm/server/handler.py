@@ -206,11 +206,11 @@ class Handler(HttpConnection):
         models = self.server.context.models
         self._answering = models.answering(name)
         with ExitStack() as stack:
-            if streams and not models.is_ready(name):
+            if not streams:
+                model = stack.enter_context(models.lease(name, self.server.limits.load_wait_s))
+            elif (model := stack.enter_context(models.lease_if_loaded(name))) is None:
                 with repeated(self._send_life_sign, self.server.limits.keep_alive_s):
                     model = stack.enter_context(models.lease(name))
-            else:
-                model = stack.enter_context(models.lease(name, self.server.limits.load_wait_s))
             self._answering = model.card.id
             yield model
 

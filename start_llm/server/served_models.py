@@ -143,16 +143,20 @@ class ServedModels(Protocol):
         """
         ...
 
+    def lease_if_loaded(self, name: object) -> AbstractContextManager[ServedModel | None]:
+        """Return the same if it takes no waiting; None if the model has to be loaded first.
+
+        Raises:
+            NotFound: the name is unknown, and names are strict.
+        """
+        ...
+
     def answering(self, name: object) -> str:
         """Return the id of the model that a lease of this name would return, loaded or not."""
         ...
 
     def peek(self, name: object) -> ServedModel | None:
         """Return the model that a lease of this name would return, if it is loaded. Changes nothing."""
-        ...
-
-    def is_ready(self, name: object) -> bool:
-        """Return whether a lease of this name would wait for nothing."""
         ...
 
     def knows(self, name: str) -> bool:

@@ -152,14 +152,14 @@ def test_a_model_that_cannot_be_loaded_is_reported_in_the_stream_too(
 def test_a_stream_whose_model_goes_in_the_moment_in_which_it_comes_shows_signs_of_life_too(
     folder: Path, loading: Loading, monkeypatch: pytest.MonkeyPatch
 ):
-    lease = ModelHost.lease
+    answering = ModelHost.answering
 
-    def goes_first(host: ModelHost, name: object, *patience: float) -> Any:
+    def goes_then(host: ModelHost, name: object) -> str:
         host.unload("qwen3")
-        return lease(host, name, *patience)
+        return answering(host, name)
 
     with slowly_loading(folder, loading, monkeypatch) as server, Client(server.port) as client:
-        monkeypatch.setattr(ModelHost, "lease", goes_first)
+        monkeypatch.setattr(ModelHost, "answering", goes_then)
         client.request("POST", CHAT, ASKED[CHAT] | {"model": "qwen3", "stream": True})
         assert client.head()[0] == 200
         assert next(client.chunks()).startswith(b": the model is being loaded")

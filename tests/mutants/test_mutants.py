@@ -235,6 +235,15 @@ def test_every_mutant_finds_its_place():
     assert wrong == []
 
 
+def test_the_test_of_each_mutant_is_there():
+    missing: dict[str, str] = {}
+    for mutant in MUTANTS.values():
+        path, _, name = mutant.test.partition("::")
+        if f"def {name.partition('[')[0]}(" not in (ROOT / path).read_text(encoding="utf-8"):
+            missing[mutant.name] = mutant.test
+    assert missing == {}
+
+
 @pytest.mark.thorough
 def test_ci_runs_the_test_of_each_mutant(request: pytest.FixtureRequest):
     """A whole run shows what CI selects: the tests that are left out by default are in it, like this one."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import socket
 import time
@@ -102,7 +103,8 @@ def pair() -> Generator[Pair]:
 
 
 def with_cache(budget_bytes: int, *, has_state: bool = False) -> EngineResources:
-    network, clock = Counting(has_state=has_state), PlanClock()
+    ticks = itertools.count()
+    network, clock = Counting(has_state=has_state), PlanClock(lambda: next(ticks) / 1000)
     cache = PromptCache(
         Layers(network),
         limits=EvictionLimits(budget_bytes=budget_bytes),

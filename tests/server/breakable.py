@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -60,8 +60,8 @@ class OneModel:
     def peek(self, name: object) -> ServedModel:
         return self.default
 
-    def is_ready(self, name: object) -> bool:
-        return True
+    def lease_if_loaded(self, name: object) -> AbstractContextManager[ServedModel]:
+        return self.lease(name)
 
     def answering(self, name: object) -> str:
         return self.default.status.card.id
