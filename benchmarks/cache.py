@@ -107,7 +107,6 @@ PARTS: Mapping[str, Part] = {
     "restore": cache_speed.restore,
     "lookup": cache_speed.lookup,
     "sessions": cache_speed.sessions,
-    "cut": cache_speed.cut,
     "stored": cache_memory.stored,
     "peak": cache_memory.peak,
     "budget": cache_memory.budget,

@@ -32,13 +32,10 @@ from benchmarks.cache_engine import (
 from benchmarks.harness import medians, ratio
 from start_llm.cache.eviction import EvictionLimits
 from start_llm.cache.layers import Layers
-from start_llm.cache.page_store import PageStore
-from start_llm.cache.pages import SequenceCache
 from start_llm.cache.plan import plan_restore
 from start_llm.cache.prompt_cache import OpenedSequence, PromptCache
 from start_llm.telemetry.metrics import CacheMetrics
 from tests.cache.fakes import FakeLayers
-from tests.cache.integrity import check_store
 from tests.engine.harness import Wrapped
 
 NEW_TOKENS = 200
@@ -269,17 +266,13 @@ def _plans(length: int) -> None:
         kept = _new_cache(FakeLayers(has_state=has_state))
         opened, ends = kept.open(ids, b"", ()), range(LOOKUP_CHUNK, length, LOOKUP_CHUNK)
         seconds = _take_in(kept, opened, ids, opened.seq_cache.caches[0].feed, ends, states)
-        _growing_mark(name, seconds, length)
+        quarter = len(seconds) // 4
+        growth = statistics.median(seconds[-quarter:]) / statistics.median(seconds[:quarter])
+        measured = f"{1e6 * sum(seconds) / length:.2f} µs for each; last quarter / first {growth:.2f}"
+        mark("taking in", name, f"{length:,} tokens, chunks of {LOOKUP_CHUNK}", measured, "linear")
         for what, asked in prompts.items():
             milliseconds = 1000 * statistics.median(_plan_seconds(kept, asked, has_state) for _ in range(9))
             mark("lookup", name, f"{length:,} tokens, {what}", f"{milliseconds:.2f} ms", "< 20 ms")
-
-
-def _growing_mark(name: str, seconds: list[float], length: int) -> None:
-    quarter = len(seconds) // 4
-    growth = statistics.median(seconds[-quarter:]) / statistics.median(seconds[:quarter])
-    measured = f"{1e6 * sum(seconds) / length:.2f} µs for each; last quarter of chunks / first {growth:.2f}"
-    mark("taking in", name, f"{length:,} tokens, chunks of {LOOKUP_CHUNK}", measured, "linear")
 
 
 def _plan_seconds(kept: PromptCache, ids: tuple[int, ...], has_state: bool) -> float:
@@ -329,67 +322,3 @@ def _session_seconds(has_state: bool, cached: int) -> list[float]:
         _take_in(kept, opened, ids, opened.seq_cache.caches[0].feed)
         seconds.append((is_open - began, time.perf_counter() - is_open))
     return medians(seconds[cached:])
-
-
-# -------------------------------------------------------------------------------------------------------- cut
-
-
-LAYERS = 64
-_STALL_S = 0.23
-
-
-class _Deep:
-    """A network that only has caches."""
-
-    layers = (None,) * LAYERS
-
-
-@marks
-def cut(_: Path, *, lengths: Sequence[int] = (100_000,)) -> None:
-    """The longest time for which the engine stands still when a long sequence cache becomes a run.
-
-    And when one leaf of that is cut, and when caches are put together from it. The arrays are tiny: this is
-    overhead alone.
-    """
-    for length in lengths:
-        _cut_leaf_by_leaf(length)
-
-
-def _cut_leaf_by_leaf(tokens: int) -> None:
-    store = PageStore(Layers(_Deep()), PAGE)
-    seq_cache = _resting(store, tokens)
-    path = list(seq_cache.path)
-    calls = {"a sequence cache becomes a run": [_timed(lambda: store.split_into_pages(seq_cache))]}
-    leaves = calls["one leaf of it is cut"] = list[float]()
-    while store.tree.untrimmed_runs:
-        leaves.append(_timed(lambda: store.tidy(lambda: True)))
-    copy = SequenceCache([], seq_cache.root, list(range(path[-1].end)), path)
-    store.admit(copy)
-    calls["caches are put together from it"] = [
-        _timed(lambda: store.assemble(copy, None, None, path[-1].end, tokens))
-    ]
-    check_store(store)
-    size = f"{tokens:,} tokens, {LAYERS} layers"
-    for what, seconds in calls.items():
-        measured = f"{max(seconds):.3f} s, {sum(seconds):.3f} s of {len(seconds)} calls"
-        mark(f"longest call: {what}", "any", size, measured, f"< {_STALL_S} s")
-
-
-def _resting(store: PageStore, tokens: int) -> SequenceCache:
-    caches = store.layers.fresh(tokens)
-    values = mx.zeros((1, 1, tokens, 2))
-    for leaf in caches:
-        leaf.update_and_fetch(values, values)
-    mx.eval([leaf.state for leaf in caches])
-    seq_cache = SequenceCache(caches, store.tree.root(b""))
-    store.admit(seq_cache)
-    seq_cache.tokens = list(range(tokens))
-    store.extend(seq_cache)
-    store.make_idle(seq_cache)
-    return seq_cache
-
-
-def _timed(work: Callable[[], Any]) -> float:
-    began = time.perf_counter()
-    work()
-    return time.perf_counter() - began

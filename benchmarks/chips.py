@@ -62,14 +62,15 @@ def play(_: Path, *, words: Sequence[str] = ()) -> Iterator[str]:
       of 200 and a tool between them, as many at once as there is memory for; beside it the same scheduler
       with chunks of 2,048. Every turn has to be answered, and one agent alone has 0.95 of bare speed.
 
+    What there is no memory for is left out.
+
     Args:
         words: what has each of them in its name: "M3 Max" Flash alone
     """
-    left_out, columns = list[Case](), tuple[str, ...]()
+    columns = tuple[str, ...]()
     for case in cases(words):
         outcome = case.play()
         if outcome is None:
-            left_out.append(case)
             continue
         if case.scenario.columns != columns:
             columns = case.scenario.columns
@@ -77,17 +78,6 @@ def play(_: Path, *, words: Sequence[str] = ()) -> Iterator[str]:
             table(" | ".join((*columns, "mark")))
         row(case.chip.name, case.model.name, *outcome.cells, "**fails**" if outcome.failed else "holds")
         yield from (f"{case.name}: {demand}" for demand in outcome.failed)
-    if left_out:
-        print("\n".join(("\nNo memory for:", *(f"- {name}" for name in _names(left_out)))))
-
-
-def _names(left_out: Sequence[Case]) -> list[str]:
-    """Of cases; one name for all scenarios of a model that does not even fit."""
-    names = (
-        pair.name if pair.cost.free_bytes > 0 else f"{pair.chip.name} · {pair.model.name}"
-        for pair in left_out
-    )
-    return list(dict.fromkeys(names))
 
 
 PARTS: Mapping[str, Part] = {"play": play}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -22,7 +21,6 @@ from scripts.demo_model.wordings import filled
 from scripts.demo_model.words import Words
 
 PACKAGES = ("mlx", "mlx-lm", "litellm")
-
 
 LONGEST, BEYOND = 4500, 10_000
 """Tokens that are surely not too long for the model, and that surely are."""
@@ -141,12 +139,7 @@ class Examiner:
         while '"' in wording and '"' in value:  # nobody could tell where it ends
             value = self._words.value()
         text = wording.replace("{verb}", self._rng.choice(VERBS))
-        return Job(
-            text=text.replace("{name}", name).replace("{value}", value),
-            name=name,
-            arguments={key: value},
-            tools=tools,
-        )
+        return Job(text.replace("{name}", name).replace("{value}", value), name, {key: value}, tools)
 
     def _tools(self, count: int) -> list[dict[str, Any]]:
         names: dict[str, None] = {}
@@ -217,7 +210,6 @@ def answers(
     prompts: int = 200,
     tokens: Sequence[int] = (500, 4000, 30_000),
     seed: int = 1,
-    show_wrong: int = 0,
 ) -> None:
     """How often a trained demo model does what it is for: prompts that it never saw, asked through the proxy.
 
@@ -237,7 +229,6 @@ def answers(
 
     Args:
         tokens: of the prompts
-        show_wrong: examples of each behaviour
     """
     if unclear := [length for length in tokens if LONGEST < length < BEYOND]:
         refuse(f"--tokens {unclear[0]}: from {LONGEST} to {BEYOND} no answer is right for every text")
@@ -249,7 +240,6 @@ def answers(
             asked = list(Examiner(length, tokenizer, seed).prompts(count))
             verdicts = list(pool.map(partial(ask, server.proxy_port), asked))
             report(length, verdicts)
-            show(verdicts, show_wrong)
 
 
 def report(tokens: int, verdicts: Sequence[Verdict]) -> None:
@@ -262,18 +252,6 @@ def report(tokens: int, verdicts: Sequence[Verdict]) -> None:
     for name, right in rows.items():
         size = f"{tokens} ({lengths[0]} to {lengths[-1]})"
         row(name, size, f"{sum(right)} of {len(right)}", f"{sum(right) / len(right):.1%}")
-
-
-def show(verdicts: Sequence[Verdict], most: int) -> None:
-    shown: Counter[str] = Counter()
-    for verdict in verdicts:
-        name = verdict.prompt.behaviour
-        if (verdict.answer and verdict.reasoning) or shown[name] >= most:
-            continue
-        shown[name] += 1
-        last = verdict.prompt.messages[-1]["content"][-300:]
-        wanted = verdict.prompt.text or verdict.prompt.call
-        print(f"  [{name}] {last!r}\n     wanted {wanted!r}\n     came   {verdict.output}")
 
 
 PARTS: Mapping[str, Part] = {"answers": answers}

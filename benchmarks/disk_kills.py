@@ -219,20 +219,16 @@ def compare_chats(folder: Path, findings: Findings, tally: Tally, sample: int) -
                 break
             used.append(right)
             findings.counts["with several prompts that may be it"] += len(right) > 1
-            count_chat(findings, chat, number, is_bound=fresh not in right)
+            is_after_kill = number > 0 and turn.life != chat[number - 1].life
+            findings.counts["chats compared"] += 1
+            findings.counts["after a kill"] += is_after_kill
+            findings.counts["bound after a kill"] += is_after_kill and fresh not in right
 
 
 def behind_reply(fresh: tuple[int, ...], end: int, turn: int) -> tuple[int, ...]:
     """Return what follows the content of the reply of a turn. Each message ends with the token `end`."""
     ends = [place for place, token in enumerate(fresh) if token == end]
     return fresh[ends[2 * turn + 1] :]
-
-
-def count_chat(findings: Findings, chat: Sequence[ChatTurn], number: int, *, is_bound: bool) -> None:
-    is_after = number > 0 and chat[number].life != chat[number - 1].life
-    findings.counts["chats compared"] += 1
-    findings.counts["after a kill"] += is_after
-    findings.counts["bound after a kill"] += is_after and is_bound
 
 
 def kills(

@@ -146,11 +146,7 @@ def _parsing(kind: Any) -> dict[str, Any]:
     if kind is bool:
         return {"action": "store_true", "default": None}
     given = [member for member in get_args(kind) if member is not type(None)]
-    options = {
-        "type": given[0] if given else kind,
-        "choices": list(choices) if choices else None,
-        "metavar": None,
-    }
+    options = {"type": given[0] if given else kind, "choices": choices and list(choices), "metavar": None}
     return options | ({"nargs": "+"} if get_origin(kind) is Sequence else {})
 
 

@@ -50,10 +50,6 @@ class Copy:
         with servers.running(self._command, *replies, log=self._log, cwd=self._root, env=self._environment):
             return time.perf_counter() - began
 
-    def first_lines(self) -> str:
-        """What the last start has printed first."""
-        return "\n".join(self._log.read_text().splitlines()[:5])
-
     def interrupt(self, after_s: float) -> tuple[int, str]:
         """Start, and press Ctrl-C. Returns the status, and what was printed."""
         process = subprocess.Popen(
@@ -91,7 +87,6 @@ def clone(folder: Path, *, interruptions: int = 5, seed: int = 0) -> Iterator[st
     """
     rng, copy = random.Random(seed), Copy(folder / "first")
     first_s = copy.serve()
-    print(copy.first_lines())
     print(f"from a fresh clone to both ports: {first_s:.1f} s; the second start: {copy.serve():.1f} s")
     copy = Copy(folder / "second")
     for _ in range(interruptions):

@@ -129,8 +129,7 @@ def _cpu_ms(work: Callable[[], object], times: int = 5) -> float:
 # ------------------------------------------------------------------------------------------- float32 weights
 
 
-PROMPT, TOKENS, COMPARED = 8, 3, 8
-STORED_TEXTS = ("LICENSE", "docs/prompt-cache.md", "start_llm/engine/loop.py")
+PROMPT, TOKENS = 8, 3
 NEVER, ALWAYS = 0, 10**15
 
 
@@ -141,26 +140,13 @@ def seconds(work: Callable[[], Any]) -> float:
     return time.process_time() - began
 
 
-def forward(model: LoadedModel, tokens: list[int], caches: list[Any]) -> mx.array:
+def forward(model: LoadedModel, tokens: list[int], caches: list[Any]) -> None:
     logits = model.network(mx.array([tokens]), cache=caches)
     mx.eval(logits, [cache.state for cache in caches])
-    return logits[0].astype(mx.float32)
 
 
-def distributions(model: LoadedModel) -> mx.array:
-    """Logarithms of probabilities [tokens, vocabulary] at the beginnings of all texts."""
-    logprobs: list[mx.array] = []
-    for text in STORED_TEXTS:
-        tokens = model.tokenizer.encode((ROOT / text).read_text(encoding="utf-8"), as_document=True)
-        logits = forward(model, tokens[:COMPARED], make_prompt_cache(model.network))
-        logprobs.append(logits - mx.logsumexp(logits, axis=-1, keepdims=True))
-    joined = mx.concatenate(logprobs)
-    mx.eval(joined)
-    return joined
-
-
-def measure(folder: Path, most_float32_bytes: int) -> tuple[list[str], float, mx.array]:
-    """Return the cells of a row, the seconds of a token, and distributions."""
+def measure(folder: Path, most_float32_bytes: int) -> tuple[list[str], float]:
+    """Return the cells of a row, and the seconds of a token."""
     mx.clear_cache()
     before = mx.get_active_memory()
     mx.reset_peak_memory()
@@ -172,15 +158,7 @@ def measure(folder: Path, most_float32_bytes: int) -> tuple[list[str], float, mx
     token_s = median(seconds(lambda: forward(model, [7], caches)) for _ in range(TOKENS))
     prompt_s = seconds(lambda: forward(model, [5] * PROMPT, caches))
     kind = "float32" if most_float32_bytes else model.precision.stored
-    cells = [folder.name, kind, f"{load_s:.1f}", gib(peak), f"{token_s:.3f}", f"{prompt_s:.2f}"]
-    return cells, token_s, distributions(model)
-
-
-def exactly(folder: Path) -> mx.array:
-    """Distributions by the stored weights, without rounding to 16 bits between the layers."""
-    model = load(folder)
-    model.network.set_dtype(mx.float32)
-    return distributions(model)
+    return [folder.name, kind, f"{load_s:.1f}", gib(peak), f"{token_s:.3f}", f"{prompt_s:.2f}"], token_s
 
 
 def kv_bits(folder: Path, *, real: Path | None = None) -> None:
@@ -227,25 +205,17 @@ def kv_costs(_: Path) -> None:
 def float32(_: Path, *, models: Sequence[Path] = ()) -> None:
     """What float32 weights win on a CPU: the weights of folders as they are stored, beside converted ones.
 
-    CPU seconds to load it, of a token that is decoded and of 8 tokens of a prompt; the memory at its highest
-    while it is loaded; and how far the next tokens' distributions behind some texts are apart. MLX adds up in
-    the type of the numbers that it multiplies. So the converted weights are compared with the stored ones
-    once more, while scales, norms and the numbers between the layers are float32 ("exactly").
+    CPU seconds to load it, of a token that is decoded and of 8 tokens of a prompt, and the memory at its
+    highest while it is loaded. `tests/models/test_float32.py` compares what both say.
 
     Args:
         models: folders
     """
-    table(
-        f"model | weights | load | highest memory | a token | {PROMPT} tokens of a prompt | faster | "
-        "KL, top-1 | exactly"
-    )
+    table(f"model | weights | load | highest memory | a token | {PROMPT} tokens of a prompt | faster")
     for folder in models:
-        cells, stored_s, stored = measure(folder, NEVER)
-        row(*cells, "", "", "")
-        cells, converted_s, converted = measure(folder, ALWAYS)
-        apart = (loss(truth, converted) for truth in (stored, exactly(folder)))
-        figures = (f"{divergence:.1e}, {same:.3f}" for divergence, same in apart)
-        row(*cells, f"{stored_s / converted_s:.1f} ×", *figures)
+        (stored, stored_s), (converted, converted_s) = (measure(folder, most) for most in (NEVER, ALWAYS))
+        row(*stored, "")
+        row(*converted, f"{stored_s / converted_s:.1f} ×")
 
 
 PARTS: Mapping[str, Part] = {"kv-bits": kv_bits, "kv-costs": kv_costs, "float32": float32}

@@ -233,7 +233,6 @@ def damaged(
     *,
     notations: Annotated[Sequence[str], WRITERS] = tuple(sorted(WRITERS)),
     outputs: int = 0,
-    show: int = 0,
 ) -> Iterator[str]:
     """Damaged replies in every notation (`tests/output/corpus/damage.py`), and what would harm an agent.
 
@@ -253,7 +252,6 @@ def damaged(
 
     Args:
         outputs: of each notation; 0 for all
-        show: examples of each harm
     """
     counted = (*damage.HARMS, "words")
     table(f"notation | outputs | calls | {' | '.join(counted)} | CPU")
@@ -264,9 +262,6 @@ def damaged(
             damage.check(writer, text, tally, tags, is_single=is_single)
         counts = (tally.harms[kind] for kind in counted)
         row(name, f"{tally.outputs:,}", f"{tally.calls:,}", *counts, f"{time.process_time() - began:.0f} s")
-        for harm in counted:
-            for example in [example for example in tally.examples if example[0] == harm][:show]:
-                print(f"    {harm}: {example[1]!r}", flush=True)
         if harms := sum(tally.harms[harm] for harm in damage.HARMS):
             yield f"{name}: {harms} harms"
 

@@ -42,11 +42,6 @@ LONGEST = "<|" + "x" * 124 + "|>"
 """A token of 128 bytes, as real vocabularies have: a text of 4 MB might fit into the window."""
 IMAGE_TOKENS = "256"
 """So that the tower's step, which is computing, is short."""
-POOLING = {"word_embedding_dimension": 128, "pooling_mode_cls_token": False, "pooling_mode_lasttoken": True}
-MODULES = [
-    {"type": "sentence_transformers.models.Transformer"},
-    {"type": "sentence_transformers.models.Pooling"},
-]
 
 
 def words(size: int) -> str:
@@ -111,10 +106,8 @@ def photo(kind: str, **how: int) -> bytes:
     return saved(Pillow.effect_noise((4000, 3000), 60).convert("RGB"), kind, **how)
 
 
-def half(data: bytes, *behind: bytes) -> bytes:
-    """The first half of a file, or all of it with something else behind that."""
-    begun = len(data) // 2
-    return b"".join((data[:begun], *behind, data[begun + 1 :] if behind else b""))
+def half(data: bytes) -> bytes:
+    return data[: len(data) // 2]
 
 
 def see(make: Callable[[int], bytes], turn: int) -> Mapping[str, Any]:
@@ -137,10 +130,6 @@ IMAGES: Mapping[str, Callable[[int], bytes]] = {
     "1 x 100,000 pixels": lambda _: empty_png(1, 100_000),
     "half a PNG of 12 megapixels": lambda _: half(photo("PNG", compress_level=1)),
     "half a JPEG of 12 megapixels": lambda _: half(photo("JPEG", quality=90)),
-    "a PNG with a wrong byte": lambda _: half(photo("PNG", compress_level=1), b"x"),
-    "a PDF": lambda _: b"%PDF-1.7\n" * 100,
-    "an SVG": lambda _: b"<svg xmlns='http://www.w3.org/2000/svg'/>",
-    "an EPS": lambda _: b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n",
 }
 """Each made for a turn. Those of 12 megapixels are known in the second one."""
 
@@ -167,7 +156,6 @@ LARGE = (
     ),
     Large("30 MB of empty objects", CHAT, lambda turn: chat(f"{turn}", metadata=[{}] * (7 * MEGABYTE))),
     Large("/tokenize of 30 MB", "/tokenize", partial(to_talker, "prompt", 30)),
-    Large("/v1/embeddings of 30 MB", "/v1/embeddings", partial(to_talker, "input", 30, model="embedder")),
     Large("10,000 tools", CHAT, tools),
     Large("a grammar of 5,000 fields", CHAT, grammar),
     Large("tokens of an image of 40 MB", "/v1/responses/input_tokens", counted),
@@ -181,8 +169,7 @@ class Clients:
     def __init__(self, server: servers.Served) -> None:
         self._server, self._port = server, server.port
         self._asked = 0
-        for model in ("embedder", "seer"):
-            servers.ask(self._port, f"/v1/models/{model}/load", {})
+        servers.ask(self._port, "/v1/models/seer/load", {})
         self.usual_s = statistics.median(self._first_token_s() for _ in range(UNDISTURBED))
 
     def _first_token_s(self) -> float:
@@ -244,14 +231,11 @@ class Clients:
 
 
 def build(root: Path) -> Path:
-    """Three models: one that talks, one that makes vectors, one that sees."""
+    """Two models: one that talks, one that sees."""
     wide = replace(tiny_models.CHATML, markup=(*tiny_models.CHATML.markup, LONGEST))
-    for name in ("talker", "embedder"):
-        made = tiny_models.build("qwen3", root / f"{name}-made", hidden=128, layers=2, added=wide)
-        shutil.move(made, root / name)
-    (root / "embedder" / "modules.json").write_text(json.dumps(MODULES))
-    (root / "embedder" / "1_Pooling").mkdir()
-    (root / "embedder" / "1_Pooling" / "config.json").write_text(json.dumps(POOLING))
+    shutil.move(
+        tiny_models.build("qwen3", root / "talker-made", hidden=128, layers=2, added=wide), root / "talker"
+    )
     shutil.move(tiny_vision_models.build("qwen3_vl", root / "seer-made"), root / "seer")
     return root
 

@@ -379,12 +379,7 @@ def wall(
     if times is None:
         yield "the caches of these weights cannot be taken back"
         return
-    row(
-        "passes of",
-        *PASSES,
-        "tokens, in ms:",
-        *(f"{1000 * times.seconds(count):.1f}" for count in PASSES),
-    )
+    row("passes of", *PASSES, "tokens, in ms:", *(f"{1000 * times.seconds(count):.1f}" for count in PASSES))
     network = Recorded(model.network)
     resources = uncached_resources(network, model.tokenizer.token_bytes, frozenset(), 1, batches=False)
     table(" | replies | passes a token | seconds, drafted / not | rejected, of the time | drafts | accepted")

@@ -181,6 +181,7 @@ def server(tmp_path_factory, chain_model) -> Generator[Process]:
 # ------------------------------------------------------------------------------------------- a running server
 
 
+@pytest.mark.thorough
 def test_the_summary_is_aligned_and_says_what_is_served(server):
     rows = re.findall(r"^  (\w+)( +)(\S.*)$", server.output, re.MULTILINE)
     rows = rows[: [name for name, _, _ in rows].index("address") + 1]
@@ -476,6 +477,7 @@ def hard_at_work(
             yield process, talking, reading
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.sample(2)
 def test_a_signal_ends_everything_and_clients_see_that_they_were_cut_off(number, checkout, tiny_model):

@@ -1207,6 +1207,7 @@ def test_bits_that_a_scheme_does_not_have_are_refused_with_the_scheme_that_has_t
         pass
 
 
+@pytest.mark.thorough
 def test_bits_by_layer_come_from_the_models_folder(models, tmp_path):
     folder = shutil.copytree(models.plain, tmp_path / "mixed")
     with (

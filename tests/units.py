@@ -18,6 +18,7 @@ UNITS = {
     "a network for the engine": ("tests/engine/",),
     "restarts": ("tests/cache/test_restart.py",),
     "models that see": ("tests/vision/",),
+    "the real weights": ("tests/real/",),
     "launches of ranks": ("tests/ranks/test_engine_of_ranks.py", "tests/ranks/test_launch_of_ranks.py"),
     "the disk": ("tests/cache/test_disk_tier.py",),
     "the demo model": ("tests/models/test_demo_model.py",),

@@ -94,10 +94,11 @@ class StepPlanner:
             *(sequence.generation for sequence in running if sequence.cancelled),
         ]
         gone += [generation for generation in self._schedule.generations if self._has_no_place(generation)]
+        ended = {generation.number for generation in gone}
         late = [
             sequence
             for sequence in (*self._schedule.preempted, *running)
-            if not sequence.cancelled
+            if sequence.number not in ended
             and self._is_late(sequence, now if sequence in running else sequence.running_since)
         ]
         return [

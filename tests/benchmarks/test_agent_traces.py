@@ -51,6 +51,7 @@ def test_a_session_goes_on_from_the_reply_or_from_the_messages_that_were_shared(
     assert lengths == pytest.approx([75, 75, 40], abs=12)
 
 
+@pytest.mark.thorough
 def test_nothing_of_a_session_is_computed_twice(model, tmp_path):
     with serving(model, state_root=str(tmp_path), block_size=PAGE) as server:
         played = play(server, Rendering(model), RECORDED, 2, SCALE)

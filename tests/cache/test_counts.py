@@ -138,6 +138,7 @@ def test_every_token_of_a_prompt_was_computed_or_reused(kind, prompts, ends, bud
     assert set(metrics.misses) <= {"new", "evicted", *(["no_state"] if desk.layers.has_state else [])}
 
 
+@pytest.mark.thorough
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("kind", ALL_NETWORKS)
 @given(
@@ -172,6 +173,7 @@ class Ledger:
 TOKENS = st.lists(st.integers(1, 2), min_size=1, max_size=30)
 
 
+@pytest.mark.thorough
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("kind", ALL_NETWORKS)
 @given(

@@ -104,7 +104,7 @@ def test_of_what_was_used_together_the_deepest_is_the_oldest():
     for file in files:
         index.add(file)
     assert index.oldest_first() == files
-    index.touch(files[:2], 10**9)
+    index.touch([(files[0], 0), (files[1], 32)], 10**9)
     assert index.oldest_first() == [files[2], files[1], files[0]]
     assert {file.name for file in index.take_touched()} == {files[0].name, files[1].name}
     assert index.take_touched() == []
@@ -112,7 +112,7 @@ def test_of_what_was_used_together_the_deepest_is_the_oldest():
 
 def test_what_is_gone_is_not_touched():
     index, file = DiskIndex(), cached(FIRST, ROOT)
-    index.touch([file], 5)
+    index.touch([(file, 0)], 5)
     assert index.take_touched() == []
 
 

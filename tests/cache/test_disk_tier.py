@@ -287,6 +287,7 @@ def test_a_shorter_page_goes_with_the_longer_one(plain: EngineResources, tmp_pat
     assert len(second) == len(first) - 1 + (300 + 6 + 100 + 6 - 1) // PAGE + 1 - (300 + 6 - 1) // PAGE
 
 
+@pytest.mark.thorough
 def test_a_conversation_keeps_a_few_states(tiny_model: TinyModel, tmp_path: Path):
     resources, prompt = resources_of(tiny_model, "qwen3_5"), PROMPT
     with on_disk(resources, tmp_path) as engine:
@@ -303,6 +304,7 @@ def test_a_conversation_keeps_a_few_states(tiny_model: TinyModel, tmp_path: Path
         assert cached(engine.say(prompt, 4)) == len(prompt) - 20
 
 
+@pytest.mark.thorough
 def test_states_of_conversations_that_diverge_within_a_page_stay(tiny_model: TinyModel, tmp_path: Path):
     resources = resources_of(tiny_model, "qwen3_5")
     prompts = [(*PROMPT[:100], number, *range(15)) for number in range(12)]
@@ -452,6 +454,7 @@ def test_at_most_three_files_wait_for_the_disk(plain: EngineResources, tmp_path:
         assert max(queues) == MOST_IN_FLIGHT
 
 
+@pytest.mark.thorough
 def test_the_limit_of_a_day_holds_over_restarts(plain: EngineResources, tmp_path: Path):
     limits = DiskLimits(max_size=10**9, max_write_per_day=100_000)
     for start in range(4):

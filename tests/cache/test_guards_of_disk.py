@@ -379,3 +379,27 @@ def test_state_is_kept_where_an_earlier_conversation_diverged_before_the_restart
             branch = (*PROMPT[:230], *range(number, number + 50))
             assert cached(engine.say(branch, 5, boundaries=(100, 200, 276))) == known
             check(engine)
+
+
+@STATE
+def test_a_conversation_that_the_folder_cannot_hold_is_not_written_again_at_each_turn(
+    has_state: bool, tmp_path: Path
+):
+    cache_conversation(tmp_path / "whole", has_state=has_state)
+    whole_bytes = sum(path.stat().st_size for path in files_in(tmp_path / "whole"))
+    limits, ends, talk = DiskLimits(max_size=int(0.7 * whole_bytes)), (100, 290), PROMPT
+    used = resources(has_state=has_state)
+    with on_disk(used, tmp_path / "full", limits=limits, clock=time.monotonic) as engine:
+        written_bytes = list[int]()
+        for turn in range(6):
+            reply = engine.say(talk, 6, boundaries=(*ends, len(talk) - 4))
+            talk = (*talk, *reply.tokens, *range(400 + 40 * turn, 440 + 40 * turn))
+            engine.cache.disk.flush(10)
+            settled(lambda: not engine.disk.queue)
+            written_bytes.append(engine.disk.written_bytes)
+        assert written_bytes[-1] - written_bytes[0] < limits.max_size, "no more than what is new"
+        assert engine.disk.lost == 0
+        check(engine)
+    with on_disk(used, tmp_path / "full", limits=limits) as engine:
+        assert cached(engine.say(talk, 2)) >= 100, "its beginning stays"
+        check(engine)

@@ -62,6 +62,7 @@ def test_without_it_a_state_is_not_there():
     assert say(stepper, (*ids[:PLACE], *prompt(2, 200)), boundaries=(100, 500)) == 100
 
 
+@pytest.mark.thorough
 @BOTH
 def test_it_outlives_what_was_used_later_while_it_is_to_stay(has_state: bool):
     """Memory for four prompts, of which eight come, an hour long."""
@@ -77,6 +78,7 @@ def test_it_outlives_what_was_used_later_while_it_is_to_stay(has_state: bool):
     assert found == (PLACE if has_state else pytest.approx(PLACE, abs=32))
 
 
+@pytest.mark.thorough
 @BOTH
 def test_it_is_evicted_as_everything_else_behind_that(has_state: bool):
     clock = Clock()
@@ -89,6 +91,7 @@ def test_it_is_evicted_as_everything_else_behind_that(has_state: bool):
     assert say(stepper, (*ids[:PLACE], *prompt(20, 50)), boundaries=(PLACE, 370)) == 0
 
 
+@pytest.mark.thorough
 @BOTH
 def test_a_key_that_marks_everything_has_no_more_than_its_share(has_state: bool):
     """Memory for eight prompts. One key marks sixteen for a day; another one asks once in between."""

@@ -58,6 +58,7 @@ def compute(network: Any, caches: list[Any], ids: list[int]) -> mx.array:
     return logits
 
 
+@pytest.mark.thorough
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("length", [3, 16, 61, 200])
 def test_compressed_attention_goes_on_from_its_state(network, length: int):

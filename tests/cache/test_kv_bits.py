@@ -225,6 +225,7 @@ def test_a_rotation_keeps_lengths_and_its_inverse_gives_the_row_back(width):
     assert not np.allclose(turned[..., :2], rows[..., :2])
 
 
+@pytest.mark.thorough
 @pytest.mark.sample(3)
 @pytest.mark.parametrize(("width", "bits"), [(64, 3), (128, 4), (256, 6)])
 def test_levels_are_those_with_the_least_error_for_rows_of_a_normal_distribution(width, bits):

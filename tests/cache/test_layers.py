@@ -419,6 +419,7 @@ NETWORKS: dict[str, dict[str, Any]] = {
 """One of mlx_lm's networks for each mixture of caches that the tiny models on disk do not have."""
 
 
+@pytest.mark.thorough
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("name", NETWORKS)
 def test_a_network_goes_on_from_a_restored_position_as_if_it_had_computed_it(name):

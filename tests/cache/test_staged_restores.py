@@ -214,6 +214,7 @@ def test_a_rate_is_forgotten_so_that_one_slow_restore_ends_no_others():
     assert not pace.is_slower(2**30, 60.0), "is tried again"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("is_in_place", [True, False], ids=["in place", "staged"])
 def test_an_engine_that_was_busy_makes_no_restore_slow(
     resources: EngineResources, stored: Path, is_in_place: bool, monkeypatch: pytest.MonkeyPatch

@@ -147,6 +147,7 @@ def test_one_that_waits_takes_no_place_of_a_reply():
     stepper.finish(other)
 
 
+@pytest.mark.thorough
 def test_a_prompt_makes_way_where_memory_is_free_once_replies_have_made_way_too():
     """The one that reads and those that are written have the memory together."""
     cost = SequenceCost(token_bytes=2 * 32 * 4)
@@ -164,6 +165,7 @@ def test_a_prompt_makes_way_where_memory_is_free_once_replies_have_made_way_too(
 # --------------------------------------------------------------------------------------------- nobody starves
 
 
+@pytest.mark.thorough
 def test_it_ends_in_its_stated_time_however_many_others_come():
     """Each step takes a tenth of a second; requests come as soon as earlier ones are read."""
     clock = Clock()

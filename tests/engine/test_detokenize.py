@@ -1,5 +1,6 @@
 """Bytes of tokens become text: whole characters only, and every byte counts."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -20,6 +21,7 @@ def pieces(tokens: list[bytes], **options: bool) -> list[str]:
     return [*(detokenizer.feed(token) for token in range(len(tokens))), detokenizer.close()]
 
 
+@pytest.mark.thorough
 @given(cut(st.text(max_size=20).map(str.encode)))
 def test_text_comes_back_however_its_bytes_are_cut(tokens):
     assert "".join(pieces(tokens)) == b"".join(tokens).decode()

@@ -133,6 +133,7 @@ def test_what_is_reported_of_a_token_is_the_same(resources, known_reply, monkeyp
         )
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("steps", [3, 8, 13])
 def test_another_reply_may_join_at_any_step(resources, known_reply, steps: int):
     alone = [reply_of(Stepper(resources), prompt=prompt, sampling=PENALISED) for prompt in (PROMPT, OTHER)]
@@ -145,6 +146,7 @@ def test_another_reply_may_join_at_any_step(resources, known_reply, steps: int):
     assert [first.tokens, second.tokens] == [alone[0].tokens, alone[1].tokens[:20]]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("steps", [3, 8, 13])
 def test_a_reply_that_is_given_up_leaves_a_cache_that_is_true(resources, known_reply, steps: int):
     """The next turn goes on from what it left."""
@@ -162,6 +164,7 @@ def test_a_reply_that_is_given_up_leaves_a_cache_that_is_true(resources, known_r
     assert reply_of(stepper, prompt=following).tokens == expected.tokens
 
 
+@pytest.mark.thorough
 def test_replies_that_take_turns_are_the_same(resources, known_reply):
     alone = [reply_of(Stepper(resources), prompt=prompt, sampling=PENALISED) for prompt in (PROMPT, OTHER)]
     known_reply([*PROMPT, *alone[0].tokens])
@@ -246,6 +249,7 @@ class Choosing:
         del self.tokens[self.certain + kept :]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("steps", [None, 6])
 def test_a_guided_reply_is_the_same_in_fewer_steps(resources, known_reply, sampling, steps: int | None):
     """Alone, and with another one that joins it after some steps."""

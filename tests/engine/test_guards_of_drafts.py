@@ -97,6 +97,7 @@ def test_a_token_that_ends_the_reply_is_not_drafted_over():
     check(engine)
 
 
+@pytest.mark.thorough
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("has_state", [False, True])
 def test_nothing_is_lost_or_kept_too_much_whatever_comes_between(has_state: bool):

@@ -209,6 +209,7 @@ CHOICES = [
 ]
 
 
+@pytest.mark.thorough
 def test_what_a_sequence_samples_does_not_depend_on_its_company():
     """A larger top-k beside it, another order, another way of sampling."""
     network = Deep()

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
+import mlx.core as mx
 import pytest
+from mlx_lm.generate import generation_stream
 
 from start_llm.core.engine_request import EngineRequest
 from start_llm.core.events import Finished
 from start_llm.core.sequence_cost import SequenceCost
 from start_llm.engine.admission import Admission
+from start_llm.engine.resources import TimeLimits
+from start_llm.engine.step_plan import PreemptRequest
 from tests.cache.conversations import Cached
 from tests.engine.harness import CHUNK, engine_request
 from tests.engine.test_guards import check, counting
@@ -141,3 +145,17 @@ def test_another_work_does_not_end_the_one_that_is_read():
     second = stepper.submit(idle(LONG[::-1]))
     stepper.finish(first, second)
     assert isinstance(first.ending, Finished) and isinstance(second.ending, Finished)
+
+
+def test_what_is_late_and_has_no_room_any_more_is_ended_once():
+    clock, admission = Clock(), Admission(cost=SequenceCost(token_bytes=2 * 32 * 4))
+    stepper = counting(clock=clock, admission=admission, time_limits=TimeLimits(deadline_s=10))
+    work = stepper.submit(idle())
+    stepper.step_until(lambda: work.progress)
+    clock.now += HOURS
+    with mx.stream(generation_stream):
+        stepper.loop.executor.execute(PreemptRequest(work.generation.number, clock.now), clock.now)
+    stepper.cache.resize(1)
+    stepper.step()
+    assert (stepper.metrics.failures, stepper.is_busy) == (0, False)
+    assert stepper.say(PROMPT, 2).tokens

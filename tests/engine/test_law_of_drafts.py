@@ -50,6 +50,7 @@ def test_random_requests_are_answered_the_same(family: str, tiny_model: TinyMode
     assert outcome.accepted > 50
 
 
+@pytest.mark.thorough
 def test_random_requests_with_images_are_answered_the_same():
     outcome = Outcome()
     Play(resources_of("qwen3_5"), 1, outcome, pictures(model_of("qwen3_5"), 3)).run(6)
@@ -154,6 +155,7 @@ def kv_of(engine: Cached, most: int) -> list[mx.array]:
     return [array[..., :most, :] for leaf in kept.readable() for array in (leaf.keys, leaf.values)]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("family", ["qwen3", "glm4_moe_lite"])
 def test_the_pages_have_the_same_keys_tokens_and_kv_as_without_drafts(family: str, tiny_model: TinyModel):
     resources = text_resources(tiny_model(family, hidden=128, layers=2))
@@ -169,6 +171,7 @@ def test_the_pages_have_the_same_keys_tokens_and_kv_as_without_drafts(family: st
         assert mx.allclose(ours, theirs, atol=1e-4)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("family", ["qwen3_5", "gemma3"])
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=["greedy", "seeded"])
 def test_a_reply_about_images_is_the_same_though_it_is_interrupted(family: str, sampling: Sampling):

@@ -121,6 +121,7 @@ def test_a_burst_of_prompts_computes_no_more_than_one_chunk_a_step(resources):
         assert computed <= 12 * 49
 
 
+@pytest.mark.thorough
 def test_staggered_requests_all_say_what_they_say_alone(resources, check):
     stepper = Stepper(resources)
     sequences = []
@@ -132,6 +133,7 @@ def test_staggered_requests_all_say_what_they_say_alone(resources, check):
     check(*sequences)
 
 
+@pytest.mark.thorough
 def test_sequences_take_turns_where_caches_cannot_be_merged(resources, check):
     stepper = Stepper(resources, batches=False)
     sequences = [stepper.submit(engine_request(prompt, 30)) for prompt in (*SHORT[:3], LONG)]
@@ -250,6 +252,7 @@ def test_the_next_in_line_starts_in_the_step_that_drops_a_sequence(resources):
     assert heir.progress
 
 
+@pytest.mark.thorough
 def test_what_was_dropped_leaves_no_memory_after(resources):
     stepper = Stepper(resources)
     stepper.finish(*decoding(stepper, 3, max_tokens=5))
@@ -275,6 +278,7 @@ def assert_failed(stepper: Stepper, *failed: Watched) -> None:
     assert stepper.metrics.failures == 1
 
 
+@pytest.mark.thorough
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("nth", [1, 2, 4])
 def test_a_failing_chunk_fails_its_prompt_alone(resources, check, nth):
@@ -321,6 +325,7 @@ def test_a_failing_step_of_a_lone_sequence_fails_it(resources, check, nth):
     check(watched, again)
 
 
+@pytest.mark.thorough
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("nth", [1, 2, 10])
 def test_a_step_of_a_batch_that_fails_once_fails_nobody(resources, check, nth):

@@ -285,6 +285,7 @@ def test_the_loop_computes_a_prompt_in_long_chunks_while_no_reply_runs(resources
     assert [end - start for start, end in itertools.pairwise(ends)] == [256, 768, 475]
 
 
+@pytest.mark.thorough
 def test_a_running_reply_keeps_its_share_while_a_prompt_is_computed(resources):
     stepper, clock = simulated(resources, device(0.01, 4e-3))
     reply = stepper.submit(engine_request(range(3), 500))

@@ -65,6 +65,7 @@ def test_a_prompt_that_goes_on_from_it_computes_what_is_new(has_state: bool):
     assert restored(stepper.say(other, 2, (100, 290))) == 290
 
 
+@pytest.mark.thorough
 def test_a_reply_after_it_is_that_of_a_cold_server(resources):
     stepper = Cached(resources, clock=Clock())
     stepper.finish(stepper.submit(prewarm(LONG)))

@@ -178,6 +178,7 @@ def test_a_draw_that_raised_leaves_the_next_ones_as_they_were(logprobs, values):
     assert (np.array(sampler(mx.array(fresh), range(3)).ids) < VOCABULARY - 7).all()
 
 
+@pytest.mark.thorough
 def test_several_threads_draw_at_once_each_on_its_own_stream():
     logits = of_size(9_000)
 

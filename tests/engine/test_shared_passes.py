@@ -118,6 +118,7 @@ def test_prompts_of_a_burst_are_computed_together_and_say_what_they_say_alone(ne
     assert engine.cached.computed_tokens == sum(LENGTHS)
 
 
+@pytest.mark.thorough
 def test_what_was_computed_together_is_there_for_the_next_turn(network):
     """The state at each prompt's last message is cut out of the batch; one that was alone has the same."""
     asked = prompts(2)

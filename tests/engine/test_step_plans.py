@@ -159,6 +159,7 @@ def led(*, has_state: bool, seed: int) -> tuple[Leader, list[EngineRequest], lis
 CASES = [(has_state, seed) for has_state in (False, True) for seed in range(6)]
 
 
+@pytest.mark.thorough
 @pytest.mark.sample(3)
 @pytest.mark.parametrize(("has_state", "seed"), CASES)
 def test_whoever_executes_the_same_plans_computes_keeps_and_evicts_the_same(has_state, seed):
@@ -225,6 +226,7 @@ def test_whoever_executes_the_same_plans_drafts_the_same_from_earlier_conversati
     assert (told.drafted_tokens, told.accepted_tokens) == (same.drafted_tokens, same.accepted_tokens)
 
 
+@pytest.mark.thorough
 def test_every_kind_of_plan_is_among_those_that_were_followed():
     """Replies that were preempted, given up, restored and batched, and a cache that was too small."""
     leaders = [led(has_state=has_state, seed=seed)[0] for has_state, seed in CASES[::2]]

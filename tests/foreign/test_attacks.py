@@ -110,6 +110,7 @@ def test_what_stands_beside_a_date_is_content(talk: Talk, line: str):
     assert form.format(bob, bob) in read
 
 
+@pytest.mark.thorough
 @pytest.mark.sample(8)
 def test_what_stands_beside_run_statistics_is_content(talk: Talk):
     def stats(token: str) -> list[Message]:
@@ -395,6 +396,7 @@ def thinkers(request: pytest.FixtureRequest, folder: Path) -> Iterator[Talk]:
         yield one
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("names", ["no names", "one bucket", "one name"])
 @pytest.mark.sample(3)
 def test_reasoning_behind_a_carrier_is_read_in_its_own_conversation_alone(thinkers: Talk, names: str):
@@ -477,6 +479,7 @@ def test_who_shows_a_name_that_this_server_made_goes_on(
     assert (f"alpha-{name}" in read) == is_proof
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("edited", [True, False])
 @pytest.mark.parametrize("as_summary", [True, False], ids=["summary", "content"])
 def test_reasoning_that_a_client_edits_beside_its_seal_is_read_as_edited(

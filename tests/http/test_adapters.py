@@ -125,6 +125,7 @@ def test_what_was_computed_under_an_adapter_is_used_under_it_alone(folder: Path,
             assert cached(again) >= again["usage"]["prompt_tokens"] - 1, spec
 
 
+@pytest.mark.thorough
 def test_a_conversation_is_bound_under_its_adapter_alone(folder: Path, root: Path):
     with adapting(folder, root, "a", "b") as server:
         first = chat(server, "a")

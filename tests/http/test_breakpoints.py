@@ -29,6 +29,7 @@ def ask(server: Server, folder: str, mark: dict[str, Any] | None, words: str = "
     return server.post("/v1/messages", body, RECEIPT)["usage"]
 
 
+@pytest.mark.thorough
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_another_conversation_goes_on_from_a_marked_place(tiny_model: TinyModel, family: str):
@@ -47,6 +48,7 @@ def test_another_conversation_goes_on_from_a_marked_place(tiny_model: TinyModel,
     }
 
 
+@pytest.mark.thorough
 def test_without_a_mark_a_model_with_state_reads_the_rules_again(tiny_model: TinyModel):
     with serving(tiny_model("qwen3_5", hidden=64, layers=4), idle_work="off") as server:
         first = ask(server, FOLDERS[0], None)

@@ -72,6 +72,7 @@ def test_a_call_is_a_call_and_nothing_beside_it(name, hearing: Hearing):
     assert heard.body["choices"][0]["message"]["content"] == ""
 
 
+@pytest.mark.thorough
 @pytest.mark.sample(10)
 @pytest.mark.parametrize("name", SEVERAL)
 def test_two_calls_of_one_reply_are_kept_apart(name, hearing: Hearing):
@@ -80,6 +81,7 @@ def test_two_calls_of_one_reply_are_kept_apart(name, hearing: Hearing):
     assert (heard.kinds, heard.reply.finish) == (["tool_calls"], "tool_calls")
 
 
+@pytest.mark.thorough
 @pytest.mark.sample(10)
 @pytest.mark.parametrize("name", EVERY)
 def test_text_before_a_call_comes_first(name, hearing: Hearing):

@@ -72,6 +72,7 @@ def check_call(heard: Heard, *names: str) -> None:
 # ------------------------------------------------------------------------------------------- chat completions
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", RANDOM)
 @pytest.mark.sample(8)
 def test_a_call_is_made_where_one_is_demanded(name, babbling: Random):

@@ -96,6 +96,7 @@ def test_a_reply_behind_a_message_that_goes_is_read_before_the_next_request(
     assert all(one <= other - REPLY + 2 for one, other in zip(on, off, strict=True)), (on, off)
 
 
+@pytest.mark.thorough
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_reply_that_could_not_be_recorded_is_read_too(tiny_model: TinyModel, family: str):
@@ -171,6 +172,7 @@ def test_it_stops_with_the_server_in_the_midst_of_its_work(tiny_model: TinyModel
     assert not [one for one in threading.enumerate() if one.name == "read-ahead"]
 
 
+@pytest.mark.thorough
 def test_it_rests_while_little_of_what_it_read_is_used(
     tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch
 ):

@@ -30,6 +30,7 @@ def computed(receipt: dict[str, Any]) -> int:
     return receipt["read"] + receipt["told"]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_first_turn_of_a_known_agent_reads_only_what_is_new(
     family: str, tiny_model: TinyModel, tmp_path: Path
@@ -69,6 +70,7 @@ def test_what_the_disk_has_lost_is_computed(tiny_model: TinyModel, tmp_path: Pat
         assert computed(ask(server, "Go on.")) < 60
 
 
+@pytest.mark.thorough
 def test_of_several_agents_the_ones_used_last_are_read(tiny_model: TinyModel, tmp_path: Path):
     folder = tiny_model(hidden=64, layers=2)
     kept: dict[str, Any] = {"idle_work": "on", "ssd_folder": str(tmp_path), "drain_s": 10}
@@ -122,6 +124,7 @@ def talk(server: Server, name: str, turns: int, messages: list[dict[str, Any]]) 
     return receipt
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_conversation_that_comes_back_often_is_in_memory_after_a_start(
     family: str, tiny_model: TinyModel, tmp_path: Path

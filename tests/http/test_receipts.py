@@ -185,6 +185,7 @@ class Crowd:
         return checked(last_usage(reply) if body["stream"] else reply.json["usage"])
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("family", ["qwen3", "qwen3_5"])
 def test_the_receipts_of_many_random_requests_sum_up(family: str, tiny_model: TinyModel):
     with serving(tiny_model(family, hidden=64, layers=2), thinking=False, batch=4) as server:
@@ -197,6 +198,7 @@ def test_the_receipts_of_many_random_requests_sum_up(family: str, tiny_model: Ti
     assert stats["requests"]["cached_tokens"] == total["from_memory"]
 
 
+@pytest.mark.thorough
 def test_what_the_disk_gave_is_counted_apart(tiny_model: TinyModel, tmp_path: Path):
     body = {"prompt": "fish sea boat " * 200, "max_tokens": 4, "temperature": 0, "return_receipt": True}
     receipts: list[Json] = []

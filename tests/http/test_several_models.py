@@ -247,6 +247,7 @@ def test_a_model_that_went_finds_its_pages_on_the_disk(folder: Path, tmp_path: P
         assert again["prompt_tokens_details"]["cached_tokens"] >= first["prompt_tokens"] - 8
 
 
+@pytest.mark.thorough
 def test_a_model_that_is_loaded_again_at_once_finds_its_conversations(folder: Path, tmp_path: Path):
     with hosting(folder, ssd_folder=str(tmp_path)) as server:
         assert server.post(CHAT, ASKED[CHAT] | {"model": "llama"})["choices"]
@@ -260,6 +261,7 @@ def posting(server: Server, model: str) -> Callable[[str, Any], Any]:
     return lambda path, body: server.post(path, {**body, "model": model})
 
 
+@pytest.mark.thorough
 def test_two_models_with_equal_weights_keep_their_conversations(tiny_model: TinyModel, tmp_path: Path):
     models, kept, names = tmp_path / "models", tmp_path / "kept", ("one", "two")
     for name in names:
@@ -337,6 +339,7 @@ def test_models_are_loaded_and_unloaded_by_request(folder: Path):
             assert "There is no model 'nobody'" in refused.value.read().decode()
 
 
+@pytest.mark.thorough
 def test_the_last_model_goes_too_and_the_next_request_loads_it_again(folder: Path):
     """Meanwhile all pages answer, and clients still find its window."""
     with hosting(folder) as server:
@@ -365,6 +368,7 @@ def replies(server: Server, model: str) -> Iterator[tuple[str, Any]]:
             yield f"{path} {'streamed' if stream else 'whole'}", reply
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["llama", "gpt-5"])
 def test_a_header_and_the_terminal_say_who_has_answered(folder: Path, name: str):
     with hosting(folder, first="llama") as server:
@@ -502,6 +506,7 @@ def test_who_unloads_a_model_and_leaves_while_another_one_is_loaded_changes_noth
         assert loaded(server) == {"qwen3", "llama"}
 
 
+@pytest.mark.thorough
 def test_where_a_model_does_not_end_no_other_one_is_loaded_beside_its_weights(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -528,6 +533,7 @@ def assert_set(event: threading.Event) -> None:
     assert event.wait(30)
 
 
+@pytest.mark.thorough
 def test_a_model_whose_engine_has_ended_is_loaded_anew(folder: Path, monkeypatch: pytest.MonkeyPatch):
     def broken(_: Any) -> None:
         raise SystemError("out of order")
@@ -583,6 +589,7 @@ def test_a_load_that_breaks_for_an_unknown_reason_is_reported_and_not_tried_for_
         assert tried == [1]
 
 
+@pytest.mark.thorough
 def test_the_first_model_stays_until_the_server_has_started(folder: Path, monkeypatch: pytest.MonkeyPatch):
     """A machine may take longer to open its port than a model may be idle."""
     opened = App._open
@@ -605,6 +612,7 @@ def test_a_pinned_model_stays(folder: Path):
             assert len(loaded(server)) == 2
 
 
+@pytest.mark.thorough
 def test_beside_pinned_models_without_room_a_request_is_refused_with_the_reason(folder: Path):
     with hosting(folder, max_loaded=1, pinned=("qwen3",)) as server:
         with pytest.raises(urllib.error.HTTPError) as refused:

@@ -68,6 +68,7 @@ def test_a_key_warms_what_is_its_own(server: Server):
     assert warm(server, BEN, programs=["claude-cli"]) == []
 
 
+@pytest.mark.thorough
 def test_what_is_computed_counts_among_the_tokens_of_its_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     folder = tiny_models.build("qwen3", tmp_path / "model")
     kept = tmp_path / "ssd"

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-EVERY_TEST = "install_and_run.py --test -n 2 --dist loadfile -m not clients and not real and not long"
-REAL_TESTS = "install_and_run.py --test -m real and not thorough tests/real"
+TESTS = "install_and_run.py --test -n 2 --dist loadfile -m not clients and not long and not"
+EVERY_TEST, WITHOUT_REAL_WEIGHTS = f"{TESTS} (real and thorough)", f"{TESTS} (real)"
 
 
 @pytest.fixture
@@ -37,9 +37,9 @@ def ci(sandbox):
     return run
 
 
-def test_the_tests_with_real_weights_come_before_all_others(sandbox, ci):
+def test_the_real_weights_are_built_before_the_tests(sandbox, ci):
     assert ci(0).returncode == 0
-    assert sandbox.calls()[-3:] == ["scripts/real_model.py float32", REAL_TESTS, EVERY_TEST]
+    assert sandbox.calls()[-2:] == ["scripts/real_model.py float32", EVERY_TEST]
 
 
 def test_format_lint_and_types_are_checked_meanwhile(sandbox, ci):
@@ -59,15 +59,14 @@ def test_without_the_weights_it_says_so_and_passes(sandbox, ci):
     done = ci(os.EX_UNAVAILABLE)
     assert done.returncode == 0
     assert ".ci/run: the tests with real weights were left out" in done.stdout.splitlines()
-    assert REAL_TESTS not in sandbox.calls()
-    assert sandbox.calls()[-1] == EVERY_TEST
+    assert sandbox.calls()[-1] == WITHOUT_REAL_WEIGHTS
 
 
 def test_weights_that_are_not_what_they_were_stop_it(sandbox, ci):
     done = ci(1)
     assert done.returncode == 1
     assert "the real weights could not be built" in done.stderr
-    assert REAL_TESTS not in sandbox.calls()
+    assert EVERY_TEST not in sandbox.calls()
 
 
 def test_where_no_python_suits_uv_is_tried_and_its_folder_removed(sandbox, ci):

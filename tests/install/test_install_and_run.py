@@ -205,6 +205,7 @@ def test_every_build_and_part_has_a_section():
             assert f"\n{name}==" in sections["server"] + sections[part]
 
 
+@pytest.mark.thorough
 def test_a_file_with_another_hash_is_not_installed(tmp_path):
     """A wheel in a folder, by the pip and the options that the installer uses."""
     wheel = tmp_path / "alpha-1-py3-none-any.whl"
@@ -566,6 +567,7 @@ def test_tests_keep_their_bytecode_out_of_a_tree_that_shall_have_none(sandbox):
     assert "bytecode: 1,\n" in done.stdout, "a server writes what it is told to write"
 
 
+@pytest.mark.thorough
 def test_tests_leave_no_temporary_folder_and_the_bytecode_of_the_tree_alone(tmp_path):
     """As in a process that ends without the clean-up of Python, and with a tree among temporary folders."""
     tree, bytecode = tmp_path / "tmp" / "tree", tmp_path / "bytecode"

@@ -78,6 +78,7 @@ def test_all_clients_are_judged_by_the_longest_prompt_if_the_template_shows_it_w
     assert clients.keys() == CLIENTS.keys() - {"pi", "continue"}
 
 
+@pytest.mark.thorough
 def test_the_list_of_clients_says_who_suits_the_model(home: Home, demo: Server) -> None:
     environment = home.environment("pi", MLX_PORT=str(demo.port), PROXY="false")
     lines = home.run("clients", env=environment).stdout.splitlines()

@@ -62,6 +62,7 @@ def test_every_family_loads_and_writes_varied_text(tiny_model, family):
     assert len(set(tokens)) > 20
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("family", tiny_models.FAMILIES)
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.product

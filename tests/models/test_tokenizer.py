@@ -439,6 +439,7 @@ def test_the_settings_of_the_library_stay_as_they_are(byte_level):
     assert (backend.truncation, backend.padding, backend.encode_special_tokens) == before
 
 
+@pytest.mark.thorough
 def test_a_small_text_does_not_wait_for_a_large_one(own):
     """Nor does a rendering."""
     large = threading.Thread(target=own.encode, args=(LINES * 4,), kwargs={"as_document": False})

@@ -257,6 +257,7 @@ class Silence:
         return answers
 
 
+@pytest.mark.thorough
 def test_nobody_waits_for_the_disk_of_another_rank_that_does_not_answer(stored, monkeypatch):
     folder, has_state = stored
     monkeypatch.setattr("start_llm.engine.disk_waits._LEAST_PATIENCE_S", 0.05)

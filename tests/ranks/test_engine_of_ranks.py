@@ -70,6 +70,7 @@ def compare(played: dict[str, Any], folder: Path) -> None:
     assert played["difference"] < NEAR
 
 
+@pytest.mark.thorough
 def test_drafts_of_two_ranks_are_taken(of_two):
     _, accepted = of_two["qwen3"]["drafts"]
     assert accepted > 0

@@ -69,6 +69,7 @@ def three_turns(post: Any) -> list[tuple[str, Any]]:
     return heard
 
 
+@pytest.mark.thorough
 def test_a_conversation_is_answered_and_reused_as_by_one_process(together, alone):
     _, port = together
     heard = three_turns(lambda path, body: ask(port, path, body))
@@ -84,6 +85,7 @@ SHAPE = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "wish",
     [
@@ -258,7 +260,8 @@ def test_a_rank_that_is_killed_while_pictures_are_read_ends_the_service(tmp_path
         assert is_free(port)
 
 
-@pytest.mark.parametrize("number", [pytest.param(0, marks=pytest.mark.thorough), 1])
+@pytest.mark.thorough
+@pytest.mark.parametrize("number", [0, 1])
 def test_a_rank_that_is_killed_ends_the_service(model, tmp_path, number):
     with served(model, tmp_path) as (launch, port):
         begin_reply(port)

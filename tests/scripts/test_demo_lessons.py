@@ -156,6 +156,7 @@ def test_the_mark_of_a_long_prompt_is_trained_on_where_the_template_writes_it():
     assert all(len(begun.findall(text)) == 1 for text in texts)
 
 
+@pytest.mark.thorough
 def test_a_call_is_trained_on_as_the_template_writes_it():
     author = Author(6, Mix(tools=1.0, call=1.0, long=0.0))
     talk = author.write(1)

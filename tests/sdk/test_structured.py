@@ -41,6 +41,7 @@ def openai(server: Server) -> Generator[OpenAI]:
         yield client
 
 
+@pytest.mark.thorough
 def test_a_chat_answer_is_parsed(openai: OpenAI):
     answer = openai.chat.completions.parse(
         model="any", messages=QUESTION, response_format=Fish, temperature=1, extra_body=BY_CHANCE

@@ -178,6 +178,7 @@ def test_a_script_of_the_original_project_tells_its_use(name):
     assert "usage" in done.stdout
 
 
+@pytest.mark.thorough
 def test_start_llm_py_serves(chain_model):
     """000:54 `python start-llm.py`."""
     words = ["start-llm.py", "--model", str(chain_model({"\n": ["Hello"]})), "--port", "0", "--no-proxy"]

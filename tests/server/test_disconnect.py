@@ -74,6 +74,7 @@ def test_who_leaves_while_served_frees_the_engine(
     assert cancelled(endless) == before + 1
 
 
+@pytest.mark.thorough
 @drain
 @streamed
 @pytest.mark.sample(4)

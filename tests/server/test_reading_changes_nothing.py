@@ -148,6 +148,7 @@ def settled(server: Server, place: Path, named: Mapping[str, list[str]]) -> None
     wait_until(is_quiet, within_s=60)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("method", ["GET", "HEAD"])
 @pytest.mark.usefixtures("settled")
 def test_reading_loads_evicts_fetches_and_writes_nothing(

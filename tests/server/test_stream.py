@@ -164,6 +164,7 @@ def prefill(server: Server) -> dict[str, int] | None:
     return stats(server.port)["engine"]["prefill"]
 
 
+@pytest.mark.thorough
 @both
 @pytest.mark.sample(2)
 def test_the_first_event_comes_before_a_long_prompt_is_read(endless: Server, path: str):

@@ -138,6 +138,7 @@ def test_no_torch_is_imported():
     assert (done.stdout, done.returncode) == ("False\n", 0), done.stderr
 
 
+@pytest.mark.thorough
 def test_a_text_model_imports_nothing_of_mlx_vlm(tiny_model):
     code = (
         "import sys; from pathlib import Path; from start_llm.models.loader import load\n"
@@ -323,6 +324,7 @@ def test_a_slow_tower_is_tried_on_small_images_and_counted_rather_too_high(secon
     assert cost.bytes_of(196) > 0.5 * measure_tower(vision).bytes_of(196)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("family", [family for family in FAMILIES if "moe" not in family])
 @pytest.mark.sample(8)
 def test_an_image_leaves_kv_of_the_networks_own_type(family, tmp_path: Path):

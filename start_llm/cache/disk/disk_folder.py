@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from contextlib import suppress
 from dataclasses import dataclass
+from enum import Enum, auto
 from typing import TYPE_CHECKING
 
 from start_llm.cache.disk.disk_index import TRANSCRIPTS, CachedFile, DiskIndex, FileName, ScannedFile, scan
 from start_llm.core.thread_owners import DISK, owned_by
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from collections.abc import Set as AbstractSet
     from pathlib import Path
 
@@ -37,12 +40,22 @@ class DiskLimits:
     pause_s: float = 30.0
 
 
+class Room(Enum):
+    """Whether the folder has room for a file, or makes some."""
+
+    FITS = auto()
+    TOO_OLD = auto()
+    """All that would have to go for it was used later, so it would be the next to go itself."""
+    TOO_LARGE = auto()
+
+
 class DiskFolder:
     """The files of one folder, those of others included.
 
     Attributes:
         path: of the folder.
         database_names: how the names of databases begin that have to stay; empty: all have to.
+        kept_since_ns: the folder is full of files that were used since; 0 if it has room, or nobody knows.
     """
 
     def __init__(self, path: Path, limits: DiskLimits, metrics: DiskMetrics) -> None:
@@ -51,6 +64,7 @@ class DiskFolder:
         self.metrics = metrics
         self.index = DiskIndex()
         self.database_names: tuple[str, ...] = ()
+        self.kept_since_ns = 0
         self._foreign_bytes = 0
 
     def limit(self) -> int:
@@ -83,36 +97,63 @@ class DiskFolder:
             self._foreign_bytes += file.nbytes
 
     @owned_by(DISK)
-    def keep_quota(self, coming_bytes: int, being_read: AbstractSet[FileName]) -> bool:
-        """Remove the files that were not used for the longest time, until this many bytes fit.
+    def keep_quota(self, being_read: AbstractSet[FileName]) -> int:
+        """Remove the files that were not used for the longest time, until the others fit.
 
         Args:
             being_read: files that stay.
 
         Returns:
-            False if they do not fit even so.
+            The bytes that the folder may have.
         """
         self._count_databases()
         index, limit = self.index, self.limit()
         self.metrics.max_bytes = limit
-        if index.nbytes + coming_bytes <= limit:
-            return True
-        oldest_first = index.oldest_first()
-        self._remove_databases(before_ns=oldest_first[0].used_ns if oldest_first else time.time_ns())
-        for file in oldest_first:
-            if file.name in being_read:
-                continue
-            if index.nbytes + coming_bytes <= (1 - _SLACK) * limit:
-                return True
+        if index.nbytes > limit:
+            self._remove_databases()
+            excess = index.nbytes - (1 - _SLACK) * limit
+            self._evict(_oldest(self._removable(being_read), excess))
+        return limit
+
+    @owned_by(DISK)
+    def make_room(self, nbytes: int, used_ns: int, being_read: AbstractSet[FileName]) -> Room:
+        """Remove files that were used before another one, until it fits; or none, if it does not even so.
+
+        Args:
+            nbytes, used_ns: size of the other one, and when it was used.
+            being_read: files that stay.
+        """
+        limit = self.keep_quota(being_read)
+        if self.index.nbytes + nbytes > limit:
+            self._remove_databases()
+        missing = self.index.nbytes + nbytes - limit
+        if missing <= 0:
+            self.kept_since_ns = 0
+            return Room.FITS
+        removable = self._removable(being_read)
+        if _bytes_of(removable) < missing:
+            return Room.TOO_LARGE
+        going = _oldest(removable, missing + _SLACK * limit, used_ns)
+        if _bytes_of(going) < missing:
+            self.kept_since_ns = removable[len(going)].used_ns
+            return Room.TOO_OLD
+        self._evict(going)
+        return Room.FITS
+
+    def _removable(self, being_read: AbstractSet[FileName]) -> list[CachedFile]:
+        return [file for file in self.index.oldest_first() if file.name not in being_read]
+
+    def _evict(self, files: Sequence[CachedFile]) -> None:
+        for file in files:
             self.remove(file)
             self.metrics.evictions += 1
-        return index.nbytes + coming_bytes <= limit
 
     def _count_databases(self) -> None:
         self.index.other_bytes = self._foreign_bytes + sum(database.nbytes for database in self._databases())
 
-    def _remove_databases(self, before_ns: int) -> None:
-        """Remove what is known of conversations with models that were not used since."""
+    def _remove_databases(self) -> None:
+        """Remove what is known of conversations with models that were used before every file."""
+        before_ns = next((file.used_ns for file in self.index.oldest_first()), time.time_ns())
         for database in self._databases():
             may_go = self.database_names and not database.path.name.startswith(self.database_names)
             if may_go and database.path.stat().st_mtime_ns < before_ns:
@@ -124,6 +165,7 @@ class DiskFolder:
 
     @owned_by(DISK)
     def remove(self, file: CachedFile) -> None:
+        self.kept_since_ns = 0
         self.index.remove(file)
         with suppress(OSError):
             file.path(self.path).unlink(missing_ok=True)
@@ -138,3 +180,18 @@ class DiskFolder:
     @owned_by(DISK)
     def count(self) -> None:
         self.metrics.files, self.metrics.nbytes = len(self.index), self.index.nbytes
+
+
+def _oldest(files: Sequence[CachedFile], nbytes: float, before_ns: float = math.inf) -> list[CachedFile]:
+    """Return files from the beginning of a list that have so many bytes, or all of them used before."""
+    chosen: list[CachedFile] = []
+    for file in files:
+        if nbytes <= 0 or file.used_ns >= before_ns:
+            break
+        chosen.append(file)
+        nbytes -= file.nbytes
+    return chosen
+
+
+def _bytes_of(files: Sequence[CachedFile]) -> int:
+    return sum(file.nbytes for file in files)

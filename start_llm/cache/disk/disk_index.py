@@ -26,9 +26,7 @@ SUFFIX = ".safetensors"
 _NAME = re.compile(rf"([0-9a-f]{{32}})-([0-9a-f]{{32}}){re.escape(SUFFIX)}")
 _KINDS: Mapping[str, FileKind] = {kind: kind for kind in KINDS}
 TOKEN_NS = 1000
-"""Of what was used together, the end is older by this much for each token, and goes first."""
-_DEEPER_IS_OLDER_NS = 256 * TOKEN_NS
-"""Of files that were used at the same time, the one with more tokens before it is the first to go."""
+"""Of what was used together, the end is older by this much for each token before it, and goes first."""
 
 type FileName = tuple[FileKind, bytes]
 """Kind and key."""
@@ -129,12 +127,16 @@ class DiskIndex:
             del self._after[file.parent]
         self._nbytes -= file.nbytes
 
-    def touch(self, files: Iterable[CachedFile], now_ns: int) -> None:
-        """Record that these files are in use; `files` are in the order of their tokens."""
+    def touch(self, files: Iterable[tuple[CachedFile, int]], now_ns: int) -> None:
+        """Record that these files are in use.
+
+        Args:
+            files: each with the number of tokens before it.
+        """
         with self._lock:
-            for depth, file in enumerate(files):
+            for file, start in files:
                 if file.name in self._files:
-                    file.used_ns = now_ns - depth * _DEEPER_IS_OLDER_NS
+                    file.used_ns = now_ns - start * TOKEN_NS
                     self._touched[file.name] = file
 
     def take_touched(self) -> list[CachedFile]:

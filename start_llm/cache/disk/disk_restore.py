@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple
 
 from start_llm.cache.buffers import Incoming
@@ -248,7 +249,9 @@ class DiskRestorer:
             most_ahead = _most_ahead(parts) if buffers.takes_early else None
             restore.read = DiskRead(is_over=not parts, parts=parts, most_ahead=most_ahead)
             if not restore.wish.is_idle_work:
-                self._tier.touch([part.file for part in parts])
+                begin = plan.path[-1].end if plan.path else 0
+                starts = accumulate((len(part.tokens) for part in parts), initial=begin)
+                self._tier.touch(zip((part.file for part in parts), starts, strict=False))
         if parts:
             self._tier.read(restore.read)
 

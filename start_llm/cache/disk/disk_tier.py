@@ -145,8 +145,8 @@ class DiskTier:
             content.contents.clear()
 
     @owned_by(ENGINE)
-    def touch(self, files: list[CachedFile]) -> None:
-        """Record that these files, in the order of their tokens, are in use."""
+    def touch(self, files: Iterable[tuple[CachedFile, int]]) -> None:
+        """Record that these files, each with the number of tokens before it, are in use."""
         self.index.touch(files, time.time_ns())
         if not self._will_write_used:
             self._will_write_used = self._thread.submit(self._write_used, after_s=_UTIME_S)

@@ -14,6 +14,7 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
+from start_llm.cache.disk.disk_folder import Room
 from start_llm.cache.disk.disk_index import WRITTEN, CachedFile, DiskIndex, scan
 from start_llm.cache.disk.disk_reads import DiskRead, DiskWait, FilePart
 from start_llm.cache.disk.page_file import FileHeader, OpenedFile, RejectedFile, opened_file, write_file
@@ -102,7 +103,7 @@ class DiskWorker:
                     return
             self._index.is_complete = True
             self._metrics.state = "on"
-            self._folder.keep_quota(0, self._traffic.being_read)
+            self._folder.keep_quota(self._traffic.being_read)
         except OSError as error:
             self._index.is_complete = True
             self._step_back(error)
@@ -123,7 +124,8 @@ class DiskWorker:
             header.kind, header.key, header.parent, header.nbytes, used_ns, header, is_verified=True
         )
         try:
-            if self._folder.keep_quota(file.nbytes, self._traffic.being_read):
+            room = self._folder.make_room(file.nbytes, used_ns, self._traffic.being_read)
+            if room is Room.FITS:
                 path = file.path(self._folder.path)
                 write_file(path, header, content.contents)
                 self._index.add(file)
@@ -135,7 +137,7 @@ class DiskWorker:
                     if obsolete.name not in being_read:
                         self._folder.remove(obsolete)
                 self._goes_on()
-            else:
+            elif room is Room.TOO_LARGE:
                 self._metrics.note_lost()
                 reason = self._folder.reason_of_limit()
                 self._pause(f"there is no room for {file.nbytes:,} bytes; {reason}")

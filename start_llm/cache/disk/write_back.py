@@ -169,10 +169,20 @@ class WriteBack:
         return _is_given_up(item) or (not self._is_shared and self.has(item))
 
     def touch(self, path: Sequence[Page]) -> None:
-        """Record that memory has served these pages, so that the disk does not take them for unused."""
-        files = [file for page in path if (file := self._tier.index.get("pages", page.key))]
-        if files:
+        """Record that memory has served these pages, so that the disk does not take them for unused.
+
+        States behind them count as used with them: without one, pages of a network with state serve nobody.
+        """
+        if files := [file for page in path for file in self._files_of(page)]:
             self._tier.touch(files)
+
+    def _files_of(self, page: Page) -> Iterator[tuple[CachedFile, int]]:
+        """Yield the files of a page and of states behind it, each with the number of tokens before it."""
+        index = self._tier.index
+        if file := index.get("pages", page.key):
+            yield file, page.start
+        if self._layers.has_state:
+            yield from ((state, page.end) for state in index.after("states", page.key))
 
     def _next(self, look_s: float) -> CacheItem | None:
         now = self._clock()
@@ -242,7 +252,12 @@ class WriteBack:
                 is_readable = self._store.is_evictable(item)
             case SequenceCache():
                 is_readable = self._store.is_evictable(item) and self._has_end(item)
-        return is_readable and not self.has(item)
+        return is_readable and not self.has(item) and not self._is_too_old(item)
+
+    def _is_too_old(self, item: CacheItem) -> bool:
+        """Return whether it would be the first to go from a folder that is full."""
+        kept_since_ns = self._tier.folder.kept_since_ns
+        return kept_since_ns > 0 and self._used_ns(item, _before(item)) < kept_since_ns
 
     def _has_end(self, seq_cache: SequenceCache) -> bool:
         """Return whether anything is after its pages: tokens, or a state."""
@@ -276,7 +291,7 @@ class WriteBack:
 
     def _used_ns(self, item: CacheItem, parent: Page) -> int:
         """Return when it was last used, in wall time; never later than what is before it on its path."""
-        last_used = item.last_used if parent.parent is None else min(item.last_used, parent.last_used)
+        last_used = min(item.last_used, *(page.last_used for page in _path_to(parent)), math.inf)
         return int((time.time() - (self._clock() - last_used)) * 1e9) - parent.end * TOKEN_NS
 
     def _content(
@@ -362,6 +377,30 @@ def _states_on(
             header = file.header or (header_of(file) if left >= 0 else None)
             if header and header.tokens == tokens[: len(header.tokens)]:
                 yield depth * page_size + len(header.tokens), file
+
+
+def _path_to(page: Page) -> Iterator[Page]:
+    """Yield the pages up to this one, the last one first, without the root."""
+    while page.parent is not None:
+        yield page
+        page = page.parent
+
+
+def _before(item: CacheItem) -> Page:
+    """Return the page before an item.
+
+    Raises:
+        ValueError: it is a root.
+    """
+    match item:
+        case Page():
+            if item.parent is None:
+                raise ValueError("a root has nothing before it")
+            return item.parent
+        case Checkpoint():
+            return item.page
+        case SequenceCache():
+            return item.end_page
 
 
 def _is_given_up(item: CacheItem) -> bool:
