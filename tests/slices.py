@@ -11,11 +11,10 @@ Cases that are left out by default are marked `thorough`; those of them that CI 
 rounds(50, checked=12, few=1)   rounds of the same: all of them, `few` by default, and `checked` of them
                                 where what is `long` is left out (CI)
 
-Of a product and of a sample CI runs the cases that meet every value of every parameter. Of the others it runs
-one of `REST`, or one of three with
+Of a product and of a sample CI runs the cases that meet every value of every parameter, and one of `REST`
+others. Where a case takes long, it runs the default cases and one of three others, whatever their values:
 
-@pytest.mark.checked(3)         also where all cases are `thorough`; of a sample that is no product the
-                                default cases run and one of three others, whatever their values
+@pytest.mark.checked(3)         also where all cases are `thorough`
 
 CI leaves out no case that a mutant names, alone or with its whole function (`tests/mutants`).
 """
@@ -163,7 +162,7 @@ def _long(function: _Function, named: Container[str], places: Counter[tuple[str,
         return set()
     cases = function.cases
     kept = {index for index, case in enumerate(cases) if "thorough" not in function.marks(case)}
-    if product or not checked:
+    if not checked:
         kept |= function.covering()
     place = function.file, "long"
     left_out = left_to_long_runs(len(cases), kept, checked.args[0] if checked else REST, places[place])

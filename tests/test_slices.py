@@ -113,22 +113,31 @@ def test_of_the_functions_of_a_file_ci_runs_different_parts():
     assert left_to_long_runs(2, {0}, 3, 2) == set(), "at least one case runs"
 
 
-def test_what_ci_leaves_out_of_a_product_has_values_that_other_cases_have(pytester: pytest.Pytester):
-    pytester.makepyfile(
-        """
-        import pytest
+PRODUCT = """
+    import pytest
 
-        @pytest.mark.sample(4)
-        @pytest.mark.product
-        @pytest.mark.checked(4)
-        @pytest.mark.parametrize("a", [0, 1, 2, 3])
-        @pytest.mark.parametrize("b", [0, 1, 2, 3])
-        def test_product(a, b): pass
-        """
+    @pytest.mark.sample(4)
+    @pytest.mark.product
+    @pytest.mark.parametrize("a", [0, 1, 2, 3])
+    @pytest.mark.parametrize("b", [0, 1, 2, 3])
+    def test_product(a, b): pass
+"""
+
+
+def test_what_ci_leaves_out_of_a_product_has_values_that_other_cases_have(pytester: pytest.Pytester):
+    pytester.makepyfile(PRODUCT)
+    cases = in_ci(pytester)
+    assert len(cases) == 4 + 12 / REST
+    assert cases >= {f"test_product[{n}-{n}]" for n in range(4)}
+
+
+def test_of_a_product_whose_cases_take_long_ci_runs_the_default_cases_and_a_part(pytester: pytest.Pytester):
+    pytester.makepyfile(
+        PRODUCT.replace("@pytest.mark.product", "@pytest.mark.product\n    @pytest.mark.checked(5)")
     )
     cases = in_ci(pytester)
-    assert len(cases) == 4 + 12 / 4
-    assert cases >= {f"test_product[{n}-{n}]" for n in range(4)}
+    assert len(cases) == 1 + 15 / 5
+    assert "test_product[0-0]" in cases
 
 
 SAMPLED = """

@@ -20,7 +20,7 @@ from start_llm.engine.step_plan import PlanClock
 from start_llm.models.loader import LoadedModel
 from start_llm.telemetry.metrics import CacheMetrics
 from tests.cache.conversations import PAGE, restored_difference
-from tests.engine.harness import Stepper, Watched, engine_request
+from tests.engine.harness import Stepper, Watched, engine_request, standing_still
 
 LENGTH = 12
 """Tokens of a reply."""
@@ -53,7 +53,7 @@ class Heard:
 
 def resources_of(model: LoadedModel, **more: Any) -> EngineResources:
     """Resources with a prompt cache of small pages."""
-    clock, layers = PlanClock(), Layers(model.network)
+    clock, layers = PlanClock(standing_still), Layers(model.network)
     cache = PromptCache(
         layers,
         limits=EvictionLimits(budget_bytes=BUDGET),
