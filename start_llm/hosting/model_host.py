@@ -115,7 +115,7 @@ class ModelHost:
                     self.switcher.begin_loading(wanted)
                 if residents.clock() > end:
                     raise self._late(wanted)
-                residents.wait_for(wanted)
+                residents.wait_for(wanted, end)
             residents.use(resident)
             return resident
 

@@ -1,5 +1,6 @@
 """The loaded models of a server, and what `model_host` and `model_switcher` know of the others."""
 
+import math
 import threading
 from collections import Counter
 from collections.abc import Callable, Generator
@@ -128,10 +129,10 @@ class ResidentModels:
         resident.last_used = self.clock()
         self.changed.notify_all()
 
-    def wait_for(self, name: str) -> None:
-        """Wait for a moment, as one of those who wait for this model."""
+    def wait_for(self, name: str, end: float = math.inf) -> None:
+        """Wait for a moment, but no longer than until `end`, as one of those who wait for this model."""
         self.waiting[name] += 1
-        self.changed.wait(LOOK_S)
+        self.changed.wait(min(LOOK_S, max(end - self.clock(), 0)))
         self.waiting[name] -= 1
 
     def is_awaited(self, name: str) -> bool:
