@@ -1,6 +1,5 @@
 """The loaded models of a server, and what `model_host` and `model_switcher` know of the others."""
 
-import math
 import threading
 from collections import Counter
 from collections.abc import Callable, Generator
@@ -129,8 +128,12 @@ class ResidentModels:
         resident.last_used = self.clock()
         self.changed.notify_all()
 
-    def wait_for(self, name: str, end: float = math.inf) -> None:
-        """Wait for a moment, but no longer than until `end`, as one of those who wait for this model."""
+    def wait_for(self, name: str, end: float) -> None:
+        """Wait for a moment, as one of those who wait for this model.
+
+        Args:
+            end: no longer than until then, in seconds of the host's clock.
+        """
         self.waiting[name] += 1
         self.changed.wait(min(LOOK_S, max(end - self.clock(), 0)))
         self.waiting[name] -= 1

@@ -144,7 +144,7 @@ class ServedModels(Protocol):
         ...
 
     def lease_if_loaded(self, name: object) -> AbstractContextManager[ServedModel | None]:
-        """Return the same if it takes no waiting; None if the model has to be loaded first.
+        """Return what `lease` returns if it need not wait; None if the model has to be loaded first.
 
         Raises:
             NotFound: the name is unknown, and names are strict.

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from start_llm.cache.disk.disk_folder import DiskFolder, DiskLimits, Room
 from start_llm.cache.disk.disk_index import CachedFile, DiskIndex, scan
 from start_llm.cache.disk.write_limit import DailyWriteLimit
+from start_llm.telemetry.metrics import DiskMetrics
 
 ROOT, FIRST, SECOND, THIRD = (bytes([number] * 16) for number in range(4))
 
@@ -114,6 +117,46 @@ def test_what_is_gone_is_not_touched():
     index, file = DiskIndex(), cached(FIRST, ROOT)
     index.touch([(file, 0)], 5)
     assert index.take_touched() == []
+
+
+def test_files_of_a_clock_that_was_ahead_were_used_now(tmp_path: Path):
+    made(tmp_path, cached(FIRST, ROOT, time.time_ns() + 10**15))
+    (file,) = scan(tmp_path)
+    assert file.cached
+    assert file.cached.used_ns <= time.time_ns()
+
+
+# ----------------------------------------------------------------------------------------------- the quota
+
+
+def folder_of(path: Path, used_ns: list[int], max_size: int) -> DiskFolder:
+    """A folder whose files have 100 bytes each."""
+    folder = DiskFolder(path, DiskLimits(max_size=max_size), DiskMetrics())
+    for number, used in enumerate(used_ns):
+        file = cached(bytes([9, number] * 8), ROOT, used, nbytes=100)
+        made(path, file)
+        folder.index.add(file)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "used_ns", "room", "left"),
+    [
+        (100, 25, Room.FITS, [30, 40]),
+        (100, 5, Room.TOO_OLD, [10, 20, 30, 40]),
+        (300, 25, Room.TOO_OLD, [10, 20, 30, 40]),
+        (500, 50, Room.TOO_LARGE, [10, 20, 30, 40]),
+    ],
+)
+def test_a_file_takes_the_room_of_what_was_used_before_it_alone(
+    nbytes: int, used_ns: int, room: Room, left: list[int], tmp_path: Path
+):
+    folder = folder_of(tmp_path, [10, 20, 30, 40], max_size=400)
+    assert folder.make_room(nbytes, used_ns, frozenset()) is room
+    assert [file.used_ns for file in folder.index.oldest_first()] == left
+    assert len(list(tmp_path.rglob("*.safetensors"))) == len(left)
+    kept_since_ns = {5: 10, 25: 30}[used_ns] if room is Room.TOO_OLD else 0
+    assert folder.kept_since_ns == kept_since_ns
 
 
 # ------------------------------------------------------------------------------------------------- the limit

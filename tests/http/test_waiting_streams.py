@@ -154,12 +154,12 @@ def test_a_stream_whose_model_goes_in_the_moment_in_which_it_comes_shows_signs_o
 ):
     answering = ModelHost.answering
 
-    def goes_then(host: ModelHost, name: object) -> str:
+    def unloads_it(host: ModelHost, name: object) -> str:
         host.unload("qwen3")
         return answering(host, name)
 
     with slowly_loading(folder, loading, monkeypatch) as server, Client(server.port) as client:
-        monkeypatch.setattr(ModelHost, "answering", goes_then)
+        monkeypatch.setattr(ModelHost, "answering", unloads_it)
         client.request("POST", CHAT, ASKED[CHAT] | {"model": "qwen3", "stream": True})
         assert client.head()[0] == 200
         assert next(client.chunks()).startswith(b": the model is being loaded")

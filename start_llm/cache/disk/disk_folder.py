@@ -55,7 +55,8 @@ class DiskFolder:
     Attributes:
         path: of the folder.
         database_names: how the names of databases begin that have to stay; empty: all have to.
-        kept_since_ns: the folder is full of files that were used since; 0 if it has room, or nobody knows.
+        kept_since_ns: if the folder is full, when its oldest file was used, in nanoseconds of wall time;
+            else, or if nobody knows, 0. The disk thread writes it, and the engine thread reads it.
     """
 
     def __init__(self, path: Path, limits: DiskLimits, metrics: DiskMetrics) -> None:
@@ -152,7 +153,7 @@ class DiskFolder:
         self.index.other_bytes = self._foreign_bytes + sum(database.nbytes for database in self._databases())
 
     def _remove_databases(self) -> None:
-        """Remove what is known of conversations with models that were used before every file."""
+        """Remove what is known of conversations with models that were not used since the oldest file was."""
         before_ns = next((file.used_ns for file in self.index.oldest_first()), time.time_ns())
         for database in self._databases():
             may_go = self.database_names and not database.path.name.startswith(self.database_names)

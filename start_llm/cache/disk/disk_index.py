@@ -9,6 +9,7 @@ Safe to use from any thread: the engine thread plans with it, the disk thread ch
 import os
 import re
 import threading
+import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -69,7 +70,8 @@ def file_at(path: Path, status: os.stat_result) -> CachedFile | None:
     if kind is None or match is None or key_folder != match[2][:2]:
         return None
     parent, key = map(bytes.fromhex, match.groups())
-    return CachedFile(kind, key, parent, status.st_size, status.st_mtime_ns)
+    used_ns = min(status.st_mtime_ns, time.time_ns())  # a clock that was ahead would keep it for that long
+    return CachedFile(kind, key, parent, status.st_size, used_ns)
 
 
 class DiskIndex:

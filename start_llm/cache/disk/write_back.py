@@ -257,7 +257,7 @@ class WriteBack:
     def _is_too_old(self, item: CacheItem) -> bool:
         """Return whether it would be the first to go from a folder that is full."""
         kept_since_ns = self._tier.folder.kept_since_ns
-        return kept_since_ns > 0 and self._used_ns(item, _before(item)) < kept_since_ns
+        return kept_since_ns > 0 and self._used_ns(item) <= kept_since_ns
 
     def _has_end(self, seq_cache: SequenceCache) -> bool:
         """Return whether anything is after its pages: tokens, or a state."""
@@ -277,8 +277,8 @@ class WriteBack:
 
     def _write(self, item: CacheItem) -> None:
         self._tier.release_written()  # before there is another copy
-        parent, tokens, content, numbers = self._content(item)
-        kind, key = self._name(item)
+        tokens, content, numbers = self._content(item)
+        parent, (kind, key) = _before(item), self._name(item)
         is_packed = kind == "pages" and self._shape.is_packed(parent.end)
         form = self._layers.kv_format_tag if is_packed else ""
         header = FileHeader(kind, key, parent.key, tokens, content.tensors, numbers, form)
@@ -287,33 +287,32 @@ class WriteBack:
             if kind == "pages"
             else partial(_states_beyond, _steps(parent, tokens), self._store.tree.page_size)
         )
-        self._tier.write(header, content, self._used_ns(item, parent), superseded)
+        self._tier.write(header, content, self._used_ns(item), superseded)
 
-    def _used_ns(self, item: CacheItem, parent: Page) -> int:
+    def _used_ns(self, item: CacheItem) -> int:
         """Return when it was last used, in wall time; never later than what is before it on its path."""
-        last_used = min(item.last_used, *(page.last_used for page in _path_to(parent)), math.inf)
+        parent = _before(item)
+        last_used = min([item.last_used, *(page.last_used for page in _path_to(parent))])
         return int((time.time() - (self._clock() - last_used)) * 1e9) - parent.end * TOKEN_NS
 
-    def _content(
-        self, item: CacheItem
-    ) -> tuple[Page, tuple[int, ...], Outgoing, tuple[tuple[int, ...], ...]]:
-        """Return the page before it, its tokens, its tensors and its numbers."""
+    def _content(self, item: CacheItem) -> tuple[tuple[int, ...], Outgoing, tuple[tuple[int, ...], ...]]:
+        """Return its tokens, its tensors and its numbers."""
         match item:
             case Page():
-                if item.parent is None or item.holder is None:
-                    raise ValueError("a root, or a page whose KV is lost, cannot be written")
+                if item.holder is None:
+                    raise ValueError("a page whose KV is lost cannot be written")
                 part = self._store.part(item.holder, item.start, item.end)
-                return item.parent, item.tokens, outgoing(self._layers.page(part, item.start)), ()
+                return item.tokens, outgoing(self._layers.page(part, item.start)), ()
             case Checkpoint():
-                state, page, tail = item.state, item.page, item.tail_cut
+                state, tail = item.state, item.tail_cut
                 kv = self._layers.copied(tail.part(0, len(item.tail))) if tail else self._shape.nothing()
-                return page, item.tail, outgoing(kv, state), _numbers(state)
+                return item.tail, outgoing(kv, state), _numbers(state)
             case SequenceCache():
                 page = item.end_page
                 tokens = tuple(item.tokens[page.end :])
                 kv = self._end(item.caches, page.end, len(item.tokens)) if tokens else self._shape.nothing()
                 state = self._layers.state(item.caches) if self._layers.has_state else None
-                return page, tokens, outgoing(kv, state), _numbers(state) if state else ()
+                return tokens, outgoing(kv, state), _numbers(state) if state else ()
 
     def _end(self, caches: list[Any], start: int, end: int) -> KVSlice:
         """Return the tokens after the last full page: beside a state as they are, else as a page."""
