@@ -106,7 +106,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _is_default(item: pytest.Item) -> bool:
-    return item.get_closest_marker("thorough") is None
+    return not any(item.get_closest_marker(name) for name in ("thorough", "long"))
 
 
 @pytest.hookimpl(wrapper=True)

@@ -11,10 +11,11 @@ Cases that are left out by default are marked `thorough`; those of them that CI 
 rounds(50, checked=12, few=1)   rounds of the same: all of them, `few` by default, and `checked` of them
                                 where what is `long` is left out (CI)
 
-Of a product and of a sample CI runs the cases that meet every value of every parameter, and one of `REST`
-others. Where a case takes long, it runs the default cases and one of three others, whatever their values:
+CI runs the default cases of each function and one of `CHECKED` others; the next function of the file runs
+other ones, so that all functions together meet every value. Of the combinations of a product or a sample
+whose values other cases have, it runs one of `REST`. Where a case takes long:
 
-@pytest.mark.checked(3)         also where all cases are `thorough`
+@pytest.mark.checked(10)        the default cases, and one of ten others
 
 CI leaves out no case that a mutant names, alone or with its whole function (`tests/mutants`).
 """
@@ -34,6 +35,8 @@ import numpy as np
 import pytest
 
 FEW = 6
+CHECKED = 6
+"""Of the cases that are left out by default, CI runs one of so many."""
 REST = 12
 """Of the cases whose values other cases meet too, CI runs one of so many."""
 MUTANTS = Path(__file__).with_name("mutants")
@@ -157,16 +160,22 @@ def _thorough(function: _Function, places: Counter[tuple[str, str]]) -> set[int]
 
 def _long(function: _Function, named: Container[str], places: Counter[tuple[str, str]]) -> set[int]:
     """Return the indices of the cases that CI leaves out: some of those that are `thorough`."""
-    checked, product = function.closest("checked"), function.closest("product")
-    if not (checked or product or function.closest("sample")) or function.definition.nodeid in named:
+    if function.definition.nodeid in named:
         return set()
-    cases = function.cases
-    kept = {index for index, case in enumerate(cases) if "thorough" not in function.marks(case)}
-    if not checked:
-        kept |= function.covering()
+    every = {*range(len(function.cases))}
+    rest = {
+        index
+        for index in every
+        if function.marks(function.cases[index]) & {"thorough", "long"} == {"thorough"}
+    }
+    checked, combined = function.closest("checked"), set[int]()
+    if not checked and (function.closest("product") or function.closest("sample")):
+        combined = rest - function.covering()
     place = function.file, "long"
-    left_out = left_to_long_runs(len(cases), kept, checked.args[0] if checked else REST, places[place])
-    places[place] += 1
+    share = checked.args[0] if checked else CHECKED
+    left_out = left_to_long_runs(len(every), every - (rest - combined), share, places[place])
+    left_out |= left_to_long_runs(len(every), every - combined, REST, places[place])
+    places[place] += bool(rest)
     return {index for index in left_out if not any(name in named for name in function.names(index))}
 
 

@@ -190,6 +190,7 @@ def class_names(text: str) -> list[str]:
     return [node.name for node in ast.walk(ast.parse(text)) if isinstance(node, ast.ClassDef)]
 
 
+@pytest.mark.thorough
 def test_no_class_name_occurs_twice(package):
     counts = Counter(name for text in package.values() for name in class_names(text))
     assert [name for name, count in counts.items() if count > 1] == []

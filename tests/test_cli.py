@@ -181,7 +181,7 @@ def server(tmp_path_factory, chain_model) -> Generator[Process]:
 # ------------------------------------------------------------------------------------------- a running server
 
 
-@pytest.mark.thorough
+@pytest.mark.long
 def test_the_summary_is_aligned_and_says_what_is_served(server):
     rows = re.findall(r"^  (\w+)( +)(\S.*)$", server.output, re.MULTILINE)
     rows = rows[: [name for name, _, _ in rows].index("address") + 1]
@@ -273,7 +273,7 @@ def test_each_finished_request_is_one_line(server):
     )
 
 
-@pytest.mark.thorough
+@pytest.mark.long
 def test_a_busy_port_ends_the_second_server_with_a_message_that_names_it(server, checkout):
     port = str(server.port)
     with started(checkout, "-m", "start_llm", "serve", "--demo", "--mlx-port", port) as second:
@@ -286,7 +286,7 @@ def test_a_busy_port_ends_the_second_server_with_a_message_that_names_it(server,
     assert server.get("/health")["status"] == "ok"
 
 
-@pytest.mark.thorough
+@pytest.mark.long
 def test_without_a_cache_every_prompt_is_computed(checkout, tiny_model):
     """The flag wins over the environment."""
     with serving(checkout, tiny_model("qwen3"), "--no-cache", PROMPT_CACHE="true") as process:
@@ -304,7 +304,7 @@ def a_free_port() -> str:
         return str(taken.getsockname()[1])
 
 
-@pytest.mark.thorough
+@pytest.mark.long
 def test_the_proxys_files_are_in_the_folder_of_the_logs(checkout, tiny_model, tmp_path):
     port, logs = a_free_port(), tmp_path / "elsewhere"
     environment = {"PROXY": "true", "PROXY_PORT": port, "LOG_ROOT": str(logs)}
@@ -322,7 +322,7 @@ def test_the_proxys_files_are_in_the_folder_of_the_logs(checkout, tiny_model, tm
     assert [path.name for path in logs.iterdir()] == ["proxy.log"]
 
 
-@pytest.mark.thorough
+@pytest.mark.long
 @pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs a folder that not even root can write to")
 def test_a_folder_for_logs_that_cannot_be_written_stops_nothing(checkout, tiny_model):
     environment = {"PROXY": "true", "PROXY_PORT": a_free_port(), "LOG_ROOT": "/proc/logs"}
@@ -399,7 +399,7 @@ def test_bad_settings_end_the_start_with_all_their_names(checkout):
     assert process.output == ""
 
 
-@pytest.mark.thorough
+@pytest.mark.long
 def test_a_model_that_cannot_be_served_ends_the_start_with_a_sentence(checkout, tiny_model, tmp_path):
     missing = tmp_path / "missing"
     empty = tmp_path / "empty"
@@ -496,7 +496,7 @@ def test_a_signal_ends_everything_and_clients_see_that_they_were_cut_off(number,
     assert "Traceback" not in "".join(process.errors)
 
 
-@pytest.mark.thorough
+@pytest.mark.long
 def test_a_second_signal_ends_the_process_at_once(checkout, tiny_model):
     with hard_at_work(checkout, tiny_model("qwen3")) as (process, _, _):
         began = time.monotonic()
@@ -509,7 +509,7 @@ def test_a_second_signal_ends_the_process_at_once(checkout, tiny_model):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="sends a signal to one thread of another process")
-@pytest.mark.thorough
+@pytest.mark.long
 def test_a_signal_that_the_kernel_gave_to_another_thread_ends_the_server_too(checkout, tiny_model):
     with serving(checkout, tiny_model("qwen3")) as process:
         threads = sorted(int(task.name) for task in Path(f"/proc/{process.popen.pid}/task").iterdir())
@@ -517,7 +517,7 @@ def test_a_signal_that_the_kernel_gave_to_another_thread_ends_the_server_too(che
         assert process.until_it_ends(ENDS_WITHIN_S) == 0
 
 
-@pytest.mark.thorough
+@pytest.mark.long
 def test_ctrl_c_while_the_model_loads_ends_at_once(checkout, tiny_model, tmp_path):
     folder = shutil.copytree(tiny_model("qwen3"), tmp_path / "slow")
     (folder / "generation_config.json").unlink()

@@ -73,6 +73,7 @@ def a_database(path: Path) -> bytes:
     return path.read_bytes()
 
 
+@pytest.mark.thorough
 def test_a_damaged_database_is_begun_anew_and_that_is_reported(tmp_path: Path):
     path = tmp_path / "a.db"
     whole, resets = a_database(path), 0
@@ -139,6 +140,7 @@ def opened_tier(folder: Path, notices: Notices) -> DiskTier:
     return tier
 
 
+@pytest.mark.thorough
 def test_a_damaged_page_is_removed_and_that_is_reported(tmp_path: Path):
     path = a_page(tmp_path)
     whole, rejected = path.read_bytes(), 0

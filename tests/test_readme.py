@@ -168,6 +168,7 @@ def definitions(text: str) -> Iterator[str]:
                 pass
 
 
+@pytest.mark.thorough
 def test_every_term_of_the_glossary_is_a_name_of_the_program() -> None:
     names = glossary_names(GLOSSARY.read_text(encoding="utf-8"))
     sources = [*(ROOT / "start_llm").rglob("*.py"), ROOT / "tests" / "templates" / "traits.py"]

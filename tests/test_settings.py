@@ -1207,7 +1207,7 @@ def test_bits_that_a_scheme_does_not_have_are_refused_with_the_scheme_that_has_t
         pass
 
 
-@pytest.mark.thorough
+@pytest.mark.long
 def test_bits_by_layer_come_from_the_models_folder(models, tmp_path):
     folder = shutil.copytree(models.plain, tmp_path / "mixed")
     with (
@@ -1230,6 +1230,7 @@ def test_bits_by_layer_come_from_the_models_folder(models, tmp_path):
         assert "With uniform 4 bits, " not in server.printed()
 
 
+@pytest.mark.thorough
 def test_layers_that_keep_a_window_stay_exact_and_are_counted_at_start(tiny_model, tmp_path):
     folder = shutil.copytree(tiny_model("gemma3_text"), tmp_path / "windows")
     layers = json.loads((folder / "config.json").read_text())["num_hidden_layers"]
@@ -1834,7 +1835,7 @@ def test_every_acting_row_is_checked_on_a_running_application():
     assert CHECKS.keys() == set(ACTING)
 
 
-@pytest.mark.checked(3)
+@pytest.mark.thorough
 @pytest.mark.sample(96)
 @pytest.mark.parametrize("name", ACTING)
 def test_a_setting_acts(name, models):

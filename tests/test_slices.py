@@ -10,6 +10,7 @@ from unittest.mock import patch
 import pytest
 
 from tests.slices import (
+    CHECKED,
     REST,
     _Run,
     default_cases,
@@ -124,11 +125,12 @@ PRODUCT = """
 """
 
 
-def test_what_ci_leaves_out_of_a_product_has_values_that_other_cases_have(pytester: pytest.Pytester):
+def test_of_a_product_ci_runs_few_combinations_of_values_that_other_cases_have(pytester: pytest.Pytester):
     pytester.makepyfile(PRODUCT)
     cases = in_ci(pytester)
-    assert len(cases) == 4 + 12 / REST
-    assert cases >= {f"test_product[{n}-{n}]" for n in range(4)}
+    diagonal = {f"test_product[{n}-{n}]" for n in range(4)}
+    assert len(cases & diagonal) == 1 + 3 // CHECKED + 1
+    assert len(cases - diagonal) == 12 / REST
 
 
 def test_of_a_product_whose_cases_take_long_ci_runs_the_default_cases_and_a_part(pytester: pytest.Pytester):
@@ -158,14 +160,47 @@ SAMPLED = """
 """
 
 
-def test_of_a_sample_ci_runs_every_value_and_a_part_of_the_other_combinations(pytester: pytest.Pytester):
+def test_of_a_sample_ci_runs_a_part_of_the_values_and_a_smaller_one_of_combinations(
+    pytester: pytest.Pytester,
+):
     pytester.makepyfile(SAMPLED)
-    cases = in_ci(pytester)
-    pairs = {name for name in cases if name.startswith("test_pairs")}
-    assert pairs >= {f"test_pairs[{n}-{n}]" for n in range(6)}
-    assert 6 + (30 - 6) / REST <= len(pairs) <= 12 + 24 / REST
-    assert sum(name.startswith("test_list") for name in cases) == 9, "each case has a value of its own"
+    marks, cases = marks_of(pytester), in_ci(pytester)
+    ran = {
+        name: {case for case in cases if case.startswith(name) and "thorough" in marks[case]}
+        for name in ("test_pairs", "test_list", "test_whole")
+    }
+    pairs, values = (rest_of(marks, "test_pairs", diagonal=on) for on in (False, True))
+    assert len(ran["test_pairs"] & values) in counts(len(values) / CHECKED)
+    assert len(ran["test_pairs"] & pairs) in counts(len(pairs) / REST)
+    assert len(ran["test_list"]) in counts(6 / CHECKED)
     assert sum(name.startswith("test_whole") for name in cases) == 9, "nothing is left out by default"
+
+
+def rest_of(marks: dict[str, set[str]], name: str, *, diagonal: bool) -> set[str]:
+    """The cases of a square that are thorough, on its diagonal or beside it."""
+    on = {f"{name}[{n}-{n}]" for n in range(6)}
+    thorough = {case for case in marks if case.startswith(name) and "thorough" in marks[case]}
+    return thorough & on if diagonal else thorough - on
+
+
+def counts(share: float) -> range:
+    """So many of them, rounded down or up."""
+    return range(int(share), int(share) + 2)
+
+
+def test_the_functions_of_a_file_run_different_cases_in_ci(pytester: pytest.Pytester):
+    function = """
+        @pytest.mark.thorough
+        @pytest.mark.parametrize("n", range(8))
+        def test_{}(n): pass
+    """
+    functions = "".join(map(function.format, range(CHECKED)))
+    pytester.makepyfile(f"""
+        import pytest
+        {functions}
+    """)
+    numbers = sorted(name.partition("[")[2] for name in in_ci(pytester))
+    assert numbers == sorted(f"{n}]" for n in range(8))
 
 
 def test_ci_leaves_out_no_case_that_a_mutant_names(pytester: pytest.Pytester):
@@ -226,7 +261,7 @@ def test_of_a_function_that_is_left_out_whole_a_case_shows_it(pytester: pytest.P
         """
     )
     assert {*marks_of(pytester, thorough=False)} == {"test_whole[0]"}
-    assert len(marks_of(pytester, long=False)) == 8
+    assert len(marks_of(pytester, long=False)) == -(-8 // CHECKED)
 
 
 @pytest.mark.parametrize("start", [start for starts in UNITS.values() for start in starts])

@@ -60,7 +60,6 @@ def test_a_reply_is_written_as_the_model_writes_it(trait, on):
         assert subject_of(trait).written(request, message) == turn(trait, message, on=on).reply
 
 
-@pytest.mark.checked(3)
 @pytest.mark.sample(24)
 @pytest.mark.parametrize("client", CLIENTS)
 @pytest.mark.parametrize("trait", TRAITS)
@@ -161,6 +160,7 @@ def test_a_folder_that_lacks_something_says_what(file, text, message, tmp_path):
         page_of(folder)
 
 
+@pytest.mark.thorough
 def test_the_status_of_the_command_says_whether_an_agent_would_miss_something(tmp_path, capsys):
     for name in ("fine", "unread"):
         (tmp_path / name).mkdir()
@@ -188,6 +188,7 @@ def test_nothing_is_lost_on_a_real_model(folder):
 # ------------------------------------------------------------------------------------------------- a server
 
 
+@pytest.mark.thorough
 def test_a_server_says_in_one_line_that_nobody_reads_the_calls_of_its_model(tmp_path):
     template = TRAITS["strips_old_reasoning"].template
     for old, new in UNREAD_CALLS:

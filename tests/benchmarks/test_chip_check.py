@@ -65,7 +65,7 @@ def test_without_a_fault_the_status_is_0(monkeypatch, tmp_path, capsys):
     assert "All passed." in capsys.readouterr().out
 
 
-@pytest.mark.thorough
+@pytest.mark.long
 def test_nothing_of_a_part_is_left_running(tmp_path):
     """One that ignores its end, and a child of one that has ended."""
     child = "import time; time.sleep(60)"
@@ -157,7 +157,7 @@ def test_the_benchmark_of_a_part_takes_its_options(name: str):
     assert set(parser.parse_args(arguments).only) < set(parser.get_default("only"))
 
 
-@pytest.mark.thorough
+@pytest.mark.long
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize(
     "name",

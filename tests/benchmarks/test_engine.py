@@ -36,7 +36,7 @@ def test_no_prompt_of_a_round_begins_like_one_of_another_round():
     assert len({prompt[0] for prompt in asked}) == len(asked), "the server's cache would have its beginning"
 
 
-@pytest.mark.thorough
+@pytest.mark.long
 def test_both_sides_compute_a_prompt_and_decode_after_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):

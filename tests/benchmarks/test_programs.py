@@ -76,7 +76,7 @@ def test_a_program_says_what_its_parts_and_options_do(name: str):
     assert all(part.__doc__ for part in module.PARTS.values())
 
 
-@pytest.mark.thorough
+@pytest.mark.long
 def test_a_benchmark_does_not_measure_the_checks_of_the_tests():
     """Though it imports parts of the tests, which turn them on."""
     clean = {name: value for name, value in os.environ.items() if name not in ("PYTEST_VERSION", CHECKS)}

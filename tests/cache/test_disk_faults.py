@@ -95,7 +95,7 @@ def test_a_disk_that_hangs_at_the_end_is_not_asked_again_and_keeps_the_folder(
     lock.release()
 
 
-@pytest.mark.thorough
+@pytest.mark.long
 def test_a_prompt_that_the_disk_cannot_help_does_not_wait_for_the_scan(tmp_path: Path):
     with on_disk(resources(), tmp_path) as engine:
         settled(lambda: engine.tier.worker.scanned.is_over)

@@ -123,6 +123,7 @@ REASONS = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.sample(12)
 @pytest.mark.product
 @pytest.mark.parametrize("damage", HURTS)
@@ -171,6 +172,7 @@ def test_what_vanished_is_a_miss(resources, stored: Path, expected: list[int], k
         assert engine.say(PROMPT, 6, boundaries=ENDS).tokens == expected
 
 
+@pytest.mark.thorough
 @pytest.mark.sample(2)
 def test_another_tenant_and_another_model_find_nothing(resources, stored: Path):
     with on_disk(resources, stored) as engine:
@@ -223,6 +225,7 @@ def test_what_ended_early_goes_on_after_a_restart(
         assert cached(again) >= 296
 
 
+@pytest.mark.thorough
 @pytest.mark.sample(2)
 def test_a_prompt_that_was_given_up_in_the_middle_goes_on_from_there(
     resources: EngineResources, tmp_path: Path, expected: list[int]
@@ -287,7 +290,7 @@ def test_a_shorter_page_goes_with_the_longer_one(plain: EngineResources, tmp_pat
     assert len(second) == len(first) - 1 + (300 + 6 + 100 + 6 - 1) // PAGE + 1 - (300 + 6 - 1) // PAGE
 
 
-@pytest.mark.thorough
+@pytest.mark.long
 def test_a_conversation_keeps_a_few_states(tiny_model: TinyModel, tmp_path: Path):
     resources, prompt = resources_of(tiny_model, "qwen3_5"), PROMPT
     with on_disk(resources, tmp_path) as engine:
@@ -304,7 +307,7 @@ def test_a_conversation_keeps_a_few_states(tiny_model: TinyModel, tmp_path: Path
         assert cached(engine.say(prompt, 4)) == len(prompt) - 20
 
 
-@pytest.mark.thorough
+@pytest.mark.long
 def test_states_of_conversations_that_diverge_within_a_page_stay(tiny_model: TinyModel, tmp_path: Path):
     resources = resources_of(tiny_model, "qwen3_5")
     prompts = [(*PROMPT[:100], number, *range(15)) for number in range(12)]
@@ -315,7 +318,7 @@ def test_states_of_conversations_that_diverge_within_a_page_stay(tiny_model: Tin
             assert cached(engine.say((*prompt, *reply, 7), 2)) == 116 + 6
 
 
-@pytest.mark.thorough
+@pytest.mark.long
 def test_a_conversation_keeps_a_few_states_over_restarts(tiny_model: TinyModel, tmp_path: Path):
     """Those that an earlier process wrote count too, although nobody has read them since."""
     resources, prompt = resources_of(tiny_model, "qwen3_5"), PROMPT
@@ -403,6 +406,7 @@ def test_reads_end_however_many_there_are_at_once(plain: EngineResources, tmp_pa
         assert not engine.tier.traffic.being_read
 
 
+@pytest.mark.thorough
 @pytest.mark.sample(2)
 def test_a_tier_that_fails_leaves_the_prompt_to_be_computed(
     plain: EngineResources, stored: Path, monkeypatch
@@ -413,6 +417,7 @@ def test_a_tier_that_fails_leaves_the_prompt_to_be_computed(
         assert engine.metrics.failures == 1
 
 
+@pytest.mark.thorough
 def test_what_is_on_the_disk_is_evicted_first_and_what_is_not_is_saved(
     plain: EngineResources, tmp_path: Path
 ):
@@ -527,6 +532,7 @@ def check_that_a_full_disk_is_reported_once(engine: OnDisk, make_room: Callable[
     engine.reported.clear()
 
 
+@pytest.mark.thorough
 def test_a_full_disk_is_reported_once_on_a_file_system_of_its_own(plain: EngineResources, tmp_path: Path):
     with small_disk(tmp_path / "disk", 16 * 2**20) as disk:
         engine = OnDisk(plain, disk / "ssd", limits=DiskLimits(max_size=10**9, pause_s=0.2), idle_s=0)
@@ -560,6 +566,7 @@ def test_what_finds_no_room_is_reported_once(
     engine.stop()
 
 
+@pytest.mark.thorough
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EROFS])
 def test_a_disk_that_is_full_in_the_middle_of_a_file_loses_that_file_alone(
@@ -593,7 +600,7 @@ def folder_size(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
-@pytest.mark.thorough
+@pytest.mark.long
 def test_the_quota_holds_for_two_models_that_take_turns(tiny_model: TinyModel, tmp_path: Path, monkeypatch):
     limit, largest, sizes = 2_000_000, 0, list[int]()
     from start_llm.cache.disk import disk_worker
@@ -620,6 +627,7 @@ def test_the_quota_holds_for_two_models_that_take_turns(tiny_model: TinyModel, t
     assert (tmp_path / "mine.txt").exists(), "what is not ours counts and stays"
 
 
+@pytest.mark.thorough
 @pytest.mark.sample(2)
 def test_the_quota_holds_at_the_start_too(stored: Path, resources):
     size = folder_size(stored)
@@ -650,6 +658,7 @@ def test_a_share_is_of_what_is_free_or_ours(plain: EngineResources, tmp_path: Pa
             assert engine.disk.max_bytes == pytest.approx(told * free, rel=0.05)
 
 
+@pytest.mark.thorough
 @pytest.mark.sample(2)
 def test_what_a_killed_server_left_behind_is_cleaned_up(resources, stored: Path, expected: list[int]):
     left = files(stored)[0].with_name("0" * 32 + "-" + "1" * 32 + ".safetensors.tmp")
@@ -660,6 +669,7 @@ def test_what_a_killed_server_left_behind_is_cleaned_up(resources, stored: Path,
         assert engine.say(PROMPT, 6, boundaries=ENDS).tokens == expected
 
 
+@pytest.mark.thorough
 @pytest.mark.sample(2)
 def test_a_second_server_runs_without_the_tier(plain: EngineResources, stored: Path):
     with on_disk(plain, stored):
@@ -754,6 +764,7 @@ def hanging(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hanging]:
     one.goes_on.set()
 
 
+@pytest.mark.thorough
 @pytest.mark.sample(2)
 def test_a_disk_that_hangs_is_waited_for_once_and_not_for_ever(
     resources, stored: Path, expected: list[int], hanging: Hanging
@@ -860,7 +871,7 @@ def test_who_leaves_while_it_waits_harms_nobody(resources, stored: Path, expecte
         assert engine.metrics.failures == 0
 
 
-@pytest.mark.thorough
+@pytest.mark.long
 def test_several_that_wait_have_room_reserved(plain: EngineResources, tmp_path: Path, slow_reads):
     prompts = [tokens(random.Random(seed), 300, 300) for seed in range(6)]
     with on_disk(plain, tmp_path) as engine:
@@ -875,6 +886,7 @@ def test_several_that_wait_have_room_reserved(plain: EngineResources, tmp_path: 
         assert all(cached(watched) == 299 for watched in everyone)
 
 
+@pytest.mark.thorough
 def test_a_preempted_reply_is_restored_from_the_disk_too(plain: EngineResources, tmp_path: Path):
     """Its caches were evicted while it waited."""
     with on_disk(plain, tmp_path, idle_s=0, max_sequences=1) as engine:

@@ -55,6 +55,7 @@ def test_another_prompt_goes_on_exactly_there(has_state: bool):
     check(stepper)
 
 
+@pytest.mark.thorough
 def test_without_it_a_state_is_not_there():
     stepper = keeping(Clock(), has_state=True)
     ids = prompt(1)

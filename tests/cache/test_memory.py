@@ -69,6 +69,7 @@ class Weighed(Cached):
         check_cache(self.cache)
 
 
+@pytest.mark.thorough
 @pytest.mark.sample(3)
 def test_at_every_step_memory_is_what_the_budget_and_the_running_sequences_explain(resources):
     engine = Weighed(resources, memory_for(resources, 1200))
@@ -91,6 +92,7 @@ def test_once_all_sequences_of_a_batch_have_ended_no_memory_is_counted_for_them(
     assert (engine.cached.live_bytes, engine.cache.batched_bytes) == (0, 0)
 
 
+@pytest.mark.thorough
 @pytest.mark.sample(3)
 def test_when_memory_is_short_in_fact_the_cache_gives_it_back(resources):
     short = [0]
@@ -192,6 +194,7 @@ class Sized(Cached):
                     self.sizes.append(size)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("reused", ["nothing", "a sequence cache", "pages"])
 @pytest.mark.sample(6)
 def test_the_caches_of_a_prompt_and_its_reply_are_made_once(resources, reused):

@@ -39,6 +39,7 @@ def tried(
     return Trial(model_type, network(model_type), layers(network(model_type)), together).run()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("model_type", TYPES)
 @pytest.mark.sample(20)
 def test_a_type_of_each_class_of_cache_answers_rightly(model_type: str):

@@ -55,7 +55,7 @@ def unsynced(whole: bytes, rng: random.Random) -> bytes:
     )
 
 
-@pytest.mark.checked(2)
+@pytest.mark.thorough
 @pytest.mark.sample(32)
 @pytest.mark.parametrize("seed", range(6))
 def test_what_was_not_synced_is_a_miss(

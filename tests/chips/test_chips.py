@@ -40,19 +40,21 @@ def test_a_bare_prompt_lasts_what_its_chunks_do_and_the_copies_of_what_is_cached
     assert bare_prefill_s(flash, 3 * BARE_CHUNK + 1) == pytest.approx(sum([*chunks, *copies, last]))
 
 
+@pytest.mark.thorough
 def test_whole_chunks_with_nobody_else_there_are_as_fast_as_bare():
     outcome = alone(cost("M3 Max", "Flash"), 20_000, BARE)
     assert outcome is not None
     assert not outcome.failed
 
 
-@pytest.mark.thorough
+@pytest.mark.long
 def test_a_collapsed_pacer_fails_alone():
     outcome = alone(cost("M3 Max", "Flash"), 2_000, COLLAPSED)
     assert outcome is not None
     assert any("of bare speed" in one for one in outcome.failed)
 
 
+@pytest.mark.thorough
 def test_whole_chunks_beside_replies_fail_for_their_stalls_and_for_the_share_of_the_replies():
     outcome = running(cost("M3 Max", "8B"), BARE)
     assert outcome is not None
@@ -67,7 +69,7 @@ def test_a_prompt_that_gets_no_time_beside_replies_fails():
     assert any("prompt took" in one for one in outcome.failed)
 
 
-@pytest.mark.thorough
+@pytest.mark.long
 def test_agents_share_their_system_text_and_wait_for_one_another():
     one, four = (work(cost("H100", "8B"), count, BARE) for count in (1, 4))
     assert max(one.ttft_s) < max(four.ttft_s) < 2 * max(one.ttft_s)

@@ -157,7 +157,7 @@ def test_the_doctor_has_the_server_stopped_after_a_question(server: Server) -> N
     assert user.ran == [["stop"], ["doctor"]]
 
 
-@pytest.mark.thorough
+@pytest.mark.long
 def test_a_model_that_the_server_has_is_loaded(server: Server, started: list[Sequence[str]]) -> None:
     server.post("/v1/models/llama/unload", {})
     user = User(state_of(server), "2", "llama", "q")
@@ -333,7 +333,7 @@ def test_who_interrupts_the_wait_learns_that_it_goes_on(
     assert lines[1].startswith("It goes on loading.")
 
 
-@pytest.mark.thorough
+@pytest.mark.long
 def test_a_server_is_started_from_the_menu_and_stopped_from_it(shell: Shell) -> None:
     environment = {"MODEL_PATH": str(ROOT / "models" / "demo"), "MLX_PORT": "0"}
     environment |= {"LOG_ROOT": str(shell.home / "logs")}

@@ -67,7 +67,7 @@ def url_of(shell: Shell) -> str:
 # ------------------------------------------------------------------------------------------------- the file
 
 
-@pytest.mark.thorough
+@pytest.mark.long
 def test_the_file_of_a_server_is_its_owners_alone(demo):
     shell, process = demo
     (path,) = (shell.state / "servers").iterdir()
@@ -109,7 +109,7 @@ def test_files_that_a_killed_server_left_behind_count_for_nothing_and_go(tmp_pat
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.thorough
+@pytest.mark.long
 def test_a_server_that_is_killed_is_no_longer_running(shell):
     folder = shell.state / "servers"
     code = f"""
@@ -144,7 +144,7 @@ def test_a_file_of_another_version_is_left_alone(tmp_path):
     file.remove()
 
 
-@pytest.mark.thorough
+@pytest.mark.long
 def test_a_state_folder_that_cannot_be_written_stops_nobody(shell, tmp_path):
     (tmp_path / "file").touch()
     with served(shell, until="commands do not find", STATE_ROOT=str(tmp_path / "file")):
@@ -154,6 +154,7 @@ def test_a_state_folder_that_cannot_be_written_stops_nobody(shell, tmp_path):
 # ---------------------------------------------------------------------------------------------------- status
 
 
+@pytest.mark.thorough
 def test_status_tells_what_the_server_does(demo):
     shell, process = demo
     before = json.loads(shell.run("status", "--json").stdout)["servers"][0]
@@ -218,7 +219,7 @@ def test_another_program_at_that_port_is_no_server_of_ours(shell):
         assert shell.run("status", environment={"MLX_PORT": str(port)}).returncode == 3
 
 
-@pytest.mark.thorough
+@pytest.mark.long
 def test_a_server_that_asks_for_a_key_is_asked_with_it(shell, tiny_model):
     with serving(tiny_model("qwen3"), access_keys=("sk-own",), state_root=str(shell.state)) as server:
         assert f"{server.url}, asks for a key: set MLX_API_KEY to one" in shell.run("status").stdout
@@ -240,7 +241,7 @@ def test_a_server_that_still_loads_is_reported(shell):
     file.remove()
 
 
-@pytest.mark.thorough
+@pytest.mark.long
 def test_a_server_is_found_and_stopped_while_it_loads(shell, tiny_model, tmp_path):
     folder = shutil.copytree(tiny_model("qwen3"), tmp_path / "slow")
     (folder / "generation_config.json").unlink()
@@ -260,7 +261,7 @@ def test_without_a_server_there_is_nothing_to_stop(shell):
     assert (done.returncode, done.stdout) == (3, "No server of yours is running.\n")
 
 
-@pytest.mark.thorough
+@pytest.mark.long
 def test_stop_waits_for_running_requests_and_now_does_not(shell):
     said: list[str] = []
     with served(shell, DRAIN_SECONDS="30") as process, talking(url_of(shell)):

@@ -128,7 +128,7 @@ def test_uninstall_stops_it_and_removes_the_file(systemd):
     assert not (systemd.home / UNIT).exists()
 
 
-@pytest.mark.thorough
+@pytest.mark.long
 @linux
 def test_the_status_is_the_managers(systemd):
     done = systemd.run("service", "status")

@@ -119,6 +119,7 @@ def clone(shell, tmp_path) -> Clone:
     return Clone(shell, tmp_path)
 
 
+@pytest.mark.long
 def test_the_newest_commit_is_taken_and_what_it_requires_is_installed(clone):
     old, new = clone.head, clone.publish()
     done = clone.upgrade()
@@ -138,7 +139,7 @@ def test_the_newest_commit_is_taken_and_what_it_requires_is_installed(clone):
     assert "pages" not in clone.upgrade().stdout
 
 
-@pytest.mark.thorough
+@pytest.mark.long
 def test_tools_for_the_tests_stay_installed(clone):
     clone.publish()
     (clone.environment / ".installed-dev").touch()
@@ -146,7 +147,7 @@ def test_tools_for_the_tests_stay_installed(clone):
     assert clone.installed()[".venv/.installed-server"] == "new --setup-only --dev"
 
 
-@pytest.mark.thorough
+@pytest.mark.long
 def test_a_failed_installation_leaves_everything_as_it_was(clone):
     old, before = clone.head, clone.installed()
     clone.publish("fail")
@@ -159,7 +160,7 @@ def test_a_failed_installation_leaves_everything_as_it_was(clone):
     assert clone.git("status", "--porcelain", folder=clone.root) == ""
 
 
-@pytest.mark.thorough
+@pytest.mark.long
 def test_a_version_that_does_not_run_is_undone(clone):
     old, before = clone.head, clone.installed()
     (clone.origin / "start_llm" / "cli.py").write_text("syntax error")
@@ -221,7 +222,7 @@ def test_git_is_not_interrupted_in_the_middle(clone, shell):
     assert not (clone.root / ".git" / "index.lock").exists()
 
 
-@pytest.mark.thorough
+@pytest.mark.long
 def test_a_copy_that_a_killed_upgrade_left_is_removed(clone):
     clone.publish()
     (clone.root / ".venv.before-upgrade").mkdir()

@@ -145,7 +145,7 @@ def test_a_whole_examination_of_a_small_model(model: Path, tmp_path: Path, capsy
     assert by_topic["decode"]["verdict"] == "fine"
 
 
-@pytest.mark.thorough
+@pytest.mark.long
 def test_a_quick_examination_looks_at_all_topics_with_fewer_conversations(
     model: Path, tmp_path: Path, capsys
 ):

@@ -68,7 +68,6 @@ def faults(findings: list[Finding]) -> dict[str, str]:
     return {one.topic: one.text for one in findings if one.verdict == "fault"}
 
 
-@pytest.mark.checked(2)
 @pytest.mark.thorough
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_healthy_server_has_no_fault_and_leaves_nothing_behind(family: str, tiny_model: TinyModel):
@@ -101,7 +100,7 @@ def test_it_says_whether_drafts_pay_and_what_they_saved():
     assert not draft_finding(without).figures["pays"]
 
 
-@pytest.mark.thorough
+@pytest.mark.long
 def test_pages_that_come_back_changed_are_found(model: Path, monkeypatch):
     whole = Layers.assemble
 
@@ -114,8 +113,7 @@ def test_pages_that_come_back_changed_are_found(model: Path, monkeypatch):
     assert "of the reply is off by" in faults(examined(model, MANY))["truth"]
 
 
-@pytest.mark.checked(2)
-@pytest.mark.thorough
+@pytest.mark.long
 @pytest.mark.parametrize("wrong", [lambda offset: offset + 1 if offset else 0, lambda offset: 0])
 def test_wrong_positions_are_found(model: Path, monkeypatch, wrong: Callable[[Any], Any]):
     right = mlx.nn.RoPE.__call__
@@ -129,7 +127,7 @@ def test_wrong_positions_are_found(model: Path, monkeypatch, wrong: Callable[[An
     assert "positions (RoPE)" in faults(examined(model))["network"]
 
 
-@pytest.mark.thorough
+@pytest.mark.long
 def test_positions_that_are_wrong_after_a_restore_alone_are_found(model: Path, monkeypatch):
     whole = Layers.assemble
 
@@ -143,7 +141,7 @@ def test_positions_that_are_wrong_after_a_restore_alone_are_found(model: Path, m
     assert set(faults(examined(model, MANY))) >= {"truth"}
 
 
-@pytest.mark.thorough
+@pytest.mark.long
 def test_a_file_that_the_disk_changed_between_two_starts_is_found(model: Path, monkeypatch):
     stop = ExaminedServer.stop
 
@@ -160,7 +158,7 @@ def test_a_file_that_the_disk_changed_between_two_starts_is_found(model: Path, m
     assert "nothing came back from the disk" in found["restart"]
 
 
-@pytest.mark.thorough
+@pytest.mark.long
 def test_a_disk_that_is_slower_than_computing_is_reported_and_no_fault(model: Path, monkeypatch):
     monkeypatch.setattr(RestorePace, "is_slower", lambda *_: True)
     found = {one.topic: one for one in examined(model)}
@@ -168,7 +166,7 @@ def test_a_disk_that_is_slower_than_computing_is_reported_and_no_fault(model: Pa
     assert found["restart"].text.endswith("some were computed, which is faster than this disk")
 
 
-@pytest.mark.thorough
+@pytest.mark.long
 def test_a_damaged_file_of_the_user_is_found_and_left_alone(model: Path, tmp_path: Path):
     cache_conversation(tmp_path, has_state=True)
     assemble_damaged = files(tmp_path)[1]
@@ -183,7 +181,7 @@ def test_a_damaged_file_of_the_user_is_found_and_left_alone(model: Path, tmp_pat
     assert {path: path.read_bytes() for path in files(tmp_path)} == before
 
 
-@pytest.mark.thorough
+@pytest.mark.long
 def test_without_a_prompt_cache_reuse_is_not_judged(model: Path):
     found = verdicts(examined(model, cache_is_on=False))
     assert found["reuse", "skipped"] == 1
@@ -191,13 +189,14 @@ def test_without_a_prompt_cache_reuse_is_not_judged(model: Path):
     assert found["truth", "fine"] == 1
 
 
-@pytest.mark.thorough
+@pytest.mark.long
 def test_pages_with_fewer_bits_are_no_fault(model: Path):
     found = {one.topic: one for one in examined(model, MANY, kv_bits=4, kv_quant_start=0)}
     assert found["truth"].verdict == "look"
     assert "KV_BITS" in found["truth"].text
 
 
+@pytest.mark.thorough
 def test_a_server_that_does_not_start_is_a_finding(model: Path):
     found = examined(model, memory=1000)
     assert "MEMORY_BUDGET" in faults(found)["server"]

@@ -147,7 +147,7 @@ def test_one_that_waits_takes_no_place_of_a_reply():
     stepper.finish(other)
 
 
-@pytest.mark.thorough
+@pytest.mark.long
 def test_a_prompt_makes_way_where_memory_is_free_once_replies_have_made_way_too():
     """The one that reads and those that are written have the memory together."""
     cost = SequenceCost(token_bytes=2 * 32 * 4)
@@ -208,6 +208,7 @@ def test_a_turn_is_not_due_behind_the_title_of_its_session():
     assert order_of((0, title), (0, turn), (0.5, engine_request(range(100), session="two"))) == [1, 2, 0]
 
 
+@pytest.mark.thorough
 def test_a_reply_beside_others_is_that_of_a_cold_server(resources):
     stepper = Cached(resources, clock=Clock())
     other = stepper.submit(background(LONG[:500], 20))

@@ -21,7 +21,7 @@ def pieces(tokens: list[bytes], **options: bool) -> list[str]:
     return [*(detokenizer.feed(token) for token in range(len(tokens))), detokenizer.close()]
 
 
-@pytest.mark.thorough
+@pytest.mark.long
 @given(cut(st.text(max_size=20).map(str.encode)))
 def test_text_comes_back_however_its_bytes_are_cut(tokens):
     assert "".join(pieces(tokens)) == b"".join(tokens).decode()

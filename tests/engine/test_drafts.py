@@ -24,7 +24,7 @@ from tests.conftest import TinyModel
 from tests.engine.drafted import Drafting
 from tests.engine.harness import GREEDY, Stepper, engine_request, uncached_resources
 
-pytestmark = [pytest.mark.product, pytest.mark.sample(2), pytest.mark.checked(2)]
+pytestmark = [pytest.mark.product, pytest.mark.sample(2)]
 
 FAMILIES = ["qwen3", "gemma3_text", "qwen3_5", "glm4_moe_lite", "gpt_oss"]
 """Plain; windows of 128; recurrent layers; latent; windows of 128 with sinks."""

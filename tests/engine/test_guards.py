@@ -284,6 +284,7 @@ class Slow(Counting):
         return 0 * work.sum() + said + 0 * cache[0].keys.sum()
 
 
+@pytest.mark.thorough
 def test_what_sequences_were_copied_from_is_gone_when_they_share_a_batch():
     engine = at_once(network=Slow(has_state=False))
     engine.say(PROMPTS[0])

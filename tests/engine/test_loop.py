@@ -53,6 +53,7 @@ def prefilling(stepper: Stepper) -> Watched:
 # ---------------------------------------------------------------------------------------------------- serving
 
 
+@pytest.mark.thorough
 def test_a_reply_reports_progress_then_text_then_its_end(resources, check):
     stepper = Stepper(resources)
     watched = stepper.submit(engine_request(LONG, 20))

@@ -115,7 +115,7 @@ def test_alone_any_device_computes_at_nine_tenths_of_its_speed(fixed, token, bef
 
 
 @given(fixed=st.floats(0, 0.04), token=st.floats(1e-6, 5e-3), before=st.floats(0, 5e-7))
-@pytest.mark.thorough
+@pytest.mark.long
 def test_no_chunk_lasts_longer_than_a_reply_may_stall(fixed, token, before):
     cost = device(fixed, token, before)
     chunks = time_limits(cost, 20_000, known(cost), stalls=True)
@@ -285,7 +285,7 @@ def test_the_loop_computes_a_prompt_in_long_chunks_while_no_reply_runs(resources
     assert [end - start for start, end in itertools.pairwise(ends)] == [256, 768, 475]
 
 
-@pytest.mark.thorough
+@pytest.mark.long
 def test_a_running_reply_keeps_its_share_while_a_prompt_is_computed(resources):
     stepper, clock = simulated(resources, device(0.01, 4e-3))
     reply = stepper.submit(engine_request(range(3), 500))
@@ -300,7 +300,7 @@ def test_a_running_reply_keeps_its_share_while_a_prompt_is_computed(resources):
     assert max(stalls[2:]) < STALL_S + 0.02
 
 
-@pytest.mark.thorough
+@pytest.mark.long
 def test_chunks_follow_the_speed_of_the_network_that_runs(resources):
     """By the real clock: at a millisecond a token, 192 tokens are what surely fits into 0.23 seconds."""
     slow = Wrapped(resources.network, lambda shape: time.sleep(shape[1] / 1000))

@@ -178,7 +178,7 @@ def test_a_draw_that_raised_leaves_the_next_ones_as_they_were(logprobs, values):
     assert (np.array(sampler(mx.array(fresh), range(3)).ids) < VOCABULARY - 7).all()
 
 
-@pytest.mark.thorough
+@pytest.mark.long
 def test_several_threads_draw_at_once_each_on_its_own_stream():
     logits = of_size(9_000)
 
@@ -557,7 +557,7 @@ def test_one_bad_value_silences_mlx_lms_sampler_for_good_and_not_ours(bad):
     assert run(THEIRS.format(bad=bad)) == ["True ValueError RuntimeError", "RuntimeError True"]
 
 
-@pytest.mark.thorough
+@pytest.mark.long
 def test_ours_goes_on_after_refused_values():
     *refused, smuggled, vast, after = run(OURS)
     assert [line.split()[1] for line in refused] == ["min_p", "top_p", "top_k", "temperature"]

@@ -171,6 +171,7 @@ def a_long_prompt_half_computed(stepper: Stepper) -> Watched:
     return long
 
 
+@pytest.mark.thorough
 def test_a_short_prompt_does_not_wait_for_a_long_one_and_nothing_is_computed_twice(resources, references):
     stepper = cached(resources, clock=Clock())
     long = a_long_prompt_half_computed(stepper)
@@ -208,7 +209,7 @@ def test_counts_of_the_cache_do_not_know_of_the_interruption(resources):
     assert counts[0] == counts[1] == (1, len(LONG), len(LONG), 0)
 
 
-@pytest.mark.thorough
+@pytest.mark.long
 def test_what_two_prompts_begin_with_is_computed_once_whoever_goes_first(resources):
     for known in (0, 690):
         stepper = cached(resources, clock=Clock())
@@ -218,7 +219,7 @@ def test_what_two_prompts_begin_with_is_computed_once_whoever_goes_first(resourc
         assert stepper.metrics.prefilled_tokens == len(LONG) - 1 + 1
 
 
-@pytest.mark.thorough
+@pytest.mark.long
 def test_a_prompt_is_not_stopped_for_one_that_has_no_room(resources):
     """It goes on, and the one that would be due first waits for the reply that has the room."""
     admission = Admission(usable_bytes=10 * (2000 + len(LONG)), cost=COST)
@@ -235,7 +236,7 @@ def test_a_prompt_is_not_stopped_for_one_that_has_no_room(resources):
     stepper.finish(large)
 
 
-@pytest.mark.thorough
+@pytest.mark.long
 def test_a_prompt_that_was_known_and_is_kept_no_longer_is_a_long_one(resources):
     stepper = cached(resources, clock=Clock(step=0.01))
     stepper.finish(stepper.submit(engine_request(range(1000, 1200), 1)))  # so that its speed is known
@@ -281,6 +282,7 @@ def in_turns(stepper: Stepper, sequences: list[Watched]) -> list[list[int]]:
     return had
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("max_sequences", [1, 2, 4])
 @pytest.mark.sample(3)
 def test_more_replies_than_places_take_turns_and_say_what_they_say_alone(
@@ -496,7 +498,7 @@ def test_a_reply_that_takes_too_long_ends_and_the_others_go_on(resources, refere
     assert again.ending.usage.cached >= len(PROMPTS[0]) + len(old.tokens) - 1
 
 
-@pytest.mark.thorough
+@pytest.mark.long
 def test_time_in_which_it_is_not_its_turn_does_not_count(resources):
     clock = Clock(0.02)
     time_limits = TimeLimits(preempt_after_s=1, deadline_s=20)

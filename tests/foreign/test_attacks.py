@@ -22,7 +22,7 @@ from tests.serving import AS_JSON, serving
 from tests.templates.traits import trait_folder
 from tests.transcripts.world import CARRIER
 
-pytestmark = [pytest.mark.product, pytest.mark.sample(2), pytest.mark.checked(2)]
+pytestmark = [pytest.mark.product, pytest.mark.sample(2)]
 
 REST = "Be brief and say what you see. " * 8
 
@@ -99,6 +99,7 @@ LINES = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("line", LINES)
 @pytest.mark.sample(8)
 def test_what_stands_beside_a_date_is_content(talk: Talk, line: str):
@@ -364,6 +365,7 @@ def arguments_of(reply: Message) -> Any:
     return json.loads(reply["tool_calls"][0]["function"]["arguments"])
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("names", NAMES)
 @pytest.mark.sample(6)
 def test_reasoning_is_read_in_its_own_conversation_alone(thinker: Talk, names: str):

@@ -21,7 +21,7 @@ BODIES: dict[str, dict[str, Any]] = {
 TITLE = {"role": "system", "content": "You are a title generator. You output ONLY a thread title."}
 
 
-@pytest.mark.thorough
+@pytest.mark.long
 def test_requests_say_whether_anybody_waits_for_them(tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch):
     submit, submitted = Engine.submit, list[EngineRequest]()
 

@@ -57,6 +57,7 @@ def test_without_a_mark_a_model_with_state_reads_the_rules_again(tiny_model: Tin
     assert (first["cache_creation_input_tokens"], "breakpoints" in first["receipt"]) == (0, False)
 
 
+@pytest.mark.thorough
 def test_a_reply_behind_a_marked_place_is_the_same(tiny_model: TinyModel):
     texts: list[Any] = []
     for mark in ({"type": "ephemeral"}, None):

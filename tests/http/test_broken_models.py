@@ -107,6 +107,7 @@ def memory() -> int:
     return mx.get_active_memory()
 
 
+@pytest.mark.thorough
 @pytest.mark.sample(11)
 @pytest.mark.parametrize("case", BROKEN)
 def test_a_model_that_cannot_be_loaded_is_refused_while_another_one_answers(case: str, folder: Path):
@@ -208,6 +209,7 @@ def test_of_a_model_that_fails_once_it_is_in_memory_nothing_stays_there(
         assert completed(server, "qwen3", "Fish?") == text
 
 
+@pytest.mark.thorough
 def test_requests_that_wait_for_a_model_that_fails_do_not_try_it_again(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -234,7 +236,7 @@ def test_requests_that_wait_for_a_model_that_fails_do_not_try_it_again(
         assert tried == [1, 1], "who comes later tries it again: its files may have been mended"
 
 
-@pytest.mark.thorough
+@pytest.mark.long
 def test_the_reason_stands_in_the_protocol_that_was_spoken(folder: Path):
     config(num_attention_heads=0)(folder / "llama")
     with hosting(folder) as server:

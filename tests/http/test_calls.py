@@ -26,7 +26,7 @@ from tests.http.reading import QUESTION, REPORT, Heard, ReplyContent, content_of
 from tests.http.scripts import asking
 from tests.templates.traits import TRAITS
 
-pytestmark = [pytest.mark.sample(5), pytest.mark.checked(3)]  # `tests/output` reads every form
+pytestmark = pytest.mark.sample(5)  # `tests/output` reads every form
 
 EVERY = list(FORMS)
 STREAMING = [name for name, form in FORMS.items() if form.streams]
@@ -46,7 +46,6 @@ def written(name: str, script: str) -> str:
     return answers(FORMS[name])[script].removesuffix(FORMS[name].end)
 
 
-@pytest.mark.checked(3)
 @pytest.mark.sample(16)
 @pytest.mark.parametrize(("name", "script"), SCRIPTS)
 @pytest.mark.product

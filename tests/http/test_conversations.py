@@ -121,6 +121,7 @@ def test_own_replies_are_not_read_again_however_they_are_spelled(talk: Talk):
             assert computed <= talk.length(question["content"]) + CLOSERS
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("whole_bytes", [1, 2, 3])
 def test_a_reply_that_was_cut_inside_a_character_is_not_read_again(chain_model: ChainModel, whole_bytes: int):
     """The hint of the question goes away, as in OpenClaw, and the client sends the reply as it came."""
@@ -137,6 +138,7 @@ def test_a_reply_that_was_cut_inside_a_character_is_not_read_again(chain_model: 
         assert computed <= talk.length("\ufffd" + "And now?") + CLOSERS
 
 
+@pytest.mark.thorough
 def test_a_reply_that_was_cut_where_markup_might_have_begun_is_not_read_again(chain_model: ChainModel):
     """`functools[` begins a call in one format, and replies end with an f in all."""
     folder = chain_model({"\n\n": [*(f" w{number}".encode() for number in range(40)), " if", " so"]})
@@ -148,6 +150,7 @@ def test_a_reply_that_was_cut_where_markup_might_have_begun_is_not_read_again(ch
     assert computed <= 4 + CLOSERS
 
 
+@pytest.mark.thorough
 def test_a_question_that_nobody_can_prove_is_read_again_and_nothing_in_front_of_it(talk: Talk):
     """Its client sends a line with it that the next request does not have (OpenClaw)."""
     rng, messages, before = random.Random(7), [system("Lines that vanish")], 0

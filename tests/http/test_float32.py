@@ -44,6 +44,7 @@ def asked(server: Server, **more: Any) -> tuple[str, int]:
     return answer["choices"][0]["text"], answer["usage"]["prompt_tokens_details"]["cached_tokens"]
 
 
+@pytest.mark.long
 def test_the_start_says_what_the_weights_are_computed_with(folder: Path):
     with serving(folder) as server:
         assert server.printed().count(CONVERTED) == 1
@@ -52,6 +53,7 @@ def test_the_start_says_what_the_weights_are_computed_with(folder: Path):
         assert "CPU_DEQUANTIZE is off." in server.printed()
 
 
+@pytest.mark.long
 def test_where_memory_is_short_the_weights_stay_and_the_start_says_so(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ):

@@ -61,6 +61,7 @@ def counted(server: Server, **fields: Any) -> int:
 # ---------------------------------------------------------------------------------- Anthropic's client tools
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["hermes", "mistral"])
 @pytest.mark.sample(2)
 def test_a_tool_that_the_client_runs_is_called_by_its_name_and_its_result_goes_on(name, babbling: Random):
@@ -121,7 +122,6 @@ TIME = {
 DEMANDED = {"tool_choice": {"type": "custom", "name": "apply_patch"}, "parallel_tool_calls": False}
 
 
-@pytest.mark.checked(2)
 @pytest.mark.sample(18)
 @pytest.mark.parametrize("name", FORMS)
 def test_a_demanded_custom_call_follows_its_grammar_and_its_echo_is_bound(name, babbling: Random):

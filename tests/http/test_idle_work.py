@@ -73,6 +73,7 @@ def beginning() -> list[dict[str, Any]]:
     return [{"role": "system", "content": RULES}, {"role": "user", "content": "Begin."}]
 
 
+@pytest.mark.thorough
 @pytest.mark.sample(4)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_reply_behind_a_message_that_goes_is_read_before_the_next_request(
@@ -172,7 +173,7 @@ def test_it_stops_with_the_server_in_the_midst_of_its_work(tiny_model: TinyModel
     assert not [one for one in threading.enumerate() if one.name == "read-ahead"]
 
 
-@pytest.mark.thorough
+@pytest.mark.long
 def test_it_rests_while_little_of_what_it_read_is_used(
     tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch
 ):

@@ -68,7 +68,7 @@ def prompt_tokens(server: Server, path: str, body: Any) -> int:
     return usage["prompt_tokens" if path == CHAT else "input_tokens"]
 
 
-@pytest.mark.thorough
+@pytest.mark.long
 def test_a_prompt_with_images_is_counted_alike_in_every_protocol(seeing: Server):
     counts = {prompt_tokens(seeing, path, body_of(path, CAT, DOG)) for path in (CHAT, MESSAGES, RESPONSES)}
     assert len(counts) == 1
@@ -189,7 +189,7 @@ def test_bad_images_are_refused_at_once_and_leave_nothing_behind(seeing: Server,
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 20_000
 
 
-@pytest.mark.thorough
+@pytest.mark.long
 def test_a_body_of_forty_megabytes_is_answered(seeing: Server):
     large = data_url(saved(Pillow.effect_noise((3100, 3200), 90).convert("RGB"), "BMP"))
     body = body_of(CHAT, large)

@@ -70,7 +70,7 @@ def test_what_the_disk_has_lost_is_computed(tiny_model: TinyModel, tmp_path: Pat
         assert computed(ask(server, "Go on.")) < 60
 
 
-@pytest.mark.thorough
+@pytest.mark.long
 def test_of_several_agents_the_ones_used_last_are_read(tiny_model: TinyModel, tmp_path: Path):
     folder = tiny_model(hidden=64, layers=2)
     kept: dict[str, Any] = {"idle_work": "on", "ssd_folder": str(tmp_path), "drain_s": 10}

@@ -83,7 +83,6 @@ def with_plain_arguments(reply: ReplyContent) -> ReplyContent:
     )
 
 
-@pytest.mark.checked(3)
 @pytest.mark.sample(8)
 @pytest.mark.parametrize(("name", "script"), SCRIPTS)
 @pytest.mark.product
@@ -226,7 +225,7 @@ def caller(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     return folder
 
 
-@pytest.mark.checked(2)
+@pytest.mark.thorough
 @pytest.mark.parametrize("display", ["summarized", "omitted"])
 @pytest.mark.parametrize("name", THINKING)
 @pytest.mark.product
@@ -248,7 +247,6 @@ def test_claude_code_is_bound_at_each_reply(name: str, display: str, caller: Cal
     assert stats["prompt_cache"]["efficiency"] >= 0.9
 
 
-@pytest.mark.checked(2)
 @pytest.mark.parametrize("display", ["summarized", "omitted"])
 @pytest.mark.parametrize("name", THINKING)
 @pytest.mark.product
@@ -363,7 +361,7 @@ def test_a_failure_before_a_whole_reply_is_an_api_error(breaking: BreakableServe
     assert (reply.json["type"], reply.json["error"]["type"]) == ("error", "api_error")
 
 
-@pytest.mark.thorough
+@pytest.mark.long
 def test_a_long_prompt_is_read_with_signs_of_life(tiny_model: Callable[..., Path]):
     with serving(tiny_model("qwen3"), keep_alive_s=0.02) as server, Client(server.port) as client:
         long = [{"role": "user", "content": "\x01" * 60_000}]

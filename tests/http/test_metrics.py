@@ -202,7 +202,7 @@ def test_the_key_is_asked_for(tiny_model: TinyModel):
         assert ask(server.port, "GET", "/metrics", None, {"Authorization": "Bearer sesame"}).status == 200
 
 
-@pytest.mark.thorough
+@pytest.mark.long
 def test_a_counter_never_goes_down_while_models_come_and_go(tiny_model: TinyModel, tmp_path: Path):
     """Prometheus takes a counter that went down for a new one, and the difference for new requests."""
     for family in ("qwen3", "llama"):

@@ -70,6 +70,7 @@ def test_a_reply_that_runs_goes_on_beside_a_panic(server: Server):
         assert list(client.events())[-1] == "[DONE]"
 
 
+@pytest.mark.long
 def test_a_model_whose_tokenizer_panics_while_it_is_loaded_is_reported_and_the_others_serve(
     tiny_model: TinyModel, tmp_path: Path
 ):

@@ -18,7 +18,7 @@ from start_llm.serving.prompt_account import PromptAccount
 from tests.conftest import TinyModel
 from tests.grammar import wire
 from tests.http.test_conversations import system, user, words
-from tests.server.client import Client, Reply, ask
+from tests.server.client import Client, Reply, ask, wait_until
 from tests.serving import Server, serving
 from tests.slices import rounds
 
@@ -191,6 +191,7 @@ def test_the_receipts_of_many_random_requests_sum_up(family: str, tiny_model: Ti
     with serving(tiny_model(family, hidden=64, layers=2), thinking=False, batch=4) as server:
         crowd = Crowd(server, seed=1)
         crowd.run(REQUESTS)
+        wait_until(lambda: server.get("/stats")["requests"]["in_flight"] == 0, within_s=5)
         stats = server.get("/stats")
     assert len(crowd.receipts) == REQUESTS
     total = {one: sum(receipt[one] for receipt in crowd.receipts) for one in SOURCES}

@@ -57,7 +57,6 @@ def _text(item: Any) -> Any:
     return part["text"]
 
 
-@pytest.mark.checked(3)
 @pytest.mark.parametrize(("name", "script"), SCRIPTS)
 @pytest.mark.product
 @pytest.mark.sample(6)

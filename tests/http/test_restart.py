@@ -145,7 +145,7 @@ def test_other_weights_of_equal_size_and_time_answer_for_themselves(tiny_model: 
         assert server.post("/v1/completions", asked)["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
 
 
-@pytest.mark.thorough
+@pytest.mark.long
 def test_a_prompt_is_read_while_the_database_is_busy(
     tiny_model: TinyModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -205,7 +205,7 @@ class Watched(threading.Thread):
         return 0
 
 
-@pytest.mark.thorough
+@pytest.mark.long
 def test_two_models_take_turns_in_one_folder_and_another_server_beside_them(
     tiny_model: TinyModel, tmp_path: Path
 ):
@@ -233,6 +233,7 @@ def test_two_models_take_turns_in_one_folder_and_another_server_beside_them(
     assert watched.largest <= quota + 2 * watched.largest_file, "one more, and one that is being written"
 
 
+@pytest.mark.thorough
 def test_after_an_upgrade_older_pages_are_reported_once_and_go_first(
     tiny_model: TinyModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

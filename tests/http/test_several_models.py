@@ -149,7 +149,7 @@ def budget_between(less: int, more: int) -> int:
     return int((less + more) / 2 / (usable_share(1000) / 1000))
 
 
-@pytest.mark.thorough
+@pytest.mark.long
 @pytest.mark.usefixtures("steady_work")
 def test_where_memory_has_room_for_one_the_other_goes(folder: Path, alone: dict[tuple[str, str], str]):
     (prompt, *_) = prompts(6)
@@ -171,7 +171,7 @@ def test_models_compute_in_turns_so_they_need_the_memory_for_it_once():
     assert together([small, large, small]) == 13 + 130 + 13 + 50
 
 
-@pytest.mark.thorough
+@pytest.mark.long
 @pytest.mark.usefixtures("steady_work")
 def test_two_models_stay_where_there_is_room_for_one_step(folder: Path, alone: dict[tuple[str, str], str]):
     """Their own needs are small; the memory of a step, twice, would be too much."""
@@ -186,7 +186,7 @@ def test_two_models_stay_where_there_is_room_for_one_step(folder: Path, alone: d
         assert loaded(server) == {"qwen3", "llama"}
 
 
-@pytest.mark.thorough
+@pytest.mark.long
 def test_an_alias_is_another_name_of_a_model(folder: Path, alone: dict[tuple[str, str], str]):
     (prompt, *_) = prompts(6)
     aliases = ("claude-haiku-4-5=llama", "small = llama", "a/b=qwen3")
@@ -213,7 +213,7 @@ def test_an_alias_that_cannot_be_ends_the_start(folder: Path, alias: str, proble
         pass
 
 
-@pytest.mark.thorough
+@pytest.mark.long
 def test_a_stream_is_finished_before_its_model_goes(folder: Path, alone: dict[tuple[str, str], str]):
     (prompt, *_) = prompts(6)
     with hosting(folder, max_loaded=1) as server:
@@ -237,7 +237,7 @@ def test_what_was_computed_is_there_when_a_model_that_stayed_is_asked_again(fold
         assert again["prompt_tokens_details"]["cached_tokens"] == first["prompt_tokens"] - 1
 
 
-@pytest.mark.thorough
+@pytest.mark.long
 def test_a_model_that_went_finds_its_pages_on_the_disk(folder: Path, tmp_path: Path):
     prompt = " ".join(prompts(6)) * 8
     with hosting(folder, max_loaded=1, ssd_folder=str(tmp_path), drain_s=10) as server:
@@ -247,7 +247,7 @@ def test_a_model_that_went_finds_its_pages_on_the_disk(folder: Path, tmp_path: P
         assert again["prompt_tokens_details"]["cached_tokens"] >= first["prompt_tokens"] - 8
 
 
-@pytest.mark.thorough
+@pytest.mark.long
 def test_a_model_that_is_loaded_again_at_once_finds_its_conversations(folder: Path, tmp_path: Path):
     with hosting(folder, ssd_folder=str(tmp_path)) as server:
         assert server.post(CHAT, ASKED[CHAT] | {"model": "llama"})["choices"]
@@ -261,7 +261,7 @@ def posting(server: Server, model: str) -> Callable[[str, Any], Any]:
     return lambda path, body: server.post(path, {**body, "model": model})
 
 
-@pytest.mark.thorough
+@pytest.mark.long
 def test_two_models_with_equal_weights_keep_their_conversations(tiny_model: TinyModel, tmp_path: Path):
     models, kept, names = tmp_path / "models", tmp_path / "kept", ("one", "two")
     for name in names:
@@ -284,7 +284,7 @@ def test_two_models_with_equal_weights_keep_their_conversations(tiny_model: Tiny
             assert "cannot be used" not in server.printed()
 
 
-@pytest.mark.thorough
+@pytest.mark.long
 def test_memory_comes_back_over_many_switches(folder: Path):
     (prompt, *_) = prompts(6)
     with serving(Path("qwen3"), model_dir=str(folder), max_kv_size=4096, max_loaded=1) as server:
@@ -326,6 +326,7 @@ def test_while_a_model_takes_the_place_of_another_one_the_pages_say_so(
         assert named.result() == unknown.result()
 
 
+@pytest.mark.thorough
 def test_models_are_loaded_and_unloaded_by_request(folder: Path):
     with hosting(folder) as server:
         assert server.post("/v1/models/llama/load", {})["state"] == "loaded"
@@ -339,7 +340,7 @@ def test_models_are_loaded_and_unloaded_by_request(folder: Path):
             assert "There is no model 'nobody'" in refused.value.read().decode()
 
 
-@pytest.mark.thorough
+@pytest.mark.long
 def test_the_last_model_goes_too_and_the_next_request_loads_it_again(folder: Path):
     """Meanwhile all pages answer, and clients still find its window."""
     with hosting(folder) as server:
@@ -506,7 +507,7 @@ def test_who_unloads_a_model_and_leaves_while_another_one_is_loaded_changes_noth
         assert loaded(server) == {"qwen3", "llama"}
 
 
-@pytest.mark.thorough
+@pytest.mark.long
 def test_where_a_model_does_not_end_no_other_one_is_loaded_beside_its_weights(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -533,7 +534,7 @@ def assert_set(event: threading.Event) -> None:
     assert event.wait(30)
 
 
-@pytest.mark.thorough
+@pytest.mark.long
 def test_a_model_whose_engine_has_ended_is_loaded_anew(folder: Path, monkeypatch: pytest.MonkeyPatch):
     def broken(_: Any) -> None:
         raise SystemError("out of order")
@@ -589,7 +590,7 @@ def test_a_load_that_breaks_for_an_unknown_reason_is_reported_and_not_tried_for_
         assert tried == [1]
 
 
-@pytest.mark.thorough
+@pytest.mark.long
 def test_the_first_model_stays_until_the_server_has_started(folder: Path, monkeypatch: pytest.MonkeyPatch):
     """A machine may take longer to open its port than a model may be idle."""
     opened = App._open
@@ -603,7 +604,7 @@ def test_the_first_model_stays_until_the_server_has_started(folder: Path, monkey
         wait_until(lambda: not loaded(server), within_s=10)
 
 
-@pytest.mark.thorough
+@pytest.mark.long
 def test_a_pinned_model_stays(folder: Path):
     with hosting(folder, max_loaded=2, pinned=("qwen3",)) as server:
         for family in FAMILIES[1:]:
@@ -621,7 +622,7 @@ def test_beside_pinned_models_without_room_a_request_is_refused_with_the_reason(
         assert completed(server, "qwen3", "Fish?")
 
 
-@pytest.mark.thorough
+@pytest.mark.long
 def test_no_model_is_unloaded_for_one_that_does_not_fit_beside_pinned_ones(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -675,7 +676,7 @@ def test_models_that_nobody_uses_go_the_last_one_too_and_come_back(folder: Path,
         assert completed(server, "qwen3", "Fish?")
 
 
-@pytest.mark.thorough
+@pytest.mark.long
 def test_a_pinned_model_stays_although_nobody_uses_it(folder: Path):
     with hosting(folder, model_idle_s=0.2, pinned=("llama",)) as server:
         completed(server, "llama", "Fish?")

@@ -36,6 +36,7 @@ def test_the_third_of_three_system_texts_with_another_folder_at_the_end_reads_on
     assert shares[2] > 0.97
 
 
+@pytest.mark.thorough
 def test_sub_agents_share_a_system_text_that_the_template_folds_into_the_question(tmp_path: Path):
     with serving(trait_folder("no_system", tmp_path, hidden=64, family="gemma3_text")) as server:
         shares = [cached_share(server, RULES, f"{name}, please?") for name in ("One", "Two", "Three")]

@@ -112,7 +112,6 @@ def edited(rng: random.Random, ids: Sequence[int], place: int) -> list[int]:
     return [*ids[:place], *random_ids(rng, 5), *ids[place + 5 :]]
 
 
-@pytest.mark.checked(2)
 @pytest.mark.parametrize("length", LENGTHS)
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("streams", [False, True])
@@ -130,7 +129,6 @@ def test_a_text_that_is_repeated_or_extended_costs_what_is_new_in_it(client, fam
     assert one.counted() == (sum(one.computed for one in one.read), sum(one.unavoidable for one in one.read))
 
 
-@pytest.mark.checked(2)
 @pytest.mark.parametrize("length", LENGTHS)
 @pytest.mark.parametrize("part", [1 / 2, 3 / 4])
 @pytest.mark.parametrize("family", FAMILIES)
@@ -199,7 +197,6 @@ def test_a_line_that_comes_and_goes_is_read_once_each_way(client, family):
     assert max(costs[2:]) < 40
 
 
-@pytest.mark.checked(2)
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("seed", range(3))
 def test_stats_tell_what_a_ledger_tells_whatever_is_asked_for(client, family, seed):

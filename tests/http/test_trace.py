@@ -130,7 +130,7 @@ def test_streams_and_texts_are_traced_too(desk: Desk):
     assert (lines[TEXT]["request_id"], lines[TEXT]["session_source"]) == (whole["id"], "none")
 
 
-@pytest.mark.thorough
+@pytest.mark.long
 def test_a_client_that_leaves_has_its_line(desk: Desk):
     with Client(desk.server.port) as client:
         client.request("POST", TEXT, {"prompt": LONG_PROMPT, "stream": True})
@@ -141,7 +141,7 @@ def test_a_client_that_leaves_has_its_line(desk: Desk):
     assert (line["ttft_seconds"], line["completion_tokens"]) == (None, 0)
 
 
-@pytest.mark.thorough
+@pytest.mark.long
 def test_a_request_that_the_end_of_the_server_cuts_has_its_line(tiny_model: TinyModel, tmp_path: Path):
     with traced(tiny_model("qwen3"), tmp_path) as desk, Client(desk.server.port) as client:
         client.request("POST", TEXT, {"prompt": LONG_PROMPT, "stream": True})
@@ -162,7 +162,7 @@ def test_nothing_that_a_client_sent_or_received_stands_in_the_trace(desk: Desk):
     assert not [path for path in desk.root.rglob("*") if SECRET in path.name]
 
 
-@pytest.mark.thorough
+@pytest.mark.long
 def test_the_counters_of_a_request_are_its_own(tiny_model: TinyModel, tmp_path: Path):
     """A network with state, and branches at places where none was kept: each such branch is one miss."""
     with traced(tiny_model("qwen3_5"), tmp_path) as desk:
@@ -204,6 +204,7 @@ def test_a_line_names_the_messages_in_which_something_was_mended(desk: Desk):
     assert sorted(line["mended"] for line in desk.lines()) == [[], ["messages[1]", "messages[2]"]]
 
 
+@pytest.mark.thorough
 def test_a_line_is_written_after_the_last_event(desk: Desk, tmp_path: Path):
     """However slow the disk is."""
 

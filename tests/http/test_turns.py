@@ -19,7 +19,7 @@ from tests.http.reading import QUESTION, ReplyContent, hear, post
 from tests.http.scripts import asking, write_model
 from tests.serving import Server, serving
 
-pytestmark = [pytest.mark.sample(5), pytest.mark.checked(3)]  # `tests/output` reads every form
+pytestmark = pytest.mark.sample(5)  # `tests/output` reads every form
 
 EVERY = list(FORMS)
 RESULT = "Fifty-two, says the file."
@@ -206,6 +206,7 @@ def refusing(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
         yield server
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("role", ["system", "developer"])
 def test_a_system_message_is_taken_wherever_it_stands(role, refusing: Server):
     messages = [{**message, "role": role} if message["role"] == "system" else message for message in LATER]

@@ -50,6 +50,7 @@ def server(tiny_model: TinyModel, tmp_path_factory: pytest.TempPathFactory) -> G
         yield one
 
 
+@pytest.mark.thorough
 def test_a_client_s_first_turn_after_a_restart_takes_nothing_from_the_disk(server: Server):
     (receipt,) = warm(server, ANN, programs=["pi"])
     assert receipt["from_disk"] > 0.8 * receipt["prompt_tokens"]

@@ -567,7 +567,7 @@ def test_tests_keep_their_bytecode_out_of_a_tree_that_shall_have_none(sandbox):
     assert "bytecode: 1,\n" in done.stdout, "a server writes what it is told to write"
 
 
-@pytest.mark.thorough
+@pytest.mark.long
 def test_tests_leave_no_temporary_folder_and_the_bytecode_of_the_tree_alone(tmp_path):
     """As in a process that ends without the clean-up of Python, and with a tree among temporary folders."""
     tree, bytecode = tmp_path / "tmp" / "tree", tmp_path / "bytecode"

@@ -143,6 +143,7 @@ def test_the_package_has_every_file_of_the_program(installed):
     assert {name.removeprefix("bundled_models/demo/") for name in demo} == files(ROOT / "models" / "demo")
 
 
+@pytest.mark.long
 def test_it_serves_the_demo_model_and_keeps_everything_in_the_users_folder(installed):
     settings = installed.home / ".config" / "start_llm" / ".env"
     settings.parent.mkdir(parents=True)
@@ -163,18 +164,21 @@ def test_it_serves_the_demo_model_and_keeps_everything_in_the_users_folder(insta
     settings.unlink()
 
 
+@pytest.mark.long
 def test_a_program_on_path_is_called_by_its_name(installed):
     path = f"{installed.program.parent}:{os.environ['PATH']}"
     with installed.serving("--demo", PATH=path) as (address, printed):
         assert re.search(rf"\n    start_llm (launch --base-url {address} \w+|clients)\n", printed)
 
 
+@pytest.mark.long
 def test_a_model_beside_the_user_is_found(installed, tiny_model):
     shutil.copytree(tiny_model("qwen3"), installed.home / "mine")
     with installed.serving("--model", "mine") as (_, printed):
         assert re.search(r"model +mine\n", printed)
 
 
+@pytest.mark.long
 @pytest.mark.skipif(sys.platform != "linux", reason="reads a unit of systemd")
 def test_a_service_of_the_package_starts_its_program(installed):
     shown = installed.run("service", "install", "--print", "--demo", "--no-proxy", "--mlx-port", "0").stdout

@@ -67,6 +67,7 @@ def test_the_client_gets_what_its_row_says_and_nothing_else_changes(name, home, 
     assert setup.served.reply == WINDOW // 4
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", CLIENTS)
 @pytest.mark.sample(9)
 def test_the_printed_lines_do_in_a_shell_what_launch_does(name, home, server):
@@ -100,6 +101,7 @@ def test_what_a_client_keeps_in_its_folder_is_there_the_next_time(home, server):
     assert 'trust_level = "trusted"' in told.files[str(folder / "config.toml")]
 
 
+@pytest.mark.thorough
 def test_the_key_is_the_proxys_and_a_placeholder_without_one(home, server):
     keyed = home.environment("claude", PROXY_API_KEY="sk-mine")
     assert home.run("launch", "--base-url", server.url, "claude", env=keyed).returncode == 0
@@ -141,7 +143,7 @@ def test_a_base_url_may_end_in_v1_as_openai_clients_write_it(home, server):
     assert home.client_start().environment["ANTHROPIC_BASE_URL"] == server.url
 
 
-@pytest.mark.thorough
+@pytest.mark.long
 def test_a_name_with_quotes_and_spaces_reaches_the_client(home, tiny_model, tmp_path):
     folder = shutil.copytree(tiny_model("qwen3"), tmp_path / 'it\'s a "tiny" $model')
     with serving(folder) as server:
@@ -211,7 +213,7 @@ def test_a_signal_reaches_the_client_and_its_end_is_seen(number, behaviour, stat
 # ------------------------------------------------------------------------------------------------- refusals
 
 
-@pytest.mark.thorough
+@pytest.mark.long
 def test_a_client_that_is_not_there_is_reported_with_how_to_install_it(home, server):
     for name, client in CLIENTS.items():
         environment = home.environment(name, PATH="/nowhere")
@@ -232,6 +234,7 @@ def test_a_program_that_cannot_be_run_is_reported(home, server):
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.thorough
 def test_without_a_server_both_addresses_are_named(home):
     with socket.socket() as one, socket.socket() as other:
         for nobody in (one, other):

@@ -87,7 +87,7 @@ def test_the_list_of_clients_says_who_suits_the_model(home: Home, demo: Server) 
     assert lines[-1] == f"  Judged for demo, which is served at {demo.url}."
 
 
-@pytest.mark.thorough
+@pytest.mark.long
 def test_who_launches_a_client_that_does_not_suit_is_warned_before_it_starts(
     home: Home, demo: Server
 ) -> None:
@@ -102,6 +102,7 @@ def test_who_launches_a_client_that_does_not_suit_is_warned_before_it_starts(
     assert (done.returncode, done.stderr) == (0, "")
 
 
+@pytest.mark.thorough
 @pytest.mark.sample(3)
 @pytest.mark.parametrize(("answer", "status", "starts"), [("n", 1, False), ("", 1, False), ("y", 0, True)])
 def test_in_a_terminal_the_user_is_asked(

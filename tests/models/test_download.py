@@ -109,7 +109,7 @@ def test_a_repository_comes_once_and_without_any_code(hub, files, tmp_path):
     assert resolved(tmp_path, hub.url) == str(folder), "a model that is here must start without a network"
 
 
-@pytest.mark.thorough
+@pytest.mark.long
 def test_a_broken_download_is_explained_and_the_next_start_fetches_only_what_is_missing(hub, files, tmp_path):
     hub.broken_after = 100_000
     text = resolved(tmp_path, hub.url)
@@ -128,7 +128,7 @@ def test_a_broken_download_is_explained_and_the_next_start_fetches_only_what_is_
     assert partial_files(tmp_path) == []
 
 
-@pytest.mark.thorough
+@pytest.mark.long
 def test_a_connection_that_breaks_for_a_moment_goes_on_where_it_was(hub, tmp_path):
     weights = hub.files["model.safetensors"] = os.urandom(22 * MIB)
     hub.broken_after, hub.breaks_cleanly = 21 * MIB, True
@@ -140,7 +140,7 @@ def test_a_connection_that_breaks_for_a_moment_goes_on_where_it_was(hub, tmp_pat
     ]
 
 
-@pytest.mark.thorough
+@pytest.mark.long
 def test_ctrl_c_in_a_download_ends_the_server_at_once_and_the_next_start_goes_on(hub, files, tmp_path):
     hub.broken_after, hub.stalls = 100_000, True
     with downloading_server(hub, tmp_path) as server:
@@ -163,13 +163,13 @@ def test_ctrl_c_in_a_download_ends_the_server_at_once_and_the_next_start_goes_on
     assert partial_files(tmp_path) == []
 
 
-@pytest.mark.thorough
+@pytest.mark.long
 def test_a_repository_that_does_not_exist_is_named(hub, tmp_path):
     text = resolved(tmp_path, hub.url, "lab/nothing")
     assert text.startswith("ModelError: The model 'lab/nothing' cannot be downloaded: 404")
 
 
-@pytest.mark.thorough
+@pytest.mark.long
 def test_a_dead_network_is_explained(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as closed:
         port = closed.getsockname()[1]

@@ -74,7 +74,6 @@ def test_weights_and_cache_of_every_family_are_those_of_the_loaded_model(family,
     assert shape.window == tiny_models.MAX_POSITIONS
 
 
-@pytest.mark.checked(2)
 @pytest.mark.parametrize("form", ["affine", "mxfp4", "nvfp4", "halves"])
 @pytest.mark.parametrize("family", tiny_models.FAMILIES)
 @pytest.mark.product

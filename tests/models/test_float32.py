@@ -204,7 +204,7 @@ def test_adapters_are_mounted_on_converted_layers(tiny_model: TinyModel, tmp_pat
     assert mx.array_equal(alone, logits(networks[1])).item()
 
 
-@pytest.mark.thorough
+@pytest.mark.long
 def test_every_family_computes_in_float32_once_it_is_converted(tiny_model: TinyModel, tmp_path: Path):
     for family in tiny_models.FAMILIES:
         folder = quantise(tiny_model(family, hidden=128, layers=2), tmp_path / family, halves=True)

@@ -135,7 +135,7 @@ def test_a_loaded_model_runs_and_knows_the_width_of_its_logits(chain_model):
     assert model.config["model_type"] == "qwen3"
 
 
-@pytest.mark.thorough
+@pytest.mark.long
 def test_a_process_that_loads_models_keeps_its_limit_on_open_files():
     code = "import resource; print(*resource.getrlimit(resource.RLIMIT_NOFILE))\n"
     code += "import start_llm.app\n"

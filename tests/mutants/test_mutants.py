@@ -1,7 +1,7 @@
 """Every guard of the cache has a mutant: an edit that plants a bug, and a test that it turns red.
 
 `tests/mutants/edits.py` says what the file of a mutant looks like. By default it is tried whether each finds
-its place in the sources. CI runs one of twelve, `scripts/check --changed` those that a change concerns,
+its place in the sources. CI runs one of 24, `scripts/check --changed` those that a change concerns,
 and `scripts/check --all` all, as does `install_and_run.py --test tests/mutants -m ""`.
 
 A named test runs without plugins and without `tests/conftest.py`, which take longer than the test itself. So
@@ -202,9 +202,9 @@ def outcomes(
 # ------------------------------------------------------------------------------------------------------ tests
 
 
-IN_CI = 12
+IN_CI = 24
 LONG = {name for number, name in enumerate(MUTANTS) if number % IN_CI != len(MUTANTS) % IN_CI}
-"""The mutants that CI leaves out: it runs one of twelve, and others once there is a mutant more."""
+"""The mutants that CI leaves out: it runs one of 24, and others once there is a mutant more."""
 FILES_IN_CI = {file_of(MUTANTS[name]) for name in MUTANTS.keys() - LONG}
 
 
@@ -213,6 +213,7 @@ def marked(name: str, *, is_long: bool) -> object:
 
 
 @pytest.mark.thorough
+@pytest.mark.checked(1)
 @pytest.mark.parametrize("file", [marked(file, is_long=file not in FILES_IN_CI) for file in FILES])
 def test_the_tests_that_find_mutants_pass_without_them(outcomes, file):
     """Those of the mutants that run beside them, or all."""
@@ -256,6 +257,7 @@ def test_ci_runs_the_test_of_each_mutant(request: pytest.FixtureRequest):
 
 
 @pytest.mark.thorough
+@pytest.mark.checked(1)
 @pytest.mark.parametrize("name", [marked(name, is_long=name in LONG) for name in MUTANTS])
 def test_a_mutant_turns_its_test_red(outcomes, name):
     outcome = outcomes[name].result()

@@ -11,7 +11,6 @@ SWALLOWED = (
 )
 
 
-@pytest.mark.checked(2)
 @pytest.mark.sample(8)
 @pytest.mark.parametrize("name", sorted(WRITERS))
 def test_no_damaged_reply_harms_an_agent(name):

@@ -37,7 +37,6 @@ def is_right(value: object, text: str) -> bool:
     return value in INTENDED or words in text or str(value) in text
 
 
-@pytest.mark.checked(3)
 @pytest.mark.sample(32)
 @pytest.mark.parametrize("name", sorted(WRITERS))
 @pytest.mark.parametrize(

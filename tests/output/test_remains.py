@@ -39,7 +39,6 @@ def test_an_answer_behind_a_call_is_reported(name, text):
     assert outcome.content == text
 
 
-@pytest.mark.checked(3)
 @pytest.mark.sample(6)
 @pytest.mark.parametrize("name", sorted(WRITERS))
 def test_of_a_call_that_the_limit_cuts_behind_a_whole_one_nothing_is_shown(name):

@@ -170,7 +170,7 @@ class Talk:
 
 @settings(max_examples=40, deadline=None, derandomize=True, database=None)
 @given(st.sampled_from(TRAITS), st.sampled_from(POLICIES), st.integers(0, 2**32))
-@pytest.mark.thorough
+@pytest.mark.long
 def test_a_preparer_that_has_seen_others_makes_the_same_prompts(trait, policy, seed):
     random, remembers = Random(seed), preparer(trait, policy)
     talks = [Talk(random) for _ in range(2)]
@@ -244,6 +244,7 @@ def scanned_messages(preparing: Preparer, messages: Sequence[Message]) -> int:
     return preparing._reader._remembered.scanned_messages - before
 
 
+@pytest.mark.thorough
 def test_of_a_long_conversation_only_what_is_new_is_looked_at():
     messages, remembers = many(4000), preparer()
     assert scanned_messages(remembers, messages) == len(messages)

@@ -132,7 +132,6 @@ EVERY_CASE = [(trait, label) for trait in TRAITS for label in REPLIES]
 CASES = [case for case in EVERY_CASE if case not in EXCEPTIONS]
 
 
-@pytest.mark.checked(3)
 @pytest.mark.parametrize(("trait", "label"), CASES)
 @pytest.mark.sample(6)
 def test_a_reply_that_comes_back_is_rendered_as_it_was_written(trait, label):
@@ -257,7 +256,6 @@ def test_an_answer_without_reasoning_reads_as_the_fresh_rendering_does(trait):
 # ----------------------------------------------------------------------------------- conversations that grow
 
 
-@pytest.mark.checked(3)
 @pytest.mark.sample(16)
 @pytest.mark.parametrize("client", CLIENTS)
 @pytest.mark.parametrize("trait", [trait for trait in TRAITS if (trait, "a call") in CASES])

@@ -37,6 +37,7 @@ def serves(proxied: Proxied) -> bool:
     return proxied.ask(CHAT, BODY).status == 200
 
 
+@pytest.mark.thorough
 @pytest.mark.sample(4)
 def test_a_wrong_key_is_401(proxied: Proxied):
     answer = proxied.ask(CHAT, BODY, headers={"Authorization": "Bearer wrong"})
@@ -249,6 +250,7 @@ def two_models(
     endpoints.of(proxied.server, PROXIED)
 
 
+@pytest.mark.thorough
 def test_all_models_are_listed_and_each_answers_under_its_name(two_models: str):
     with OpenAI(base_url=f"{two_models}/v1", api_key=KEY, max_retries=0) as client:
 

@@ -54,7 +54,7 @@ def prefill(proxied: Proxied) -> Any:
     return proxied.server.get("/stats")["engine"]["prefill"]
 
 
-@pytest.mark.thorough
+@pytest.mark.long
 def test_one_that_goes_later_is_noticed_all_the_same(proxied: Proxied):
     with sent(proxied, CHAT, LONG) as connection:
         connection.shutdown(socket.SHUT_WR)

@@ -135,7 +135,7 @@ def test_nobody_is_no_answer():
     assert not answers_end_to_end(replace(CONFIG, settings=settings_of(proxy_port=free_port())))
 
 
-@pytest.mark.thorough
+@pytest.mark.long
 def test_a_megabyte_of_output_blocks_nobody_and_rotates(tmp_path: Path):
     log = ProxyLog(tmp_path / "proxy.log", print)
     command = [sys.executable, "-c", "for i in range(60_000): print('x' * 100)"]
@@ -256,7 +256,7 @@ def test_a_proxy_that_hangs_is_noticed_reported_and_started_again(tmp_path: Path
         assert any("ended by signal 9" in line and "Starting it again" in line for line in said)
 
 
-@pytest.mark.thorough
+@pytest.mark.long
 def test_the_last_words_are_those_of_the_process_that_ended(tmp_path: Path):
     with standing_in(tmp_path, signal.SIGKILL) as (proxy, said):
         for _ in range(2):

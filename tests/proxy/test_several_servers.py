@@ -53,6 +53,7 @@ def test_each_conversation_is_computed_once_also_if_a_server_is_killed(
     assert not conversations.play(1).paid
 
 
+@pytest.mark.long
 def test_a_proxy_that_is_started_again_asks_the_servers_who_has_a_conversation(
     fleet: ServerFleet, rendering: Rendering
 ):
@@ -62,6 +63,7 @@ def test_a_proxy_that_is_started_again_asks_the_servers_who_has_a_conversation(
     assert not conversations.play(1).paid
 
 
+@pytest.mark.long
 def test_a_response_is_gone_on_from_where_it_is(fleet: ServerFleet):
     for number in range(4):
         first = fleet.post("/v1/responses", {"input": f"Question {number}", "max_output_tokens": 16})
@@ -70,6 +72,7 @@ def test_a_response_is_gone_on_from_where_it_is(fleet: ServerFleet):
         assert fleet.page(f"/v1/responses/{first['id']}")["id"] == first["id"]
 
 
+@pytest.mark.long
 def test_any_server_each_time_computes_conversations_again(fleet: ServerFleet, rendering: Rendering):
     conversations = Conversations("by chance", fleet.by_chance, rendering, 6, is_named=True)
     assert conversations.play(TURNS).efficiency < 0.8

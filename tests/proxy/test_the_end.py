@@ -103,7 +103,7 @@ def refuses_a_second_server(pid: int, proxy_port: int) -> None:
         claim_port(proxy_port, LOGS, print)
 
 
-@pytest.mark.thorough
+@pytest.mark.long
 def test_a_second_signal_leaves_nothing_behind_either(tiny_model: TinyModel, tmp_path: Path):
     with processes(tiny_model("qwen3"), tmp_path, DRAIN_SECONDS="60") as both:
         process, port, proxy_port, child = both.server, both.port, both.proxy_port, both.proxy

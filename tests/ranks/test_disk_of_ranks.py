@@ -218,6 +218,7 @@ def test_what_one_lacks_all_compute_and_write_again(tmp_path, rank, damage):
         both.stop()
 
 
+@pytest.mark.thorough
 def test_a_state_that_one_lacks_gives_way_to_an_earlier_one(tmp_path):
     with ranks(tmp_path, has_state=True) as both:
         both.say(PROMPT)

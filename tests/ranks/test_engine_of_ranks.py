@@ -70,7 +70,7 @@ def compare(played: dict[str, Any], folder: Path) -> None:
     assert played["difference"] < NEAR
 
 
-@pytest.mark.thorough
+@pytest.mark.long
 def test_drafts_of_two_ranks_are_taken(of_two):
     _, accepted = of_two["qwen3"]["drafts"]
     assert accepted > 0
@@ -100,7 +100,7 @@ def seen_by_two(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return {name: {**said[str(folder)], "folder": folder} for name, folder in folders.items()}
 
 
-@pytest.mark.thorough
+@pytest.mark.long
 @pytest.mark.parametrize("family", [*SEEING, "four bits"])
 def test_two_ranks_see_restore_and_look_as_one_does(seen_by_two, family):
     compare_seen(seen_by_two[family], load(seen_by_two[family]["folder"]))
@@ -131,7 +131,7 @@ SIX_HEADS = {
 }
 
 
-@pytest.mark.thorough
+@pytest.mark.long
 def test_three_ranks_divide_six_heads(tiny_model):
     folders = {name: tiny_model(name, hidden=192, layers=2, **heads) for name, heads in SIX_HEADS.items()}
     said = spoken(3, list(folders.values()))

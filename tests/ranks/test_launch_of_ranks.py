@@ -107,6 +107,7 @@ def test_whatever_a_client_wishes_is_answered_as_by_one_process(together, alone,
         assert re.match(r'\s*{\s*"fish"\s*:\s*"(cod|herring)"', heard["message"]["content"])
 
 
+@pytest.mark.thorough
 def test_a_client_that_goes_away_is_left_and_the_others_are_answered(together):
     _, port = together
     before = ask(port, "/stats")["engine"]["failures"]
@@ -133,7 +134,7 @@ def test_it_says_at_the_start_what_it_does_without(together):
     assert "Rank 1 of 2: loading" in launch.text
 
 
-@pytest.mark.thorough
+@pytest.mark.long
 def test_agents_cost_two_ranks_what_is_new(together):
     _, port = together
     server = HttpServer(f"http://127.0.0.1:{port}/v1", "any")
@@ -148,7 +149,7 @@ def stop(launch: Launched) -> None:
     assert launch.wait(60) == 0
 
 
-@pytest.mark.thorough
+@pytest.mark.long
 def test_after_a_restart_both_ranks_go_on_from_their_disks(model, tmp_path):
     """All but the last page of rank 1 is there the second time."""
     question = chat([{"role": "user", "content": "Tell me of the sea. " * 60}])
@@ -170,7 +171,7 @@ def test_after_a_restart_both_ranks_go_on_from_their_disks(model, tmp_path):
     assert 0 <= third < second
 
 
-@pytest.mark.thorough
+@pytest.mark.long
 def test_what_is_answered_when_the_service_stops_is_answered_to_its_end(model, tmp_path):
     with served(model, tmp_path, launcher=HOSTS, DRAIN_SECONDS="60") as (launch, port):
         body = chat([{"role": "user", "content": "Tell."}], max_tokens=300)
@@ -183,7 +184,7 @@ def test_what_is_answered_when_the_service_stops_is_answered_to_its_end(model, t
     assert "Stopped." in launch.text
 
 
-@pytest.mark.thorough
+@pytest.mark.long
 def test_a_rank_that_stands_still_ends_the_service(model, tmp_path):
     variables = {"ENGINE_STALL_SECONDS": "2", "END_WHEN_STUCK": "true"}
     with served(model, tmp_path, launcher=HOSTS, **variables) as (launch, port):
@@ -217,7 +218,7 @@ def shown_turn(messages: list[Any], post: Any, question: str, *pictures: int) ->
     return text, reply["usage"]["prompt_tokens_details"]["cached_tokens"]
 
 
-@pytest.mark.thorough
+@pytest.mark.long
 def test_pictures_are_seen_once_and_conversations_about_them_survive_a_restart(tmp_path):
     seeing, together, alone = folder_of("qwen3_vl"), list[Any](), list[Any]()
     variables = {"SSD_CACHE_DIR": f"{tmp_path}/kv", "IDLE_WORK": "off"}  # what is counted depends on no clock
@@ -243,7 +244,7 @@ def test_pictures_are_seen_once_and_conversations_about_them_survive_a_restart(t
         stop(launch)
 
 
-@pytest.mark.thorough
+@pytest.mark.long
 def test_a_rank_that_is_killed_while_pictures_are_read_ends_the_service(tmp_path):
     with served(folder_of("qwen3_vl"), tmp_path) as (launch, port):
         body = chat([asked_of("What are these?", *range(60))])
@@ -277,7 +278,7 @@ def test_a_rank_that_is_killed_ends_the_service(model, tmp_path, number):
             assert "Node with rank 0 exited with code 75" in launch.text
 
 
-@pytest.mark.thorough
+@pytest.mark.long
 def test_hosts_serve_come_back_when_one_is_killed_and_stop(model, tmp_path):
     with served(model, tmp_path, launcher=HOSTS) as (launch, port):
         question = chat([{"role": "user", "content": "Tell."}])

@@ -20,6 +20,7 @@ def test_a_reply_is_that_of_mlx_lm(name: str, whole: dict[str, Any], theirs: dic
     theirs[name].compare(text_of(whole[name]), name)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", QUESTIONS)
 def test_a_streamed_reply_is_that_of_mlx_lm(name: str, streams: dict[str, str], theirs: dict[str, Reference]):
     theirs[name].compare(streams[name], f"{name}, streamed")

@@ -115,7 +115,7 @@ def test_a_change_is_what_was_committed_what_was_not_and_what_is_new(tmp_path):
     assert changed_files(tmp_path, None) == ["committed", "edited", "new"]
 
 
-@pytest.mark.thorough
+@pytest.mark.long
 def test_in_this_repository_a_format_concerns_its_corpus_and_not_the_cache():
     repository = read_repository(ROOT)
     found = selected(repository, ["start_llm/formats/kimi.py"])

@@ -100,7 +100,7 @@ def test_reasoning_that_is_not_the_wanted_one_is_wrong(prompt: Prompt, came: Map
     assert verdict.answer
 
 
-@pytest.mark.thorough
+@pytest.mark.long
 def test_each_behaviour_is_asked_as_often_with_and_without_thinking():
     prompts = list(Examiner(300, tokenizer(), 1).prompts(20))
     asked = Counter((prompt.behaviour, prompt.thinks) for prompt in prompts)

@@ -54,7 +54,7 @@ def refuse(message: str) -> NoReturn:
 # --------------------------------------------------------------------------------------------- its tokenizer
 
 
-@pytest.mark.thorough
+@pytest.mark.long
 def test_any_text_survives_the_tokenizer():
     text = "".join(map(chr, range(0x300))) + MIXED_TEXT
     assert tokenizer().decode(tokenizer().encode(text).ids, skip_special_tokens=False) == text
@@ -103,7 +103,7 @@ def opening(talk: Conversation) -> tuple[list[dict[str, Any]], list[dict[str, An
     return messages, tools, text
 
 
-@pytest.mark.thorough
+@pytest.mark.long
 def test_it_was_trained_on_what_its_template_writes():
     author = Author(5, Mix(long=0.0))
     seen: set[tuple[bool, bool]] = set()

@@ -10,7 +10,7 @@ from tests.scripts.conftest import Script, Serve
 from tests.scripts.fakes import Fake, faked
 
 
-@pytest.mark.thorough
+@pytest.mark.long
 def test_the_cache_of_this_server_is_shown(script: Script, serve: Serve):
     server = serve("qwen3", "calls")
     server.post("/v1/chat/completions", {"messages": [{"role": "user", "content": "Hello " * 600}]})

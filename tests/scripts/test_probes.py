@@ -73,7 +73,7 @@ def test_a_conversation_about_an_image_is_healthy(family: str, script: Script, t
     assert re.search(r"vlm_retreat +0 +0\n", done.stdout)
 
 
-@pytest.mark.thorough
+@pytest.mark.long
 def test_clients_that_change_their_spelling_cost_what_the_rules_save(script: Script, serve: Serve):
     server = serve("qwen3", "calls", with_rules=False)
     done = script("probe_session", "--base-url", server.url, "--only", "drift", *LENGTH)

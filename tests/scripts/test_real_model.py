@@ -40,6 +40,7 @@ def left(folder: Path) -> list[str]:
 # -------------------------------------------------------------------------------------------- what goes wrong
 
 
+@pytest.mark.thorough
 def test_packages_that_cannot_be_downloaded_are_reported_in_a_line(
     tmp_path: Path, no_packages: dict[str, str]
 ):
@@ -160,7 +161,7 @@ def test_the_folder_is_in_the_users_cache_unless_it_is_named(tmp_path: Path, mon
     assert default_folder() == tmp_path / "mine"
 
 
-@pytest.mark.thorough
+@pytest.mark.long
 def test_tests_that_need_the_weights_are_skipped_and_say_why(no_packages: dict[str, str]):
     command = [sys.executable, "-m", "pytest", "-m", "real", "-rs", "tests/real/test_structured.py"]
     done = subprocess.run(command, env=no_packages, cwd=ROOT, capture_output=True, text=True, check=False)

@@ -110,6 +110,7 @@ def until(condition: Callable[[], bool], seconds: float = 10) -> None:
 # ---------------------------------------------------------------------------------------------------- replies
 
 
+@pytest.mark.thorough
 @pytest.mark.sample(6)
 def test_a_whole_reply(client: Client):
     message = create(client)

@@ -66,6 +66,7 @@ def message(client: Client, *urls: str) -> Any:
     return client.call("messages.create", model="any", max_tokens=2, messages=say(*urls))
 
 
+@pytest.mark.thorough
 @pytest.mark.sample(4)
 def test_a_chat_sees_an_image(openai_: Client):
     counts = [chat(openai_, *urls).usage.prompt_tokens for urls in ((), (PNG,), (PNG, PNG))]

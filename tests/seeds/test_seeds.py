@@ -178,7 +178,7 @@ def test_a_script_of_the_original_project_tells_its_use(name):
     assert "usage" in done.stdout
 
 
-@pytest.mark.thorough
+@pytest.mark.long
 def test_start_llm_py_serves(chain_model):
     """000:54 `python start-llm.py`."""
     words = ["start-llm.py", "--model", str(chain_model({"\n": ["Hello"]})), "--port", "0", "--no-proxy"]
@@ -549,7 +549,7 @@ def test_images_reach_a_model_that_sees(tiny_vision_model):
         assert status == 400, "a difference: see seeds.md"
 
 
-@pytest.mark.thorough
+@pytest.mark.long
 def test_the_models_of_a_folder_are_loaded_when_they_are_named(chain_model, tmp_path):
     """003:25, `--model-dir` with several models."""
     for name in ("one", "two"):
@@ -568,6 +568,7 @@ def test_a_prompt_beyond_the_window_is_refused_and_a_ceiling_is_not(server):
     assert text_of(server, max_tokens=window) == "Hello you.", "a difference: see seeds.md"
 
 
+@pytest.mark.thorough
 def test_a_call_has_the_form_of_its_document_whole_and_streamed(chain_model):
     """002:29 and 37, 000:183."""
     call = ["<tool_call>", '{"name": "read", "arguments": {"path": "a"}}', "</tool_call>"]

@@ -264,7 +264,7 @@ def test_running_requests_show_how_far_they_are(endless: Server):
     assert activity(endless.port)["recent"][0]["ending"] == "cancelled"
 
 
-@pytest.mark.thorough
+@pytest.mark.long
 def test_activity_is_quick_while_a_prompt_is_read(endless: Server):
     with Client(endless.port) as client, Client(endless.port) as poller:
         client.request("POST", TEXT, {"prompt": LONG_PROMPT, "max_tokens": 1, "stream": True})

@@ -86,6 +86,7 @@ def test_a_body_that_drips_in_is_cut_off_at_its_deadline(dripping: Any):
     assert client.is_closed()
 
 
+@pytest.mark.thorough
 def test_a_client_that_reads_nothing_is_given_up_and_frees_the_engine(strict: Server):
     cancelled = stats(strict.port)["requests"]["endings"].get("cancelled", 0)
     large_events = ENDLESS | {"model": "m" * 100_000}  # echoed in each event, so that buffers are soon full
@@ -98,7 +99,7 @@ def test_a_client_that_reads_nothing_is_given_up_and_frees_the_engine(strict: Se
             list(client.reply().body)
 
 
-@pytest.mark.thorough
+@pytest.mark.long
 def test_a_client_that_reads_slowly_but_steadily_gets_everything(strict: Server):
     name = "m" * 24_000_000
     with Client(strict.port, receive_buffer=65536) as client:
@@ -255,6 +256,7 @@ HALF_SENT = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("begun", HALF_SENT)
 @pytest.mark.sample(3)
 def test_whoever_does_not_end_a_request_gives_way_to_those_who_do(few: Server, begun: str):

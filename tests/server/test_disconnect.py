@@ -164,7 +164,7 @@ def fifty_leave(server: Server) -> int:
 
 
 @pytest.mark.skipif(not STATM.exists(), reason="reads /proc, which this system does not have")
-@pytest.mark.thorough
+@pytest.mark.long
 def test_fifty_who_leave_in_a_row_leave_nothing_after(endless_model: Path):
     """Without a cache, which would keep what was computed, and know the prompt that the others wait for.
 

@@ -88,6 +88,7 @@ def closing(server: Server) -> threading.Thread:
     return thread
 
 
+@pytest.mark.thorough
 def test_a_running_stream_is_finished_while_new_requests_are_sent_away(patient: Server):
     with Client(patient.port) as talking, Client(patient.port) as kept:
         assert kept.ask("GET", "/health").json["status"] == "ok"
@@ -115,7 +116,7 @@ def test_a_running_stream_is_finished_while_new_requests_are_sent_away(patient: 
     assert "Waiting up to 30 s for 1 running requests. Ctrl-C again ends at once.\n" in patient.printed()
 
 
-@pytest.mark.thorough
+@pytest.mark.long
 def test_a_reply_in_one_piece_is_finished_too(patient: Server):
     with Client(patient.port) as asking:
         asking.request("POST", TEXT, {"prompt": [1, 2, 3], "max_tokens": 300})

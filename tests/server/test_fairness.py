@@ -121,6 +121,7 @@ def test_many_messages_that_cannot_fit_together_are_refused_too(server: Server):
     assert max(spent) < SOON_S
 
 
+@pytest.mark.long
 def test_more_token_ids_than_fit_are_counted_and_refused(server: Server):
     reply, spent = beside(server, TEXT, {"prompt": [5] * 2_000_000})
     assert "resulted in 2000000 tokens" in reply.error["message"]

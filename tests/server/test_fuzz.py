@@ -31,7 +31,7 @@ def test_every_path_that_takes_a_body_is_asked():
     assert set(POST_PATHS) <= PROTOCOL_AT.keys()
 
 
-@pytest.mark.thorough
+@pytest.mark.long
 def test_whatever_is_sent_every_tenth_request_is_served(server: Server):
     fuzz = Fuzz(server.port, SEED, REQUESTS)
     assert all(done <= REQUESTS for done in fuzz.play(connections=4))

@@ -205,7 +205,7 @@ def seconds_for(port: int, path: str) -> float:
     return time.perf_counter() - began
 
 
-@pytest.mark.thorough
+@pytest.mark.long
 def test_pages_answer_in_milliseconds_during_a_long_prefill(reading: Server):
     seconds = {path: statistics.median(seconds_for(reading.port, path) for _ in range(20)) for path in PAGES}
     assert max(seconds.values()) < 0.05, seconds
@@ -229,6 +229,7 @@ def wait_in_line(server: Server, stack: ExitStack, stream: bool) -> Client:
     return client
 
 
+@pytest.mark.thorough
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
 def test_a_full_queue_is_503_with_retry_after(reading: Server, stream: bool):
@@ -264,7 +265,7 @@ def in_flight(server: Server) -> int:
     return stats(server.port)["requests"]["in_flight"]
 
 
-@pytest.mark.thorough
+@pytest.mark.long
 def test_who_waited_is_served_when_there_is_room_again(small_queue: Server):
     with ExitStack() as stack:
         occupant = stack.enter_context(Client(small_queue.port))

@@ -178,7 +178,7 @@ def test_a_flood_of_lines_is_drawn_in_few_frames():
         assert len(re.findall(r"<line \d+>", one.text)) == 100
 
 
-@pytest.mark.thorough
+@pytest.mark.long
 @pytest.mark.skipif(not hasattr(time, "pthread_getcpuclockid"), reason="macOS does not tell a thread's time")
 def test_an_idle_view_costs_next_to_nothing():
     with a_tty() as one, following(one.stream, Counter(), LIVELY) as terminal:

@@ -142,7 +142,6 @@ WAYS: list[Callable[[EngineResources, SeenPrompt], GreedyReply]] = [
 
 
 @pytest.mark.thorough
-@pytest.mark.checked(3)
 @pytest.mark.sample(16)
 @pytest.mark.parametrize("way", WAYS, ids=[way.__name__ for way in WAYS])
 @pytest.mark.parametrize("family", FAMILIES)

@@ -56,6 +56,7 @@ def test_where_attention_is_fused_there_are_no_pairs():
     assert tower.within(2**40, is_fused=False) > 10 * tower.within(2**40, is_fused=True)
 
 
+@pytest.mark.thorough
 def test_a_model_that_is_to_be_loaded_beside_others_needs_what_it_needs_then():
     with serving(folder_of("qwen3_vl"), memory=BUDGET, max_kv_size=4096) as server:
         needs = server.app.runtime.needs

@@ -121,7 +121,7 @@ def test_the_text_is_held_once():
     assert weights_bytes(model) == weights + tower
 
 
-@pytest.mark.thorough
+@pytest.mark.long
 def test_no_torch_is_imported():
     code = (
         "import sys; from pathlib import Path; from start_llm.models.loader import load\n"
@@ -138,7 +138,7 @@ def test_no_torch_is_imported():
     assert (done.stdout, done.returncode) == ("False\n", 0), done.stderr
 
 
-@pytest.mark.thorough
+@pytest.mark.long
 def test_a_text_model_imports_nothing_of_mlx_vlm(tiny_model):
     code = (
         "import sys; from pathlib import Path; from start_llm.models.loader import load\n"
