@@ -13,7 +13,7 @@ from start_llm.access.tenants import TENANT_HEADER
 from start_llm.core.ids import random_name
 
 OWN_HEADERS = "x-start-llm-"
-"""Headers that begin so are the proxy's. Copies that a client sends are dropped."""
+"""Headers that begin so are ours. Copies of the proxy's own that a client sends change nothing."""
 CLIENT_HEADER = f"{OWN_HEADERS}client"
 """Names the program that sent the request."""
 ID_HEADER, SIGNATURE_HEADER = f"{OWN_HEADERS}id", f"{OWN_HEADERS}signature"

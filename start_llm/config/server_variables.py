@@ -89,7 +89,8 @@ class ServerSettings:
     state_root: str = variable("STATE_ROOT", TEXT, "state",
         "Folder of what outlives the server, seen from the repository or the folder of a package's user: the "
         "key by which it knows its own reasoning when clients send it back sealed, the folders of clients "
-        "that it launches, and the addresses of running servers, by which commands find them.")
+        "that it launches, the addresses of running servers, by which commands find them, the prompt cache "
+        "on disk (SSD_CACHE_DIR), and kernels that were compiled for a card.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -206,7 +207,7 @@ class ProxySettings:
         "Interpreter that has LiteLLM's proxy, Pillow and backports.zstd; for PROXY_BACKENDS "
         "prometheus-client too. Unset: the server's own.")
     keys: tuple[str, ...] = variable("PROXY_API_KEY", KEYS, (),
-        "The same for clients of the proxy. Unset: MLX_API_KEY.")
+        "Keys with commas between that clients of the proxy must send. Unset: MLX_API_KEY.")
     backend_secret: str | None = variable("BACKEND_SECRET", SECRET, None,
         "With it the proxy signs for the server whose request it passes on. Unset: new at each start, as it "
         "should be for one server. Those of PROXY_BACKENDS need the same one; it also opens those that ask "
@@ -224,7 +225,7 @@ class LogSettings:
     traces: bool = variable("ENABLE_REQUEST_LOGGING", BOOLEAN, True,
         "Write a trace: a line of JSON for each request, without its text, in a file for each session.")
     root: str = variable("LOG_ROOT", TEXT, "logs",
-        "Folder of the traces (at most 512 MiB of them are kept), of proxy.log and of the proxy's locks, "
+        "Folder of the traces (at most 512 MiB of them are kept), of the logs and of the proxy's locks, "
         "seen from the repository or the folder of a package's user. The server goes on without what cannot "
         "be written there.")
     traces_prompts: bool = variable("LOG_PROMPTS", BOOLEAN, False,

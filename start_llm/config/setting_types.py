@@ -80,7 +80,7 @@ _UNITS = {
     **{f"{unit}ib": 2 ** (10 * power) for power, unit in enumerate("kmgt", 1)},
 }
 BYTES = SettingKind(
-    _memory, "bytes, such as 4GB or 8GiB, or from 0% to 100% of the memory that the weights leave"
+    _memory, "bytes, such as 4GB or 8GiB, or from 0% to 100% of what the system lets models use"
 )
 
 

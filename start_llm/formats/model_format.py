@@ -10,7 +10,7 @@ from start_llm.formats.reading.parts import CallReader
 from start_llm.formats.reading.schema import Tools
 from start_llm.formats.writing.call_text import CallText
 
-_MARKS = regex.compile(r"(?:\]<\]\w+\[>\[)?<[^<>\n]+>(?:\w+<\|sep\|>)?")
+_MARKS = regex.compile(r"(?:\]<\]\w+\[>\[)?<{1,8}[^<>\n]+>{1,8}(?:\w+<\|sep\|>)?")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,7 +27,7 @@ def _loading(models: ServedModels) -> str | None:
 
 
 def stats(models: ServedModels) -> Page:
-    status, body = models.status.stats()
+    status, body = models.status.stats(models.started_at)
     model = models.peek(None)
     mounted = model.adapters.listed() if model else ()
     adapters: list[Json] = [members(adapter, "id bytes=nbytes") for adapter in mounted]

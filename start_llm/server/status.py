@@ -41,7 +41,6 @@ class Status(ModelMetrics):
     engine_is_alive: Callable[[], bool]
     image_input_bytes: Callable[[], int] = lambda: 0
     drain: RequestDrain = field(default_factory=RequestDrain)
-    started_at: int = field(default_factory=lambda: int(time.time()))
 
     def unloaded(self) -> Status:
         """Return the status to show once the model is gone. It refers to nothing of the model."""
@@ -81,10 +80,14 @@ class Status(ModelMetrics):
             return 503, {"status": "stuck", "reason": reason, "model": self.card.id}
         return 200, {"status": "ok", "model": self.card.id}
 
-    def stats(self) -> tuple[int, Mapping[str, Json]]:
-        """Return the sections and keys that clients of similar servers know."""
+    def stats(self, started_at: int) -> tuple[int, Mapping[str, Json]]:
+        """Return the sections and keys that clients of similar servers know.
+
+        Args:
+            started_at: of the server, in seconds since 1970.
+        """
         return 200, {
-            "server": {"owner": "serve", "model": self.card.id, "started_at": self.started_at},
+            "server": {"owner": "serve", "model": self.card.id, "started_at": started_at},
             "prompt_cache": self._prompt_cache(),
             "ssd": self._disk(),
             "transcripts": self._transcripts(),

@@ -100,6 +100,8 @@ def test_a_model_is_loaded_when_it_is_named(folder: Path, alone: dict[tuple[str,
         for family in FAMILIES:
             assert completed(server, family, prompt) == alone[family, prompt]
         assert loaded(server) == set(FAMILIES), "there is room for all"
+        created = {listed["created"] for listed in server.get("/v1/models")["data"]}
+        assert created == {server.get("/stats")["server"]["started_at"]}, "the server's, not the last load's"
 
 
 def test_a_name_that_no_model_has_loads_nothing(folder: Path, alone: dict[tuple[str, str], str]):

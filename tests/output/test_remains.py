@@ -4,7 +4,9 @@ import json
 
 import pytest
 
+from start_llm.formats.model_format import Notation
 from start_llm.formats.registry import NOTATIONS
+from start_llm.formats.writing.call_text import CallText
 from start_llm.output.splitter import make_splitter
 from tests.output.corpus.case import TOOLS, Case, Outcome, outcome_of, split
 from tests.output.corpus.writers import WRITERS
@@ -29,6 +31,13 @@ def test_the_end_of_a_call_once_more_is_no_text(name, before):
     outcome = parsed(name, f"{call}{before}{end}\n\nDone.")
     assert [(tool, json.loads(given)) for tool, given in outcome.closed_calls] == [("read", {"path": "a"})]
     assert outcome.content == "Done."
+
+
+@pytest.mark.parametrize("written", ["</call>", "<</call>>", "<|end|>", "<</call>>\n<|calls|>"])
+def test_a_mark_that_ends_a_call_is_taken_whole(written):
+    text = CallText(mark="<<call ", head="<<call NAME>>", tail=written)
+    notation = Notation(name="any", openers=("<<call ",), reader=NOTATIONS[CLOSED[0]].reader, text=text)
+    assert notation.closers == tuple(written.split())
 
 
 @pytest.mark.parametrize("name", CLOSED)

@@ -61,6 +61,8 @@ def test_stats_has_every_key_that_clients_know(scripted: Server, scripted_model:
     assert {name: set(answer[name]) for name in SECTIONS} == SECTIONS
     assert answer["server"]["model"] == scripted_model.name
     assert 0 <= time.time() - answer["server"]["started_at"] < 600
+    (listed,) = ask(scripted.port, "GET", "/v1/models").json["data"]
+    assert listed["created"] == answer["server"]["started_at"]
     assert (answer["batch"]["configured"], answer["batch"]["batched"]) == (4, True)
     assert answer["admission"]["weights_bytes"] > 0
 
