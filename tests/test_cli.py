@@ -200,6 +200,7 @@ def test_the_summary_is_aligned_and_says_what_is_served(server):
     assert summary["address"] == f"http://127.0.0.1:{server.port}/v1"
 
 
+@pytest.mark.thorough
 def test_flags_win_over_the_environment_which_wins_over_the_file(server):
     assert re.search(r"batch +3 at once", server.output)
     assert re.search(r"context +16,000 tokens", server.output)

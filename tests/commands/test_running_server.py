@@ -194,6 +194,7 @@ def test_without_a_server_the_status_is_3(shell):
     assert not shell.state.exists(), "asking writes nothing"
 
 
+@pytest.mark.thorough
 def test_a_server_with_another_state_folder_is_found_at_the_port_of_the_settings(demo, shell):
     port = url_of(demo[0]).rpartition(":")[2]
     done = shell.run("status", environment={"MLX_PORT": port})

@@ -76,11 +76,14 @@ def test_drafts_of_two_ranks_are_taken(of_two):
     assert accepted > 0
 
 
+@pytest.mark.thorough
+@pytest.mark.checked(1)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_two_ranks_say_restore_and_count_what_one_does(of_two, tiny_model, family):
     compare(of_two[family], tiny_model(family, hidden=128, layers=2))
 
 
+@pytest.mark.thorough
 def test_a_network_that_cannot_be_divided_is_refused_by_name(of_two):
     assert of_two["gemma3_text"] == {
         "refused": "mlx_lm cannot divide models of type 'gemma3_text' among several machines."
@@ -119,7 +122,7 @@ def compare_seen(played: dict[str, Any], model: LoadedModel) -> None:
     assert tuple(played["counts"]) == expected.counts
 
 
-@pytest.mark.thorough
+@pytest.mark.long
 def test_a_model_with_eyes_that_cannot_be_divided_is_refused_by_name(seen_by_two):
     assert "cannot divide models of type 'gemma3'" in seen_by_two["gemma3"]["refused"]
 

@@ -121,6 +121,7 @@ def test_a_client_that_goes_away_is_left_and_the_others_are_answered(together):
     assert ask(port, "/stats")["engine"]["failures"] == before
 
 
+@pytest.mark.thorough
 def test_the_model_stays_loaded(together):
     _, port = together
     with pytest.raises(urllib.error.HTTPError) as refused:
@@ -128,6 +129,7 @@ def test_the_model_stays_loaded(together):
     assert refused.value.code == 409
 
 
+@pytest.mark.thorough
 def test_it_says_at_the_start_what_it_does_without(together):
     launch, _ = together
     assert "without embeddings and adapters" in launch.text

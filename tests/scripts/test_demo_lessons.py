@@ -171,6 +171,7 @@ def test_a_call_is_trained_on_as_the_template_writes_it():
     assert rendered([message]).removeprefix("<|im_start|>assistant\n").strip("\n") in said
 
 
+@pytest.mark.thorough
 def test_words_and_texts_of_the_judge_are_not_trained_on():
     trained, held_out = read_corpus(held_out=False), read_corpus(held_out=True)
     assert set(trained.words).isdisjoint(held_out.words)
