@@ -12,8 +12,8 @@ rounds(50, checked=12, few=1)   rounds of the same: all of them, `few` by defaul
                                 where what is `long` is left out (CI)
 
 CI runs the default cases of each function and one of `CHECKED` others; the next function of the file runs
-other ones, so that all functions together meet every value. Of the combinations of a product or a sample
-whose values other cases have, it runs one of `REST`. Where a case takes long:
+other ones, so that several functions over the same values meet more of them. Of the combinations of a product
+or a sample whose values other cases have, it runs one of `REST`. Where a case takes long:
 
 @pytest.mark.checked(10)        the default cases, and one of ten others
 

@@ -1836,7 +1836,6 @@ def test_every_acting_row_is_checked_on_a_running_application():
 
 
 @pytest.mark.thorough
-@pytest.mark.sample(96)
 @pytest.mark.parametrize("name", ACTING)
 def test_a_setting_acts(name, models):
     assert name in CHECKS, f"{name} is read, and nothing shows that it acts"

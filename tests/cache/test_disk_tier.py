@@ -124,7 +124,6 @@ REASONS = {
 
 
 @pytest.mark.thorough
-@pytest.mark.sample(12)
 @pytest.mark.product
 @pytest.mark.parametrize("damage", HURTS)
 def test_a_damaged_file_is_a_miss_and_goes(resources, stored: Path, expected: list[int], damage: str):
@@ -172,7 +171,6 @@ def test_what_vanished_is_a_miss(resources, stored: Path, expected: list[int], k
         assert engine.say(PROMPT, 6, boundaries=ENDS).tokens == expected
 
 
-@pytest.mark.thorough
 @pytest.mark.sample(2)
 def test_another_tenant_and_another_model_find_nothing(resources, stored: Path):
     with on_disk(resources, stored) as engine:
@@ -226,7 +224,6 @@ def test_what_ended_early_goes_on_after_a_restart(
 
 
 @pytest.mark.thorough
-@pytest.mark.sample(2)
 def test_a_prompt_that_was_given_up_in_the_middle_goes_on_from_there(
     resources: EngineResources, tmp_path: Path, expected: list[int]
 ):
@@ -407,7 +404,6 @@ def test_reads_end_however_many_there_are_at_once(plain: EngineResources, tmp_pa
 
 
 @pytest.mark.thorough
-@pytest.mark.sample(2)
 def test_a_tier_that_fails_leaves_the_prompt_to_be_computed(
     plain: EngineResources, stored: Path, monkeypatch
 ):
@@ -567,7 +563,6 @@ def test_what_finds_no_room_is_reported_once(
 
 
 @pytest.mark.thorough
-@pytest.mark.sample(2)
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EROFS])
 def test_a_disk_that_is_full_in_the_middle_of_a_file_loses_that_file_alone(
     plain: EngineResources, tmp_path: Path, monkeypatch, code: int
@@ -628,7 +623,6 @@ def test_the_quota_holds_for_two_models_that_take_turns(tiny_model: TinyModel, t
 
 
 @pytest.mark.thorough
-@pytest.mark.sample(2)
 def test_the_quota_holds_at_the_start_too(stored: Path, resources):
     size = folder_size(stored)
     with on_disk(resources, stored, limits=DiskLimits(max_size=size // 2)) as engine:
@@ -659,7 +653,6 @@ def test_a_share_is_of_what_is_free_or_ours(plain: EngineResources, tmp_path: Pa
 
 
 @pytest.mark.thorough
-@pytest.mark.sample(2)
 def test_what_a_killed_server_left_behind_is_cleaned_up(resources, stored: Path, expected: list[int]):
     left = files(stored)[0].with_name("0" * 32 + "-" + "1" * 32 + ".safetensors.tmp")
     left.write_bytes(b"half a page")
@@ -670,7 +663,6 @@ def test_what_a_killed_server_left_behind_is_cleaned_up(resources, stored: Path,
 
 
 @pytest.mark.thorough
-@pytest.mark.sample(2)
 def test_a_second_server_runs_without_the_tier(plain: EngineResources, stored: Path):
     with on_disk(plain, stored):
         second = OnDisk(plain, stored)
@@ -765,7 +757,6 @@ def hanging(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hanging]:
 
 
 @pytest.mark.thorough
-@pytest.mark.sample(2)
 def test_a_disk_that_hangs_is_waited_for_once_and_not_for_ever(
     resources, stored: Path, expected: list[int], hanging: Hanging
 ):

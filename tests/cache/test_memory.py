@@ -70,7 +70,6 @@ class Weighed(Cached):
 
 
 @pytest.mark.thorough
-@pytest.mark.sample(3)
 def test_at_every_step_memory_is_what_the_budget_and_the_running_sequences_explain(resources):
     engine = Weighed(resources, memory_for(resources, 1200))
     talkers = Talkers(random.Random(3))
@@ -93,7 +92,6 @@ def test_once_all_sequences_of_a_batch_have_ended_no_memory_is_counted_for_them(
 
 
 @pytest.mark.thorough
-@pytest.mark.sample(3)
 def test_when_memory_is_short_in_fact_the_cache_gives_it_back(resources):
     short = [0]
     engine, rng = Cached(resources, shortage=lambda: short[0]), random.Random(4)
@@ -196,7 +194,6 @@ class Sized(Cached):
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("reused", ["nothing", "a sequence cache", "pages"])
-@pytest.mark.sample(6)
 def test_the_caches_of_a_prompt_and_its_reply_are_made_once(resources, reused):
     """A sequence of layers alone cannot tell: one in six of a sliding model keeps every token."""
     engine, rng = Sized(resources), random.Random(12)

@@ -41,7 +41,6 @@ def tried(
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("model_type", TYPES)
-@pytest.mark.sample(20)
 def test_a_type_of_each_class_of_cache_answers_rightly(model_type: str):
     finding = tried(model_type)
     assert finding.wrong == {}

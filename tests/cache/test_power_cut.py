@@ -56,7 +56,6 @@ def unsynced(whole: bytes, rng: random.Random) -> bytes:
 
 
 @pytest.mark.thorough
-@pytest.mark.sample(32)
 @pytest.mark.parametrize("seed", range(6))
 def test_what_was_not_synced_is_a_miss(
     resources, left: dict[Path, bytes], tally: Tally, tmp_path: Path, seed: int

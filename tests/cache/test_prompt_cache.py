@@ -303,7 +303,6 @@ def hold_to_it(kind: str, examples: int) -> None:
     run_state_machine_as_test(machine, settings=settings)  # pyright: ignore[reportUnknownMemberType]
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize("kind", ALL_NETWORKS)
 @pytest.mark.sample(4)
 def test_every_restore_is_exact_whatever_happened_before(kind):

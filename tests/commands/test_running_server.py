@@ -67,7 +67,7 @@ def url_of(shell: Shell) -> str:
 # ------------------------------------------------------------------------------------------------- the file
 
 
-@pytest.mark.long
+@pytest.mark.thorough
 def test_the_file_of_a_server_is_its_owners_alone(demo):
     shell, process = demo
     (path,) = (shell.state / "servers").iterdir()

@@ -351,7 +351,7 @@ def assert_whole_or_fresh(path: Path, rows: list[tuple[bytes, bytes]], what: str
     return not found
 
 
-@pytest.mark.long
+@pytest.mark.thorough
 def test_a_flipped_bit_never_changes_a_row(path, tmp_path):
     rows, chance = fill(path, 12), random.Random(7)
     whole, damaged = path.read_bytes(), tmp_path / "damaged.db"

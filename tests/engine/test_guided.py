@@ -92,7 +92,6 @@ def test_a_sequence_that_is_joined_and_left_stays_on_its_way(
 
 
 @pytest.mark.thorough
-@pytest.mark.sample(2)
 @pytest.mark.parametrize("max_sequences", [1, 2])
 def test_sequences_that_take_turns_stay_on_their_way(resources: EngineResources, max_sequences: int):
     ticks = iter(range(10**6))

@@ -252,7 +252,6 @@ def test_alone_the_reply_goes_on_as_if_the_model_had_closed_the_reasoning(
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("batches", [True, False], ids=["a batch", "taking turns"])
-@pytest.mark.sample(9)
 def test_together_every_reply_goes_on_as_if_it_were_alone(family, batches):
     stepper = Stepper(family, batches=batches)
     asked = [thinking(prompt, n, 40) for prompt, n in zip(PROMPTS.values(), (16, 5, 16), strict=True)]

@@ -134,7 +134,7 @@ def test_each_sequence_of_a_batch_has_the_curve_of_its_own(logits):
         assert told[place] == pytest.approx(reference(chosen, logits)[ids[place]], rel=1e-3)
 
 
-@pytest.mark.long
+@pytest.mark.thorough
 def test_seeded_choices_are_the_same_alone_and_in_a_batch(resources):
     seeded = engine_request(PROMPT, 40, Sampling(temperature=1.0, hlg=True, seed=11))
     alone = Stepper(resources)

@@ -284,7 +284,6 @@ def in_turns(stepper: Stepper, sequences: list[Watched]) -> list[list[int]]:
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("max_sequences", [1, 2, 4])
-@pytest.mark.sample(3)
 def test_more_replies_than_places_take_turns_and_say_what_they_say_alone(
     resources, references, max_sequences
 ):

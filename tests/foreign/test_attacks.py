@@ -99,7 +99,6 @@ LINES = {
 }
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize("line", LINES)
 @pytest.mark.sample(8)
 def test_what_stands_beside_a_date_is_content(talk: Talk, line: str):
@@ -365,7 +364,6 @@ def arguments_of(reply: Message) -> Any:
     return json.loads(reply["tool_calls"][0]["function"]["arguments"])
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize("names", NAMES)
 @pytest.mark.sample(6)
 def test_reasoning_is_read_in_its_own_conversation_alone(thinker: Talk, names: str):

@@ -114,7 +114,7 @@ def test_eight_clients_and_six_choices_get_what_each_would_get_alone(
     assert answers == [alone[key] for key in asked]
 
 
-@pytest.mark.long
+@pytest.mark.thorough
 def test_what_was_computed_under_an_adapter_is_used_under_it_alone(folder: Path, root: Path):
     prompt = "fish sea boat cod " * 200
     with adapting(folder, root, *NAMES) as server:
@@ -158,7 +158,7 @@ def test_another_adapter_of_the_same_name_finds_nothing(folder: Path, root: Path
         assert after["choices"][0]["text"] != before
 
 
-@pytest.mark.long
+@pytest.mark.thorough
 def test_pages_of_an_adapter_outlive_the_server_for_it_alone(folder: Path, root: Path, tmp_path: Path):
     prompt = "fish sea boat cod " * 200
     disk = {"ssd_folder": str(tmp_path / "ssd"), "state_root": str(tmp_path / "state")}
@@ -375,7 +375,7 @@ def test_each_model_has_its_adapters_and_has_them_again_when_it_comes_back(
         assert "The adapter 'b' is no longer mounted." in server.printed()
 
 
-@pytest.mark.long
+@pytest.mark.thorough
 def test_images_are_not_read_half_under_an_adapter(tiny_vision_model: TinyModel, tmp_path: Path):
     model = tiny_vision_model("qwen3_vl")
     tiny_adapters.build(model, tmp_path / "a", 1)

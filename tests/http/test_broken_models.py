@@ -108,7 +108,6 @@ def memory() -> int:
 
 
 @pytest.mark.thorough
-@pytest.mark.sample(11)
 @pytest.mark.parametrize("case", BROKEN)
 def test_a_model_that_cannot_be_loaded_is_refused_while_another_one_answers(case: str, folder: Path):
     change, reason = BROKEN[case]

@@ -155,7 +155,7 @@ def test_what_is_demanded_costs_nothing_of_the_prompt_and_nothing_of_the_cache(b
         assert usage["prompt_tokens_details"]["cached_tokens"] == first["prompt_tokens"] - 1
 
 
-@pytest.mark.long
+@pytest.mark.thorough
 def test_neighbours_of_a_guided_reply_say_what_they_say_alone(babbling: Random):
     server = babbling("hermes")
     free = [{"messages": [{"role": "user", "content": f"{word}?"}]} for word in ("Cod", "Eel", "Ray")]

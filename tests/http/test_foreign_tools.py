@@ -63,7 +63,6 @@ def counted(server: Server, **fields: Any) -> int:
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("name", ["hermes", "mistral"])
-@pytest.mark.sample(2)
 def test_a_tool_that_the_client_runs_is_called_by_its_name_and_its_result_goes_on(name, babbling: Random):
     server = babbling(name)
     assert counted(server, tools=[BASH]) > counted(server)

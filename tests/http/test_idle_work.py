@@ -74,7 +74,6 @@ def beginning() -> list[dict[str, Any]]:
 
 
 @pytest.mark.thorough
-@pytest.mark.sample(4)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_reply_behind_a_message_that_goes_is_read_before_the_next_request(
     tiny_model: TinyModel, family: str

@@ -55,7 +55,7 @@ def test_keys_that_share_a_cache_have_limits_of_their_own(tiny_model: TinyModel)
         assert [status(key) for key in ("first", "first", "second", "second")] == [200, 429, 200, 429]
 
 
-@pytest.mark.long
+@pytest.mark.thorough
 def test_an_adapter_does_not_evade_the_limits(tiny_model: TinyModel, tmp_path: Path):
     folder = tiny_model("qwen3", hidden=128)
     tiny_adapters.build(folder, tmp_path / "a", 0)

@@ -229,7 +229,6 @@ def caller(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 @pytest.mark.parametrize("display", ["summarized", "omitted"])
 @pytest.mark.parametrize("name", THINKING)
 @pytest.mark.product
-@pytest.mark.sample(12)
 def test_claude_code_is_bound_at_each_reply(name: str, display: str, caller: Callable[[str], Path]):
     with serving(caller(name)) as server:
         claude = ClaudeCode(server, display=display)

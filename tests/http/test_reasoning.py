@@ -141,7 +141,6 @@ def long_thinker(form: Form, cut_tail: str) -> dict[str, Any]:
 
 
 @pytest.mark.thorough
-@pytest.mark.sample(12)
 @pytest.mark.parametrize("name", THINKING)
 def test_reasoning_is_closed_when_its_budget_is_used_up_and_the_answer_follows(name, tmp_path: Path):
     form = FORMS[name]

@@ -69,7 +69,6 @@ def test_the_client_gets_what_its_row_says_and_nothing_else_changes(name, home, 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("name", CLIENTS)
-@pytest.mark.sample(9)
 def test_the_printed_lines_do_in_a_shell_what_launch_does(name, home, server):
     home.run("launch", "--base-url", server.url, name)
     launched = home.client_start()

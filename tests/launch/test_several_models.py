@@ -131,7 +131,6 @@ def test_a_server_of_others_is_not_asked_to_load_a_model() -> None:
 @pytest.mark.parametrize(
     "words", [["launch", "--model", "llama", "pi", "-p"], ["launch", "pi", "--model=llama", "-p"]]
 )
-@pytest.mark.sample(2)
 def test_the_model_that_is_named_is_loaded_and_used(words: list[str], home: Home, server: Server) -> None:
     if "llama" in {one["id"] for one in server.get("/v1/models")["data"] if one["state"] == "loaded"}:
         server.post("/v1/models/llama/unload", {})

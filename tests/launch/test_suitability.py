@@ -103,7 +103,6 @@ def test_who_launches_a_client_that_does_not_suit_is_warned_before_it_starts(
 
 
 @pytest.mark.thorough
-@pytest.mark.sample(3)
 @pytest.mark.parametrize(("answer", "status", "starts"), [("n", 1, False), ("", 1, False), ("y", 0, True)])
 def test_in_a_terminal_the_user_is_asked(
     answer: str, status: int, starts: bool, home: Home, demo: Server

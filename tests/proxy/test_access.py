@@ -38,7 +38,6 @@ def serves(proxied: Proxied) -> bool:
 
 
 @pytest.mark.thorough
-@pytest.mark.sample(4)
 def test_a_wrong_key_is_401(proxied: Proxied):
     answer = proxied.ask(CHAT, BODY, headers={"Authorization": "Bearer wrong"})
     assert answer.status == 401

@@ -111,7 +111,6 @@ def until(condition: Callable[[], bool], seconds: float = 10) -> None:
 
 
 @pytest.mark.thorough
-@pytest.mark.sample(6)
 def test_a_whole_reply(client: Client):
     message = create(client)
     assert text_of(message) == TEXT

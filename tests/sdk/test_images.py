@@ -67,7 +67,6 @@ def message(client: Client, *urls: str) -> Any:
 
 
 @pytest.mark.thorough
-@pytest.mark.sample(4)
 def test_a_chat_sees_an_image(openai_: Client):
     counts = [chat(openai_, *urls).usage.prompt_tokens for urls in ((), (PNG,), (PNG, PNG))]
     assert counts[1] - counts[0] == counts[2] - counts[1] > 5

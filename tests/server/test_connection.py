@@ -258,7 +258,6 @@ HALF_SENT = {
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("begun", HALF_SENT)
-@pytest.mark.sample(3)
 def test_whoever_does_not_end_a_request_gives_way_to_those_who_do(few: Server, begun: str):
     with ExitStack() as stack:
         running = stack.enter_context(Client(few.port))

@@ -232,7 +232,6 @@ def wait_in_line(server: Server, stack: ExitStack, stream: bool) -> Client:
 
 
 @pytest.mark.thorough
-@pytest.mark.sample(2)
 @pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
 def test_a_full_queue_is_503_with_retry_after(reading: Server, stream: bool):
     with ExitStack() as stack:

@@ -674,7 +674,6 @@ def greedy_text(model: LoadedModel, prompt: str, tokens: int) -> str:
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("name", ["stop_opens_next", "arguments_as_text"])
-@pytest.mark.sample(2)
 def test_a_folder_holds_a_model_with_the_tokenizer_of_the_trait(name, tmp_path):
     model = load(trait_folder(name, tmp_path))
     tokenizer = trait_tokenizer(name)
