@@ -655,7 +655,7 @@ def build_chain(  # noqa: PLR0913 (the keywords of `build` and a few more)
     *,
     family: str = "qwen3",
     hidden: int = 128,
-    layers: int = 2,
+    layers: int = 1,
     vocab: int = 2048,
     seed: int = 0,
     words: Iterable[str] = (),

@@ -11,11 +11,13 @@ Cases that are left out by default are marked `thorough`; those of them that CI 
 rounds(50, checked=12, few=1)   rounds of the same: all of them, `few` by default, and `checked` of them
                                 where what is `long` is left out (CI)
 
-CI runs the default cases of each function and one of `CHECKED` others; the next function of the file runs
-other ones, so that several functions over the same values meet more of them. Of the combinations of a product
-or a sample whose values other cases have, it runs one of `REST`. Where a case takes long:
+By default a function without a sample runs at most `MOST` of its cases; where all of them count, it has
+`sample(1)`. CI runs them all, and of the cases that a sample or a product leaves out one of `CHECKED`; the
+next function of the file runs other ones, so that several functions over the same values meet more of them.
+Of the combinations of a product or a sample whose values other cases have, it runs one of `REST`. Where a
+case takes long:
 
-@pytest.mark.checked(10)        the default cases, and one of ten others
+@pytest.mark.checked(10)        the cases of its sample or product, and one of ten others
 
 CI leaves out no case that a mutant names, alone or with its whole function (`tests/mutants`).
 """
@@ -35,6 +37,8 @@ import numpy as np
 import pytest
 
 FEW = 6
+MOST = 12
+"""By default a function without a sample runs no more of its cases."""
 CHECKED = 6
 """Of the cases that are left out by default, CI runs one of so many."""
 REST = 12
@@ -95,9 +99,10 @@ def choose_cases(metafunc: pytest.Metafunc, named: Container[str]) -> None:
         return
     function = _Function(metafunc.definition, cases)
     places = metafunc.config.stash.setdefault(_PLACES, Counter[tuple[str, str]]())
-    function.mark("thorough", _thorough(function, places))
+    every, chosen, few = {*range(len(cases))}, *_chosen(function, places)
     if is_thorough():
-        function.mark("long", _long(function, named, places))
+        function.mark("long", _long(function, every - chosen, named, places))
+    function.mark("thorough", every - few)
     left_out = {"thorough"} if not is_thorough() else {"long"} if _Run.leaves_out_long else {""}
     if not any("::" in argument for argument in metafunc.config.args):
         cases[:] = [case for case in cases if not function.marks(case) & left_out] or cases[:1]
@@ -144,30 +149,30 @@ class _Function:
         return spread([_values(case, **(product.kwargs if product else {})) for case in self.cases])
 
 
-def _thorough(function: _Function, places: Counter[tuple[str, str]]) -> set[int]:
-    """Return the indices of the cases that their function leaves out by default."""
+def _chosen(function: _Function, places: Counter[tuple[str, str]]) -> tuple[set[int], set[int]]:
+    """Return the indices of the cases that product and sample choose, and of those that run by default."""
     count = len(function.cases)
     product, sample = function.closest("product"), function.closest("sample")
     is_product = product is not None and count > FEW
     if is_product and function.own("product") and not function.own("sample"):
         sample = None  # a file's sample is for its functions without a product of their own
     wanted = function.covering() if is_product else {*range(count)}
-    place = function.file, "thorough"
-    kept = default_cases(wanted, sample.args[0] if sample else 1, places[place])
-    places[place] += sample is not None
-    return {*range(count)} - kept
+    place = function.file, "sample" if sample else "thorough"
+    chosen = default_cases(wanted, sample.args[0] if sample else 1, places[place])
+    few = chosen if sample else default_cases(chosen, -(-len(chosen) // MOST), places[place])
+    places[place] += sample is not None or few != chosen
+    return chosen, few
 
 
-def _long(function: _Function, named: Container[str], places: Counter[tuple[str, str]]) -> set[int]:
-    """Return the indices of the cases that CI leaves out: some of those that are `thorough`."""
+def _long(
+    function: _Function, not_chosen: set[int], named: Container[str], places: Counter[tuple[str, str]]
+) -> set[int]:
+    """Return the indices of the cases that CI leaves out: some of those not chosen, or marked `thorough`."""
+    every = {*range(len(function.cases))}
     if function.definition.nodeid in named:
         return set()
-    every = {*range(len(function.cases))}
-    rest = {
-        index
-        for index in every
-        if function.marks(function.cases[index]) & {"thorough", "long"} == {"thorough"}
-    }
+    marks = {index: function.marks(function.cases[index]) for index in every}
+    rest = {i for i in every if "long" not in marks[i] and (i in not_chosen or "thorough" in marks[i])}
     checked, combined = function.closest("checked"), set[int]()
     if not checked and (function.closest("product") or function.closest("sample")):
         combined = rest - function.covering()
@@ -194,7 +199,7 @@ def default_cases(wanted: Iterable[int], every: int, place: int) -> set[int]:
         every: one of so many of those is wanted; of a function at the next `place`, another one.
     """
     chosen = sorted(wanted)
-    every = min(every, len(chosen))
+    every = max(min(every, len(chosen)), 1)
     return set(chosen[place % every :: every])
 
 

@@ -174,6 +174,7 @@ def as_case(documented: Documented) -> Any:
 @pytest.mark.parametrize(
     "documented", [as_case(documented) for documented in COMMANDS if matching(RUN, documented.line)]
 )
+@pytest.mark.sample(1)
 def test_a_command_works_as_it_is_printed(documented: Documented, folder: Path) -> None:
     (pattern,) = matching(RUN, documented.line)
     done = subprocess.run(

@@ -117,6 +117,7 @@ def test_the_api_document_names_each_format():
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+@pytest.mark.sample(1)
 def test_lessons_and_decisions_that_a_document_cites_are_there(document: Path):
     lessons = {*re.findall(r"^## (\d+)\.", read(ROOT / ".context" / "LESSONS.md"), re.MULTILINE)}
     decisions = {str(int(path.name[:4])) for path in (ROOT / "docs" / "adr").iterdir()}
@@ -165,6 +166,7 @@ def documented_routes() -> Iterator[tuple[str, str]]:
 
 
 @pytest.mark.parametrize(("method", "path"), sorted({*documented_routes()}))
+@pytest.mark.sample(1)
 def test_an_endpoint_that_a_document_names_is_there(method: str, path: str):
     assert RouteTable(ROUTES).find(method, path.replace("{id}", "name"))
 
@@ -206,6 +208,7 @@ LIMITS = (
 
 
 @pytest.mark.parametrize(("document", "sentence", "constant"), LIMITS)
+@pytest.mark.sample(1)
 def test_a_limit_that_a_document_names_is_that_of_the_program(document: str, sentence: str, constant: str):
     module, name = constant.split(":")
     limit = getattr(importlib.import_module(f"start_llm.{module}"), name)

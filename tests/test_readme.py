@@ -99,6 +99,7 @@ def leads_somewhere(document: Path, link: str) -> bool:
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+@pytest.mark.sample(1)
 def test_links_lead_somewhere(document: Path) -> None:
     links = re.findall(r"\]\(([^)\s]+)\)", document.read_text(encoding="utf-8"))
     own = [link for link in links if not link.startswith(("http://", "https://"))]

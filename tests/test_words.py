@@ -108,6 +108,7 @@ def is_banned(name: str, words: frozenset[str] = BANNED) -> bool:
 
 
 @pytest.mark.parametrize("folder", FOLDERS)
+@pytest.mark.sample(1)
 def test_no_name_has_a_word_that_could_mean_anything(folder: str):
     banned = [
         f"{path}:{line} {name}"
@@ -140,6 +141,7 @@ def test_names_that_tests_share_have_no_such_word():
 
 
 @pytest.mark.parametrize("folder", FOLDERS)
+@pytest.mark.sample(1)
 def test_prose_has_no_word_with_a_meaning_of_our_own(folder: str):
     banned = [
         f"{path}:{line} {word}"

@@ -60,7 +60,7 @@ def test_a_reply_is_written_as_the_model_writes_it(trait, on):
         assert subject_of(trait).written(request, message) == turn(trait, message, on=on).reply
 
 
-@pytest.mark.sample(24)
+@pytest.mark.sample(48)
 @pytest.mark.parametrize("client", CLIENTS)
 @pytest.mark.parametrize("trait", TRAITS)
 def test_clients_have_nothing_computed_twice(trait, client):
@@ -95,6 +95,7 @@ def test_a_page_says_what_to_expect(tmp_path):
     assert "old reasoning dropped unless preserve_thinking" in rows_of(page, "template")[0]
 
 
+@pytest.mark.thorough
 def test_calls_that_nobody_reads_are_named(tmp_path):
     page = page_of(folder_of("strips_old_reasoning", tmp_path, *UNREAD_CALLS))
     assert not page.is_fine
@@ -104,6 +105,7 @@ def test_calls_that_nobody_reads_are_named(tmp_path):
     assert all("word for word unknown" in line for line in rows_of(page, "efficiency"))
 
 
+@pytest.mark.thorough
 def test_words_that_do_not_reach_the_model_are_reported(tmp_path):
     page = page_of(folder_of("strips_old_reasoning", tmp_path, LOSES_A_WORD))
     assert not page.is_fine
@@ -112,6 +114,7 @@ def test_words_that_do_not_reach_the_model_are_reported(tmp_path):
     assert lost[1] == "a call: the result of a call does not reach the model"
 
 
+@pytest.mark.thorough
 def test_a_request_that_the_template_refuses_is_reported(tmp_path):
     page = page_of(folder_of("strips_old_reasoning", tmp_path, REFUSES_A_WORD))
     assert not page.is_fine
@@ -121,6 +124,7 @@ def test_a_request_that_the_template_refuses_is_reported(tmp_path):
     assert lost[1].endswith(": late")
 
 
+@pytest.mark.thorough
 def test_a_reply_that_does_not_go_on_from_its_prompt_cannot_be_recognized(tmp_path):
     other = ("{{- '<|im_start|>assistant\\n' -}}", "{{- '<|im_start|>model\\n' -}}")
     page = page_of(folder_of("strips_old_reasoning", tmp_path, other))
@@ -128,6 +132,7 @@ def test_a_reply_that_does_not_go_on_from_its_prompt_cannot_be_recognized(tmp_pa
     assert rows_of(page, "calls") == ["the template shows none that can be recognized in its prompt"]
 
 
+@pytest.mark.thorough
 def test_a_reply_of_a_renderer_in_python_is_recognized_too(tmp_path):
     folder = folder_of("arguments_as_text", tmp_path)
     (folder / "chat_template.jinja").unlink()

@@ -116,6 +116,7 @@ def test_a_call_that_is_read_is_no_alarm_though_its_result_is_in_the_same_turn(t
     assert unread_call(subject) is None
 
 
+@pytest.mark.thorough
 def test_a_template_that_writes_nothing_for_null_is_no_alarm(tmp_path):
     nothing = ("{{- value | tojson -}}", "{{- value | tojson if value is not none -}}")
     page = page_of(folder_of("nested_arguments", tmp_path, nothing))

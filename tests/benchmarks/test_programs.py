@@ -55,6 +55,7 @@ def test_enough_commands_are_found():
 
 
 @pytest.mark.parametrize(("document", "words"), COMMANDS)
+@pytest.mark.sample(1)
 def test_a_documented_command_names_parts_and_options_that_are_there(document: str, words: str):
     name, *arguments = shlex.split(words)
     if name == "chip_check":
@@ -93,6 +94,7 @@ RESULTS = (ROOT / "benchmarks" / "RESULTS.md").read_text(encoding="utf-8")
 @pytest.mark.parametrize(
     "section", RESULTS.split("\n## ")[1:], ids=lambda section: section.partition("\n")[0]
 )
+@pytest.mark.sample(1)
 def test_a_table_of_the_results_stands_below_the_command_that_makes_it(section: str):
     above, *tables = re.split(r"^\|(?:\s*:?-+:?\s*\|)+$", section, flags=re.MULTILINE)
     assert not tables or re.search("^    .*python", above, re.MULTILINE)

@@ -120,7 +120,7 @@ def test_a_reply_that_comes_back_in_a_prompt_is_not_unavoidable_again():
     assert counted(desk) == (26, 1, {"evicted": 1})
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("kind", ALL_NETWORKS)
 @given(
     prompts=st.lists(st.lists(st.integers(1, 2), min_size=1, max_size=14), min_size=1, max_size=8),
@@ -139,7 +139,6 @@ def test_every_token_of_a_prompt_was_computed_or_reused(kind, prompts, ends, bud
 
 
 @pytest.mark.thorough
-@pytest.mark.sample(2)
 @pytest.mark.parametrize("kind", ALL_NETWORKS)
 @given(
     prompts=st.lists(st.lists(st.integers(1, 2), min_size=1, max_size=14), min_size=1, max_size=8),
@@ -174,7 +173,6 @@ TOKENS = st.lists(st.integers(1, 2), min_size=1, max_size=30)
 
 
 @pytest.mark.thorough
-@pytest.mark.sample(2)
 @pytest.mark.parametrize("kind", ALL_NETWORKS)
 @given(
     requests=st.lists(

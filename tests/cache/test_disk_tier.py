@@ -148,6 +148,7 @@ def test_a_damaged_file_is_a_miss_and_goes(resources, stored: Path, expected: li
     assert len(met) >= 300 // PAGE
 
 
+@pytest.mark.thorough
 def test_a_damaged_page_costs_what_is_after_it(plain: EngineResources, tmp_path: Path):
     with on_disk(plain, tmp_path) as engine:
         engine.say(PROMPT, 6, boundaries=ENDS)
@@ -364,6 +365,7 @@ def test_beginnings_stay_longer_than_ends_although_they_were_written_first(
     assert oldest[1:] == keys[::-1]
 
 
+@pytest.mark.thorough
 def test_a_conversation_whose_client_came_back_is_written(plain: EngineResources, tmp_path: Path):
     with on_disk(plain, tmp_path) as engine:
         watched = engine.submit(engine_request(PROMPT, 50, boundaries=ENDS))
@@ -539,6 +541,7 @@ def test_a_full_disk_is_reported_once_on_a_file_system_of_its_own(plain: EngineR
 
 
 @pytest.mark.parametrize("wanted", [10**9, 0.5, 100])
+@pytest.mark.sample(2)
 def test_what_finds_no_room_is_reported_once(
     plain: EngineResources, tmp_path: Path, monkeypatch, wanted: float
 ):

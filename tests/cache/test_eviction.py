@@ -212,7 +212,7 @@ def test_no_more_arrays_are_kept_than_allowed(most):
     assert desk.metrics.arrays == (desk.store.usage + desk.store.active_usage).arrays
 
 
-@pytest.mark.sample(2)
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", ["hybrid", "recurrent"])
 def test_states_take_three_tenths_of_the_budget(kind):
     desk = Desk(kind, budget=10_000)

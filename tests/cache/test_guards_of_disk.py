@@ -331,6 +331,7 @@ def test_one_beginning_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         check(engine)
 
 
+@pytest.mark.thorough
 def test_a_client_that_changes_each_reply_goes_on_from_its_prompt(tmp_path: Path):
     """The state at the end of a prompt stays, although it saves less and less beside older ones."""
     prompt, end = PROMPT, 0
@@ -382,6 +383,7 @@ def test_state_is_kept_where_an_earlier_conversation_diverged_before_the_restart
 
 
 @STATE
+@pytest.mark.sample(2)
 def test_a_conversation_that_the_folder_cannot_hold_is_not_written_again_at_each_turn(
     has_state: bool, tmp_path: Path
 ):

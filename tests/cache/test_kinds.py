@@ -59,7 +59,6 @@ def compute(network: Any, caches: list[Any], ids: list[int]) -> mx.array:
 
 
 @pytest.mark.thorough
-@pytest.mark.sample(2)
 @pytest.mark.parametrize("length", [3, 16, 61, 200])
 def test_compressed_attention_goes_on_from_its_state(network, length: int):
     """Before the first group is full, with a group that is open, and far beyond the window."""
@@ -90,7 +89,7 @@ def test_a_network_with_compressed_attention_is_served_from_the_cache(network):
     assert (layers.unknown, layers.has_state, layers.has_trimmable) == ([], True, False)
 
 
-@pytest.mark.sample(2)
+@pytest.mark.thorough
 @pytest.mark.parametrize("length", [100, 400])
 def test_what_compressed_attention_keeps_for_good_is_in_the_cost_of_a_prompt(network, length: int):
     """It was taken for a state that does not grow: sequences were let in that did not fit."""

@@ -191,7 +191,7 @@ def odd_rows(width: int, kind: mx.Dtype) -> mx.array:
 @pytest.mark.parametrize("bits", [2, 3, 4, 5, 6])
 @pytest.mark.parametrize("kind", TYPES)
 @pytest.mark.parametrize("width", [*WIDTHS, 256, 80, 512, 7, 2])
-@pytest.mark.sample(6)
+@pytest.mark.sample(24)
 def test_a_restored_row_is_rotated_and_quantised_to_the_same_bytes(bits, kind, width):
     codec = RotatedCodec(kind, width, 6, bits)
     packed = codec.packed(odd_rows(width, kind))
@@ -226,7 +226,6 @@ def test_a_rotation_keeps_lengths_and_its_inverse_gives_the_row_back(width):
 
 
 @pytest.mark.thorough
-@pytest.mark.sample(3)
 @pytest.mark.parametrize(("width", "bits"), [(64, 3), (128, 4), (256, 6)])
 def test_levels_are_those_with_the_least_error_for_rows_of_a_normal_distribution(width, bits):
     """Beside even steps; and no single level can be moved to a better place."""
@@ -462,7 +461,7 @@ def test_a_model_that_was_trained_is_as_sure_as_before_of_a_text(form, most):
 
 
 @pytest.mark.parametrize("form", [EIGHT, TURBO, TURBO_SMALL, MIXED], ids=lambda form: form.mode)
-@pytest.mark.sample(4)
+@pytest.mark.sample(8)
 def test_restoring_and_cutting_in_every_turn_loses_nothing_more(resources, form):
     engine = Cached(resources, kv=form)
     prompt = tokens(random.Random(5), 6 * PAGE, 6 * PAGE)
@@ -530,7 +529,7 @@ def page_files(folder: Path) -> list[Path]:
 
 @pytest.mark.parametrize("is_in_place", [True, False])
 @pytest.mark.parametrize("form", [EIGHT, FOUR, KVFormat(8, 64, 3 * PAGE), TURBO, TURBO_SMALL, MIXED])
-@pytest.mark.sample(8)
+@pytest.mark.sample(24)
 def test_the_disk_gives_what_memory_gives_to_the_bit(resources, tmp_path, form, is_in_place):
     prompt = tokens(random.Random(5), 6 * PAGE, 6 * PAGE)
     question = (*prompt, 1, 2, 3)

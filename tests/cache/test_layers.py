@@ -183,7 +183,7 @@ def cases(kinds: dict[str, Kind]) -> list[Any]:
 
 
 @pytest.mark.parametrize(("kind", "length", "chunk"), cases(SLICED | WHOLE | MIXED))
-@pytest.mark.sample(4)
+@pytest.mark.sample(8)
 def test_what_is_taken_out_is_all_that_is_needed_to_go_on(kind, length, chunk):
     source = fed(kind, length, chunk)
     layers = Layers(Caches(kind.make))
@@ -420,7 +420,6 @@ NETWORKS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.thorough
-@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", NETWORKS)
 def test_a_network_goes_on_from_a_restored_position_as_if_it_had_computed_it(name):
     module = importlib.import_module(f"mlx_lm.models.{name}")

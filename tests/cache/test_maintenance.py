@@ -79,6 +79,7 @@ def test_without_a_folder_there_is_nothing_to_tell(monkeypatch, capsys: pytest.C
     assert "SSD_CACHE_DIR=off: there is no disk tier" in capsys.readouterr().err
 
 
+@pytest.mark.thorough
 def test_it_needs_no_model_and_no_mlx():
     code = "import sys; import start_llm.cli; print('mlx' in sys.modules or 'transformers' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

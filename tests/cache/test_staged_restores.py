@@ -166,6 +166,7 @@ def test_a_model_that_stops_while_it_reads_lets_go_of_the_buffers_itself(
 # -------------------------------------------------------------------------------------------- when to restore
 
 
+@pytest.mark.thorough
 def test_what_is_computed_faster_than_restored_is_computed(
     resources: EngineResources, stored: Path, expected: list[int]
 ):
@@ -176,6 +177,7 @@ def test_what_is_computed_faster_than_restored_is_computed(
         assert (engine.disk.computed_instead, engine.disk.hits) == (1, 0)
 
 
+@pytest.mark.thorough
 def test_files_that_were_not_read_because_computing_is_faster_are_not_read_behind(
     resources: EngineResources, stored: Path, monkeypatch: pytest.MonkeyPatch
 ):

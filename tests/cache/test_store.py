@@ -111,6 +111,7 @@ def distinct(sequences: Sequence[tuple[int, ...]]) -> int:
     return len({ids[:length] for ids in sequences for length in range(1, len(ids) + 1)})
 
 
+@pytest.mark.thorough
 @given(st.lists(st.lists(st.integers(1, 2), min_size=1, max_size=12), min_size=1, max_size=8))
 @hypothesis.example([[2, 1, 2, 1, 1], [1, 1, 1, 1, 1], [2, 1, 2, 1]])
 @hypothesis.settings(max_examples=50)

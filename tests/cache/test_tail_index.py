@@ -27,6 +27,7 @@ def ids(items: list[Item]) -> list[int]:
 
 
 @pytest.mark.parametrize("seed", range(20))
+@pytest.mark.sample(5)
 def test_it_finds_what_a_search_through_all_items_finds(seed: int):
     rng = random.Random(seed)
     index, items = TailIndex[Item](lambda item: item.tail), list[Item]()

@@ -136,7 +136,7 @@ def test_a_prompt_that_is_asked_again_computes_what_is_after_its_last_message(re
     assert again.tokens == first.tokens
 
 
-@pytest.mark.sample(6)
+@pytest.mark.thorough
 def test_requests_that_start_together_compute_what_they_share_once(resources, tally):
     engine, rng = Cached(resources), random.Random(4)
     system = tokens(rng, 160, 160)
@@ -194,8 +194,8 @@ class FailingLayers(Layers):
         setattr(self, method, sometimes)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("moment", ["it decodes", "it is computed"])
-@pytest.mark.sample(12)
 def test_a_cache_that_fails_when_a_client_leaves_harms_nobody_else(resources, tally, moment):
     engine, rng = Cached(resources, clock=lambda: 0.0), random.Random(9)  # no step is owed to those beside
     engine.cache._layers = layers = FailingLayers(resources.network, "materialize")
@@ -231,7 +231,7 @@ def test_after_a_cache_has_failed_it_is_used_again(resources, tally, method):
     tally.compare(again.tokens, reference(Stepper(resources), prompt, 4))
 
 
-@pytest.mark.sample(5)
+@pytest.mark.thorough
 def test_a_token_that_no_way_to_compute_gives_is_wrong(resources):
     """A token that a comparison lets pass as a tie inside of the network has to be said without a cache."""
     ids = tokens(random.Random(9), 90, 90)
@@ -247,7 +247,7 @@ def test_a_token_that_no_way_to_compute_gives_is_wrong(resources):
     assert tied.ties == 1
 
 
-@pytest.mark.sample(4)
+@pytest.mark.thorough
 def test_restored_logits_are_the_computed_ones(resources):
     """All of them, not only the highest, from every kind of restore."""
     rng, metrics = random.Random(8), CacheMetrics()

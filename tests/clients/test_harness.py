@@ -52,7 +52,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 @pytest.mark.parametrize("thinking", [True, False])
 @pytest.mark.parametrize("name", CALLS)
-@pytest.mark.sample(8)
+@pytest.mark.sample(16)
 def test_a_question_is_a_call_and_a_result_an_answer(server: Server, name: str, thinking: bool):
     types = {key: "array" if isinstance(value, list) else "string" for key, value in CALLS[name][1].items()}
     tools = [tool("other"), tool(name, **types)]
@@ -89,7 +89,7 @@ def test_who_asks_for_a_summary_gets_one(server: Server, words: str, role: str):
     assert ("tool_calls" in said) == (role == "user"), "what a system text asks for holds"
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("question", ERRANDS)
 def test_an_errand_is_its_calls(server: Server, question: str):
     calls = ERRANDS[question]
@@ -115,6 +115,7 @@ def test_tokens_that_were_computed_before_are_no_gain():
     assert efficiency([], first, has_asides=False) == 0
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(not relay.can_be_alone(PATH), reason="no network namespaces for us here")
 def test_a_client_reaches_one_port_and_its_other_tries_are_counted(tmp_path: Path):
     (tmp_path / "word").write_text("reached")

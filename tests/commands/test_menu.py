@@ -101,6 +101,7 @@ def test_without_a_server_the_menu_starts_one(tmp_path: Path, started: list[Sequ
     ("answer", "flags"),
     [("1", "/models/demo"), ("2", "lab/tiny"), ("own/model", "own/model"), ("/a/folder", "/a/folder")],
 )
+@pytest.mark.sample(2)
 def test_a_model_is_chosen_by_number_or_name(
     answer: str, flags: str, tmp_path: Path, started: list[Sequence[str]]
 ) -> None:
@@ -120,6 +121,7 @@ def test_models_are_searched_and_pulled_by_their_commands(
 
 
 @pytest.mark.parametrize("answers", [(), ("q",), ("",), ("9", "quit"), ("x", "0", "²", "exit")])
+@pytest.mark.sample(2)
 def test_the_menu_is_left(answers: Sequence[str], tmp_path: Path) -> None:
     user = User(tmp_path, *answers)
     assert Menu(user.world).open() == 0
@@ -210,6 +212,7 @@ def test_a_client_that_is_not_there_is_installed_after_a_question(
     assert user.ran == [["launch", "pi"]], "only once it was installed"
 
 
+@pytest.mark.thorough
 def test_without_npm_nobody_is_asked(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     programs(tmp_path, monkeypatch)
     user = User(state_of(server), "1", "3", "q")
@@ -248,6 +251,7 @@ def read_until(terminal: int, text: str) -> str:
     return printed.decode()
 
 
+@pytest.mark.thorough
 def test_in_a_terminal_it_asks_and_ctrl_c_leaves_it(shell: Shell) -> None:
     with in_terminal(shell) as (process, terminal):
         assert "1  start the server" in read_until(terminal, "q to leave: ")
@@ -260,6 +264,7 @@ def test_in_a_terminal_it_asks_and_ctrl_c_leaves_it(shell: Shell) -> None:
         assert "Traceback" not in read_until(terminal, "Traceback")
 
 
+@pytest.mark.thorough
 def test_in_a_pipe_it_prints_what_runs_and_the_commands(shell: Shell) -> None:
     done = shell.run()
     assert (done.returncode, done.stderr) == (0, "")
@@ -272,6 +277,7 @@ def test_in_a_pipe_it_prints_what_runs_and_the_commands(shell: Shell) -> None:
     ]
 
 
+@pytest.mark.thorough
 def test_settings_that_cannot_be_read_are_reported(shell: Shell) -> None:
     done = shell.run(environment={"MLX_PORT": "many"})
     assert done.returncode == 2

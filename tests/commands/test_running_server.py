@@ -188,6 +188,7 @@ def test_status_tells_what_the_server_does(demo):
     ]
 
 
+@pytest.mark.thorough
 def test_without_a_server_the_status_is_3(shell):
     done = shell.run("status", "--json")
     assert (done.returncode, json.loads(done.stdout)) == (3, {"running": False, "servers": []})
@@ -215,6 +216,7 @@ def other_server(folder: Path) -> Generator[int]:
             other.kill()
 
 
+@pytest.mark.thorough
 def test_another_program_at_that_port_is_no_server_of_ours(shell):
     with other_server(shell.home) as port:
         assert shell.run("status", environment={"MLX_PORT": str(port)}).returncode == 3
@@ -230,6 +232,7 @@ def test_a_server_that_asks_for_a_key_is_asked_with_it(shell, tiny_model):
     assert not any("sk-own" in path.read_text() for path in (shell.state / "servers").iterdir())
 
 
+@pytest.mark.thorough
 def test_a_server_that_still_loads_is_reported(shell):
     file = ServerFile(shell.state / "servers")
     file.write(a_server(9))
@@ -257,6 +260,7 @@ def test_a_server_is_found_and_stopped_while_it_loads(shell, tiny_model, tmp_pat
 # ------------------------------------------------------------------------------------------------------ stop
 
 
+@pytest.mark.thorough
 def test_without_a_server_there_is_nothing_to_stop(shell):
     done = shell.run("stop")
     assert (done.returncode, done.stdout) == (3, "No server of yours is running.\n")
@@ -315,6 +319,7 @@ def test_of_several_servers_one_is_named():
         assert stop(running, None, 9, print, patience_s=5, at_once=False) == 0
 
 
+@pytest.mark.thorough
 def test_what_listens_there_in_place_of_a_server_is_named_and_left_alone(shell):
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = str(listener.getsockname()[1])
@@ -363,6 +368,7 @@ def test_a_state_folder_of_another_user_is_reported(shell):
 # ---------------------------------------------------------------------------------------------------- launch
 
 
+@pytest.mark.thorough
 def test_launch_finds_a_server_on_any_port(demo):
     shell, _ = demo
     shell.add_program("claude", 'echo "$ANTHROPIC_BASE_URL $*"')
@@ -399,6 +405,7 @@ def test_the_proxy_of_a_running_server_comes_before_the_server():
     assert found[:2] == [("http://127.0.0.1:4082", "theirs"), ("http://127.0.0.1:82", "own")]
 
 
+@pytest.mark.thorough
 def test_stop_ends_the_server_and_waits_for_it(demo):
     """The last test with this server."""
     shell, process = demo

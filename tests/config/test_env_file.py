@@ -79,7 +79,7 @@ def test_all_lines_that_are_refused_are_reported_at_once(tmp_path):
     assert refusal(tmp_path, b"BACTH=2\nBATCH=2\nwhat\n").count("FILE, line") == 2
 
 
-@pytest.mark.sample(2)
+@pytest.mark.thorough
 @pytest.mark.parametrize("command", [["serve", "--demo"], ["config", "pi"]])
 def test_a_refusal_is_a_sentence_and_not_a_traceback(command, tmp_path):
     (tmp_path / "start_llm").symlink_to(ROOT / "start_llm")

@@ -388,7 +388,7 @@ def test_damage_that_is_no_text_is_reported_in_one_line(path):
     assert all(line.isprintable() and len(line) < 300 for line in told)
 
 
-@pytest.mark.sample(2)
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["a.db", "a.db-wal"])
 def test_a_file_in_pieces_or_with_holes_is_read_whole_or_begun_anew(path, tmp_path, name):
     """Also the write-ahead log, which a killed process leaves behind."""

@@ -80,6 +80,7 @@ def sensible_texts() -> dict[str, str]:
 
 
 @pytest.mark.parametrize("kind", sensible_texts())
+@pytest.mark.sample(4)
 def test_no_sensible_text_is_taken_for_a_loop(kind: str):
     tokenizer = read(ROOT / "models" / "demo").tokenizer
     tokens = tokenizer.encode(sensible_texts()[kind], as_document=False)

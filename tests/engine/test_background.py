@@ -50,6 +50,7 @@ def passes_to_first_token(stepper: Cached, passes: Passes) -> int:
 
 
 @BOTH
+@pytest.mark.sample(2)
 def test_a_request_waits_for_one_chunk_of_prompts_that_nobody_waits_for(has_state: bool):
     alone = passes_to_first_token(*watched(has_state=has_state, clock=Clock()))
     stepper, passes = watched(has_state=has_state, clock=Clock())
@@ -63,6 +64,7 @@ def test_a_request_waits_for_one_chunk_of_prompts_that_nobody_waits_for(has_stat
 
 
 @BOTH
+@pytest.mark.sample(2)
 def test_replies_that_nobody_waits_for_pause_while_a_prompt_is_read(has_state: bool):
     alone = passes_to_first_token(*watched(has_state=has_state, clock=Clock()))
     stepper, passes = watched(has_state=has_state, clock=Clock())
@@ -74,6 +76,7 @@ def test_replies_that_nobody_waits_for_pause_while_a_prompt_is_read(has_state: b
         assert one.tokens == [n % VOCABULARY for n in range(prompt[-1] + 1, prompt[-1] + 201)]
 
 
+@pytest.mark.thorough
 def test_a_reply_that_somebody_waits_for_does_not_pause():
     stepper, _ = watched(clock=Clock())
     reply = stepper.submit(engine_request(PROMPTS[0], 500))
@@ -85,6 +88,7 @@ def test_a_reply_that_somebody_waits_for_does_not_pause():
     stepper.finish(reply, request)
 
 
+@pytest.mark.thorough
 def test_a_pause_does_not_count_as_one_of_replies():
     """`/stats` shows how long replies pause between two tokens."""
     clock = Clock()
@@ -124,6 +128,7 @@ def test_a_short_one_does_not_stop_a_long_prompt():
 
 
 @pytest.mark.parametrize("places", [1, 2])
+@pytest.mark.sample(2)
 def test_replies_that_nobody_waits_for_leave_their_places_at_once(places: int):
     stepper, passes = watched(clock=Clock(), max_sequences=places)
     others = [stepper.submit(background(prompt, 100)) for prompt in PROMPTS[:places]]
@@ -226,6 +231,7 @@ def patient_task(stepper: Cached, name: str, done: list[str]) -> None:
     stepper.inbox.put(EngineTask(EngineCommand(name, lambda: done.append(name), patience_s=1.0)))
 
 
+@pytest.mark.thorough
 def test_vectors_wait_while_a_prompt_is_read_and_no_longer_than_their_patience():
     clock, done = Clock(), list[str]()
     stepper, _ = watched(clock=clock)

@@ -107,6 +107,7 @@ def drafting(resources: EngineResources, **more: Any) -> Cached:
     return Cached(resources, gain=Drafting(PassTimes()), **more)
 
 
+@pytest.mark.sample(6)
 def test_a_drafted_reply_is_the_same_in_fewer_steps(resources, known_reply, sampling):
     plain = reply_of(Stepper(resources), sampling=sampling)
     known_reply([*PROMPT, *plain.tokens])
@@ -117,6 +118,7 @@ def test_a_drafted_reply_is_the_same_in_fewer_steps(resources, known_reply, samp
     assert 0 < gain.metrics.accepted_tokens < gain.metrics.drafted_tokens
 
 
+@pytest.mark.sample(4)
 def test_what_is_reported_of_a_token_is_the_same(resources, known_reply, monkeypatch):
     """Its log-probability, those of the likeliest ones, and how surprising it was."""
     monkeypatch.setattr("secrets.randbits", lambda bits: 2**bits - 7)
@@ -178,6 +180,7 @@ def test_replies_that_take_turns_are_the_same(resources, known_reply):
 
 
 @pytest.mark.parametrize("most", [1, 2, 5, 17])
+@pytest.mark.sample(4)
 def test_a_draft_does_not_go_beyond_the_end_of_a_reply(resources, known_reply, most: int):
     plain = reply_of(Stepper(resources))
     known_reply([*PROMPT, *plain.tokens])
@@ -192,6 +195,7 @@ def test_a_draft_does_not_go_beyond_the_end_of_a_reply(resources, known_reply, m
 
 
 @pytest.mark.parametrize("most", [4, 11])
+@pytest.mark.sample(6)
 def test_reasoning_that_is_closed_is_followed_by_the_same(resources, known_reply, most: int):
     limit = ReasoningLimit(
         max_reasoning_tokens=most, starts_open=True, opening="<a>", closing="</a>", closing_tokens=(9, 8, 7)
@@ -269,6 +273,7 @@ def test_a_guided_reply_is_the_same_in_fewer_steps(resources, known_reply, sampl
     assert [first.tokens, second.tokens] == [plain.tokens, other.tokens]
 
 
+@pytest.mark.sample(6)
 def test_no_draft_where_it_does_not_pay(resources):
     """A pass of four tokens costs as much as four passes."""
     gain = DraftGain(PassTimes({1: 0.1}))

@@ -80,6 +80,7 @@ def test_tenants_that_were_long_silent_are_forgotten():
     assert texts.find(b"second", tail(7, 8), 1) is None
 
 
+@pytest.mark.thorough
 def test_all_of_it_takes_no_more_than_is_planned():
     texts = EarlierTexts()
     for number in range(10):

@@ -261,6 +261,7 @@ def test_the_cache_knows_what_a_batch_holds():
     assert engine.cached.live_bytes == 0
 
 
+@pytest.mark.thorough
 def test_when_a_long_sequence_leaves_a_batch_the_padding_of_the_others_leaves_memory():
     """mlx_lm takes it away by a view of the wider arrays, which would keep them until the next step."""
     engine = at_once()

@@ -47,6 +47,7 @@ def asked(start: int, tokens: int, chance: random.Random, **more: Any) -> Any:
 
 
 @pytest.mark.parametrize("has_state", [False, True])
+@pytest.mark.sample(2)
 def test_a_draft_becomes_the_reply_as_far_as_it_is_right(has_state: bool):
     for seed in range(6):
         engine, gain = bold(has_state=has_state)
@@ -98,7 +99,6 @@ def test_a_token_that_ends_the_reply_is_not_drafted_over():
 
 
 @pytest.mark.thorough
-@pytest.mark.sample(2)
 @pytest.mark.parametrize("has_state", [False, True])
 def test_nothing_is_lost_or_kept_too_much_whatever_comes_between(has_state: bool):
     """Replies that are given up, joined, preempted and gone on from."""

@@ -88,6 +88,7 @@ def test_while_a_sequence_joins_others_little_is_there_twice(beside: int):
     assert group.nbytes == whole
 
 
+@pytest.mark.thorough
 def test_while_a_sequence_leaves_others_little_is_there_twice():
     network, length = Deep(), 2000
     sequences = [resting(network, length) for _ in range(3)]

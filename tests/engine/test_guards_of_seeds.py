@@ -52,6 +52,7 @@ def undisturbed(resources) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("nth", [1, 2, 5, 17])
+@pytest.mark.sample(4)
 def test_seeded_replies_are_the_same_after_a_step_of_the_batch_has_failed(resources, undisturbed, nth):
     """The step's tokens were chosen and are lost; they are chosen again where they stand."""
     breaks = FailsOnce(lambda shape: shape[0] > 1 and shape[1] == 1, nth)
@@ -63,6 +64,7 @@ def test_seeded_replies_are_the_same_after_a_step_of_the_batch_has_failed(resour
 
 
 @pytest.mark.parametrize("max_sequences", [1, 2])
+@pytest.mark.sample(2)
 def test_seeded_replies_are_the_same_after_pauses(resources, undisturbed, max_sequences):
     stepper = cached(
         resources,

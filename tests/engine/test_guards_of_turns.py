@@ -102,6 +102,7 @@ def test_a_guide_that_is_ahead_of_its_sequence_fails_it(nth: int):
 COST = SequenceCost(token_bytes=10)
 
 
+@pytest.mark.thorough
 def test_sequences_wait_for_memory():
     engine = counting(
         admission=Admission(10 * (75 + 40 + 200), COST), time_limits=TimeLimits(preempt_after_s=10**6)
@@ -392,6 +393,7 @@ def test_a_sequence_that_waits_after_its_batch_has_failed_occupies_no_row_of_it(
 
 
 @pytest.mark.parametrize(("computed", "overtakes"), [(1, False), (1300, True)])
+@pytest.mark.sample(2)
 def test_a_prompt_that_was_stopped_overtakes_another_one_only_if_little_is_left_of_it(
     computed: int, overtakes: bool
 ):

@@ -66,6 +66,7 @@ def test_a_sequence_alone_says_what_its_guide_allows(stepper: Stepper, sampling:
     assert isinstance(watched.ending, Finished)
 
 
+@pytest.mark.thorough
 def test_sequences_in_one_batch_are_guided_each_by_its_own_and_the_others_by_none(
     resources: EngineResources, stepper: Stepper
 ):
@@ -111,7 +112,7 @@ def test_sequences_that_take_turns_stay_on_their_way(resources: EngineResources,
     assert [sequence.tokens for sequence in sequences] == [list(script[:39]) for script in scripts]
 
 
-@pytest.mark.sample(9)
+@pytest.mark.thorough
 @pytest.mark.parametrize("nth", range(1, 5))
 @pytest.mark.parametrize("is_late", [False, True], ids=["before", "after the guide"])
 def test_of_a_batch_that_failed_a_guided_sequence_goes_on_as_it_was_or_fails(

@@ -193,7 +193,7 @@ def test_a_request_that_gives_up_while_it_waits_is_dropped(resources, check):
     check(*others)
 
 
-@pytest.mark.sample(2)
+@pytest.mark.thorough
 @pytest.mark.parametrize("others", [1, 2], ids=["beside one row", "beside a batch"])
 def test_a_request_that_gives_up_while_its_prompt_is_computed_is_dropped(resources, check, others):
     stepper = Stepper(resources)
@@ -280,7 +280,6 @@ def assert_failed(stepper: Stepper, *failed: Watched) -> None:
 
 
 @pytest.mark.thorough
-@pytest.mark.sample(2)
 @pytest.mark.parametrize("nth", [1, 2, 4])
 def test_a_failing_chunk_fails_its_prompt_alone(resources, check, nth):
     stepper = broken(resources, lambda shape: shape[1] > 19, nth)
@@ -327,7 +326,6 @@ def test_a_failing_step_of_a_lone_sequence_fails_it(resources, check, nth):
 
 
 @pytest.mark.thorough
-@pytest.mark.sample(2)
 @pytest.mark.parametrize("nth", [1, 2, 10])
 def test_a_step_of_a_batch_that_fails_once_fails_nobody(resources, check, nth):
     stepper = broken(resources, lambda shape: shape[0] > 1 and shape[1] == 1, nth)
@@ -368,6 +366,7 @@ def test_the_sequence_that_breaks_its_batch_fails_and_the_others_go_on(resources
     check(*sequences)
 
 
+@pytest.mark.thorough
 def test_a_failure_while_a_lone_sequence_and_a_newcomer_meet_fails_nobody(resources, check):
     stepper = broken(resources, lambda shape: shape[0] == 2)
     (sequence,) = decoding(stepper, 1)

@@ -134,7 +134,7 @@ def test_a_limit_before_the_opening_is_whole_closes_the_reasoning_when_it_is(scr
     assert answered(script, script.request(1, "\t")).text == "\n\n<think>" + CLOSED + ANSWER
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("batches", [True, False], ids=["a batch", "taking turns"])
 @pytest.mark.parametrize("apart", [0, 1, 2, 3])
 def test_every_sequence_has_its_own_limit(script, batches, apart):
@@ -157,7 +157,7 @@ def test_the_limit_of_the_reply_may_fall_into_the_closing(script, length):
     assert watched.ending == Finished("length", Usage(prompt=1, cached=0, completion=length))
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("others", [0, 2], ids=["alone", "in a batch"])
 @pytest.mark.parametrize("length", [2, 3, 4, 5, 6])
 def test_a_request_may_give_up_around_the_closing(script, others, length):
@@ -238,9 +238,9 @@ def check(resources: EngineResources, watched: Watched) -> None:
     Tally().compare(reply[end:], after)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("prompt", PROMPTS)
 @pytest.mark.parametrize("max_reasoning_tokens", [1, 20])
-@pytest.mark.sample(30)
 def test_alone_the_reply_goes_on_as_if_the_model_had_closed_the_reasoning(
     family, prompt, max_reasoning_tokens
 ):
@@ -261,7 +261,7 @@ def test_together_every_reply_goes_on_as_if_it_were_alone(family, batches):
         check(family, sequence)
 
 
-@pytest.mark.sample(32)
+@pytest.mark.thorough
 @pytest.mark.parametrize("length", [8, 9, 10, 11, 13, 14])
 def test_a_newcomer_at_any_moment_of_the_closing_changes_nothing(family, length):
     """The lone sequence settles before, at and inside the closing, and goes on in a batch."""
@@ -287,6 +287,7 @@ def run(stepper: Stepper, asked: EngineRequest, joined_at: int | None) -> Watche
 JOINED_AT = [None, 3, 9, 10, 12, 15]
 
 
+@pytest.mark.thorough
 def test_the_log_probabilities_of_the_closing_are_the_models_own(resources):
     for joined_at in JOINED_AT:
         asked = thinking(PROMPTS["short"], 10, 20, top_logprobs=2)
@@ -325,6 +326,7 @@ def test_a_repetition_penalty_sees_the_closing_tokens(resources):
 
 
 @pytest.mark.parametrize("nth", range(1, 14))
+@pytest.mark.sample(7)
 def test_a_step_that_fails_loses_no_token_that_closes_the_reasoning(script, nth):
     requests = [script.request(2), script.request(3, "\t")]
     undisturbed = [Stepper(script.resources) for _ in requests]

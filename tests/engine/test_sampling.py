@@ -60,7 +60,7 @@ def distribution(chosen: Sampling, logprobs: np.ndarray) -> np.ndarray:
 # ---------------------------------------------------------------------------------------------------- filters
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(8)
 @pytest.mark.parametrize(
     "values",
     [
@@ -88,14 +88,14 @@ def test_tokens_are_drawn_from_the_reference_distribution(logprobs, values):
     assert off[wanted > 0].max() < 5, "a token comes too often or too seldom"
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("top_k", [0, VOCABULARY, VOCABULARY + 1, 100_000, 2**31 - 1])
 def test_a_top_k_of_the_whole_vocabulary_and_more_is_off(logprobs, top_k):
     everything = draw(sampling(seed=3), logprobs)
     assert (draw(sampling(seed=3, top_k=top_k), logprobs) == everything).all()
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("values", [{"top_p": 0.0}, {"top_p": 1.0}, {"min_p": 0.0}])
 def test_a_filter_at_its_neutral_value_is_off(logprobs, values):
     assert (draw(sampling(seed=3, **values), logprobs) == draw(sampling(seed=3), logprobs)).all()
@@ -131,7 +131,7 @@ def of_size(vocabulary: int, *, spread: float = 2.5) -> np.ndarray:
     return logits - np.log(np.exp(logits.astype(np.float64)).sum()).astype(np.float32)
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(12)
 @pytest.mark.parametrize("vocabulary", SIZES)
 @pytest.mark.parametrize(
     "values",
@@ -296,6 +296,7 @@ def test_a_number_depends_on_the_seed_and_the_position_alone():
     assert abs(sum(numbers) / 1000 - 0.5) < 0.03
 
 
+@pytest.mark.thorough
 def test_seeded_choices_are_the_same_alone_and_in_a_batch(resources):
     seeded = engine_request(PROMPT, 40, Sampling(temperature=1.0, top_k=40, top_p=0.95, seed=11))
     alone = Stepper(resources)

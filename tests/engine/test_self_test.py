@@ -27,7 +27,7 @@ RIGHT = [
 @pytest.mark.parametrize("family", RIGHT)
 @pytest.mark.parametrize("max_sequences", [2, 4])
 @pytest.mark.product
-@pytest.mark.sample(4)
+@pytest.mark.sample(8)
 def test_architectures_that_batch_rightly_pass(tiny_model: TinyModel, family: str, max_sequences: int):
     network = load(tiny_model(family, hidden=128, layers=4)).network
     verdict = check_batching(network, Layers(network).fresh, max_sequences)

@@ -107,6 +107,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return load(tiny_models.build("qwen3", tmp_path_factory.mktemp("plain"), hidden=128, layers=2)).network
 
 
+@pytest.mark.sample(6)
 def test_prompts_of_a_burst_are_computed_together_and_say_what_they_say_alone(network):
     passes = Passes()
     engine, asked = sharing(network, passes.append), prompts(1)
@@ -137,6 +138,7 @@ def test_what_was_computed_together_is_there_for_the_next_turn(network):
 
 
 @pytest.mark.parametrize("count", [1, 8])
+@pytest.mark.sample(6)
 def test_a_pass_that_goes_on_behind_the_ends_of_messages_leaves_their_state(network, count: int):
     """The windows at its end are taken back to there. A recurrent state cannot be, so that a pass stops."""
     passes, asked = Passes(), prompts(12)[-count:]
@@ -151,6 +153,7 @@ def test_a_pass_that_goes_on_behind_the_ends_of_messages_leaves_their_state(netw
             assert reply.ending.usage.cached == end
 
 
+@pytest.mark.sample(4)
 def test_the_next_turns_of_a_burst_share_passes_too(network):
     passes = Passes()
     engine, asked = sharing(network, passes.append), prompts(3)
@@ -168,6 +171,7 @@ def test_the_next_turns_of_a_burst_share_passes_too(network):
     assert engine.cached.computed_tokens < sum(map(len, further)) + sum(LENGTHS) - sum(LENGTHS) // 2
 
 
+@pytest.mark.thorough
 def test_a_burst_waits_for_one_step_of_the_running_replies_behind_each_of_its_passes(plain):
     """And not until they have had a third of the time: the more of them decode, the more a step gives."""
     shapes: list[tuple[int, ...]] = []
@@ -198,6 +202,7 @@ def test_what_two_prompts_share_is_computed_once(plain):
 
 
 @pytest.mark.parametrize("shorter", [0, 1, 5])
+@pytest.mark.sample(6)
 def test_equal_prompts_that_come_together_are_computed_once(network, shorter: int):
     """Or one is the beginning of another."""
     engine, (prompt,) = sharing(network, Passes().append), prompts(11, [90])
@@ -220,6 +225,7 @@ def test_prompts_of_two_tenants_share_a_pass_whatever_they_have_in_common(plain)
     assert_as_alone(plain, [prompt] * 3, replies)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("lengths", [(600, 30, 20), (30, 600, 20)])
 def test_a_long_prompt_is_computed_alone(plain, lengths):
     passes = Passes()
@@ -230,6 +236,7 @@ def test_a_long_prompt_is_computed_alone(plain, lengths):
     assert_as_alone(plain, asked, replies)
 
 
+@pytest.mark.thorough
 def test_no_pass_has_more_than_eight_prompts_or_tokens_than_a_chunk(plain):
     passes = Passes()
     engine = sharing(plain, passes.append, max_sequences=20)
@@ -239,6 +246,7 @@ def test_no_pass_has_more_than_eight_prompts_or_tokens_than_a_chunk(plain):
     assert all(rows <= 8 and rows * tokens <= 2048 for rows, tokens in passes.shared)
 
 
+@pytest.mark.sample(6)
 def test_a_pass_that_fails_costs_nobody_a_reply(network):
     """Each is computed alone then."""
     fails = FailsOnce(lambda shape: shape[0] > 1 and shape[1] > 1)
@@ -248,6 +256,7 @@ def test_a_pass_that_fails_costs_nobody_a_reply(network):
     assert_as_alone(network, asked, replies)
 
 
+@pytest.mark.thorough
 def test_a_prompt_that_always_fails_fails_alone(plain):
     """It is the only one of its length."""
 
@@ -262,6 +271,7 @@ def test_a_prompt_that_always_fails_fails_alone(plain):
     assert failed == [length == 150 for length in LENGTHS]
 
 
+@pytest.mark.thorough
 def test_who_leaves_a_shared_prefill_takes_nothing_from_the_others(plain):
     """Between two passes, of which the first goes up to the checkpoints."""
     gone: list[Watched] = []
@@ -307,5 +317,6 @@ def test_prompts_of_a_network_that_reads_padding_are_computed_one_by_one(heeds_l
     assert (verdict.batches, verdict.prefills) == (True, heeds_lengths)
 
 
+@pytest.mark.sample(6)
 def test_families_that_heed_lengths_pass_the_trial(network):
     assert check_batching(network, Layers(network).fresh, 8).prefills

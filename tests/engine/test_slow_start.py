@@ -74,6 +74,7 @@ def test_a_machine_that_needs_long_for_a_pass_and_not_for_a_token_measures_longe
 
 
 @pytest.mark.parametrize("pace", [(0.0, 0.001), (0.05, 0.0001), (0.2, 0.02)])
+@pytest.mark.sample(2)
 def test_a_fast_machine_measures_the_same_chunks_as_ever(network: Any, pace: tuple[float, float]):
     machine = SlowMachine(network, *pace)
     measured = machine.measure(Layers(network))
@@ -87,7 +88,7 @@ def test_a_first_pass_that_compiles_makes_no_machine_slow(network: Any):
     assert machine.measure(Layers(network)).notice == ""
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_memory_that_few_tokens_do_not_tell_of_is_estimated_from_the_config(
     tiny_model: TinyModel, family: str
@@ -114,6 +115,7 @@ def test_a_slow_machine_begins_with_chunks_that_it_can_compute(network: Any):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.sample(3)
 def test_one_token_tells_the_cost_of_a_sequence_in_known_caches(tiny_model: TinyModel, family: str):
     network, passes = load(tiny_model(family, hidden=128, layers=4)).network, list[tuple[int, ...]]()
     layers = Layers(network)
@@ -174,6 +176,7 @@ def test_what_would_take_long_to_try_is_not_done_and_the_reason_is_reported(netw
 
 
 @pytest.mark.parametrize("sequences", [2, 3, 4, 8])
+@pytest.mark.sample(2)
 def test_the_time_of_the_trial_is_that_of_its_passes(network: Any, sequences: int):
     machine = SlowMachine(network, 3.0, 1.0)
     assert check_batching(machine.network, Layers(network).fresh, sequences).batches

@@ -160,7 +160,6 @@ CASES = [(has_state, seed) for has_state in (False, True) for seed in range(6)]
 
 
 @pytest.mark.thorough
-@pytest.mark.sample(3)
 @pytest.mark.parametrize(("has_state", "seed"), CASES)
 def test_whoever_executes_the_same_plans_computes_keeps_and_evicts_the_same(has_state, seed):
     leader, requests, replies = led(has_state=has_state, seed=seed)
@@ -172,6 +171,7 @@ def test_whoever_executes_the_same_plans_computes_keeps_and_evicts_the_same(has_
     assert counts(follower.cache) == counts(leader.cache)
 
 
+@pytest.mark.thorough
 def test_seeded_replies_of_a_model_follow_from_the_plans(resources):
     leader = Leader(replace(resources, max_sequences=2, time_limits=TimeLimits(preempt_after_s=1)), 0)
     requests = [engine_request((5, 6, seed), 24, Sampling(temperature=1.0, seed=seed)) for seed in range(4)]
@@ -183,6 +183,7 @@ def test_seeded_replies_of_a_model_follow_from_the_plans(resources):
     assert leader.metrics.preemptions
 
 
+@pytest.mark.thorough
 def test_whoever_executes_the_same_plans_drafts_the_same(resources):
     """What a follower measures does not matter: its own passes would not let it draft."""
     cheap: dict[int, float] = dict.fromkeys(PASSES, 1.0)
@@ -206,6 +207,7 @@ def test_whoever_executes_the_same_plans_drafts_the_same(resources):
     assert (told.drafted_tokens, told.accepted_tokens) == (same.drafted_tokens, same.accepted_tokens)
 
 
+@pytest.mark.thorough
 def test_whoever_executes_the_same_plans_drafts_the_same_from_earlier_conversations(resources):
     cheap: dict[int, float] = dict.fromkeys(PASSES, 1.0)
     leading, following = DraftGain(PassTimes(cheap)), DraftGain(PassTimes({1: 1.0}))

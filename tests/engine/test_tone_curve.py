@@ -54,7 +54,7 @@ def chances(chosen: Sampling, logits: np.ndarray, draws: int = 2000) -> dict[int
     return dict(zip(np.array(drawn.ids).tolist(), np.array(drawn.chances).tolist(), strict=True))
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("values", CURVES)
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
 def test_tokens_are_drawn_from_the_curve_with_the_chances_that_are_reported(logits, values, temperature):
@@ -106,6 +106,7 @@ def test_a_token_with_a_higher_logit_is_never_less_likely(values):
 
 
 @pytest.mark.parametrize("values", CURVES)
+@pytest.mark.sample(2)
 def test_a_masked_token_stays_masked(logits, values):
     masked = logits.copy()
     masked[::2] = -np.inf
@@ -119,6 +120,7 @@ def test_at_temperature_0_the_best_token_is_taken_for_certain(logits):
     assert (drawn.ids.item(), drawn.chances.item()) == (logits.argmax(), 1)
 
 
+@pytest.mark.thorough
 def test_the_curve_takes_the_place_of_top_k_top_p_and_min_p(logits):
     strict = {"top_k": 1, "top_p": 0.01, "min_p": 1.0}
     assert (draw(curved(seed=3, **strict), logits) == draw(curved(seed=3), logits)).all()

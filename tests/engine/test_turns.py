@@ -250,6 +250,7 @@ def test_a_prompt_that_was_known_and_is_kept_no_longer_is_a_long_one(resources):
     assert stepper.metrics.prefilled_tokens - before == 3 * len(LONG) + len(PROMPTS[0]) - 2
 
 
+@pytest.mark.thorough
 def test_a_prompt_that_is_due_is_not_stopped_any_more(resources):
     clock = Clock()
     stepper = cached(resources, clock=clock)
@@ -315,6 +316,7 @@ def test_without_a_cache_nobody_is_interrupted(resources):
     assert stepper.metrics.preemptions == 0
 
 
+@pytest.mark.thorough
 def test_nobody_is_interrupted_who_could_not_be_kept(resources):
     admission = Admission(cost=SequenceCost(token_bytes=10**6))
     time_limits = TimeLimits(preempt_after_s=1)
@@ -354,6 +356,7 @@ def test_sequences_that_take_turns_are_kept_token_for_token(has_state, max_seque
         assert sequence.tokens == [token % 400 for token in range(first, first + 80)]
 
 
+@pytest.mark.thorough
 def test_a_reply_goes_on_until_a_long_prompt_has_waited_for_as_long_as_it_takes(resources):
     clock = Clock()
     stepper = cached(resources, clock=clock, max_sequences=1, time_limits=TimeLimits(preempt_after_s=0))
@@ -373,6 +376,7 @@ def test_a_reply_goes_on_until_a_long_prompt_has_waited_for_as_long_as_it_takes(
     stepper.finish(long)
 
 
+@pytest.mark.thorough
 def test_replies_to_one_prompt_that_take_turns_do_not_cut_each_other_off(resources):
     """Each begins where the prompt ends, in the caches of another one, which goes on later."""
     stepper = cached(resources, clock=Clock(0.05), max_sequences=1, time_limits=TimeLimits(preempt_after_s=1))
@@ -383,6 +387,7 @@ def test_replies_to_one_prompt_that_take_turns_do_not_cut_each_other_off(resourc
     assert stepper.metrics.prefilled_tokens == len(PROMPTS[0]) - 1
 
 
+@pytest.mark.thorough
 def test_a_state_from_which_a_preempted_reply_goes_on_is_not_cut_off():
     resources = uncached_resources(
         Counting(has_state=True),
@@ -401,6 +406,7 @@ def test_a_state_from_which_a_preempted_reply_goes_on_is_not_cut_off():
     assert stepper.metrics.prefilled_tokens == 39
 
 
+@pytest.mark.thorough
 def test_a_preempted_reply_that_was_given_up_leaves_its_caches_to_others(resources):
     stepper = cached(resources, clock=Clock(0.05), max_sequences=1, time_limits=TimeLimits(preempt_after_s=1))
     first, second = (stepper.submit(engine_request(prompt, 60)) for prompt in PROMPTS[:2])
@@ -438,6 +444,7 @@ def test_a_seed_and_penalties_hold_through_interruptions(resources):
     assert said[0] == said[1]
 
 
+@pytest.mark.thorough
 def test_an_interrupted_reply_can_be_given_up(resources):
     stepper = cached(resources, clock=Clock(0.05), max_sequences=1, time_limits=TimeLimits(preempt_after_s=1))
     sequences = [stepper.submit(engine_request(prompt, 60)) for prompt in PROMPTS[:3]]
@@ -458,6 +465,7 @@ def ended_by_the_server(watched: Watched, completion: int) -> None:
     assert ending.usage.completion == completion == len(watched.tokens)
 
 
+@pytest.mark.thorough
 def test_a_prompt_that_takes_too_long_ends_and_what_was_computed_of_it_stays(resources):
     clock = Clock()
     stepper = cached(resources, clock=clock, time_limits=TimeLimits(deadline_s=10))
@@ -540,6 +548,7 @@ def test_a_sequence_alone_is_never_kept_waiting(resources):
     assert [len(sequence.tokens) for sequence in sequences] == [5, 5, 5]
 
 
+@pytest.mark.thorough
 def test_sequences_that_outgrow_memory_go_on_one_after_the_other(resources, references):
     """Both were let in with their prompts and the 24 tokens that they might have been content with."""
     admission = Admission(usable_bytes=10 * (2 * (30 + 24)), cost=COST)
@@ -573,6 +582,7 @@ def test_the_time_for_which_replies_stand_still_is_reported(resources):
     assert stepper.metrics.worst_stall == 2, "nobody stood still while nobody was there"
 
 
+@pytest.mark.thorough
 def test_progress_is_reported_of_a_prompt_and_never_of_a_reply(resources):
     stepper = cached(resources, clock=Clock(0.05), max_sequences=1, time_limits=TimeLimits(preempt_after_s=1))
     sequences = [stepper.submit(engine_request(prompt, 40)) for prompt in PROMPTS[:3]]

@@ -139,7 +139,7 @@ EVERY_TRAIT = pytest.mark.parametrize("trait", TRAITS)
 THINKING = pytest.mark.parametrize("on", [True, False])
 
 
-@pytest.mark.sample(16)
+@pytest.mark.sample(32)
 @THINKING
 @EVERY_CLIENT
 @EVERY_TRAIT
@@ -151,7 +151,7 @@ def test_every_call_is_read_and_nothing_is_computed_again(trait, client, on):
     assert session.shared == session.computed
 
 
-@pytest.mark.sample(32)
+@pytest.mark.sample(64)
 @THINKING
 @EVERY_CLIENT
 @EVERY_TRAIT

@@ -136,6 +136,7 @@ def test_a_conversation_is_bound_under_its_adapter_alone(folder: Path, root: Pat
         assert cached(chat(server, "a", longer)) >= read - 1
 
 
+@pytest.mark.thorough
 def test_an_explanation_is_that_of_the_adapter(folder: Path, root: Path):
     with adapting(folder, root, "a") as server:
         chat(server, "a")
@@ -172,7 +173,7 @@ def test_pages_of_an_adapter_outlive_the_server_for_it_alone(folder: Path, root:
     assert after["choices"][0]["text"] == before["choices"][0]["text"]
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(
     ("path", "body"),
     [
@@ -217,6 +218,7 @@ def test_what_is_mounted_is_listed(folder: Path, root: Path):
         assert ask(server.port, "POST", "/v1/completions", {"prompt": "Hi", "adapter": "a"}).status == 400
 
 
+@pytest.mark.thorough
 def test_trace_terminal_and_stats_name_them(folder: Path, root: Path, tmp_path: Path):
     with adapting(folder, root, "a", "b", traces=True, log_root=str(tmp_path)) as server:
         mounted = {one["id"]: one["size_bytes"] for one in server.get(PATH)["adapters"]}
@@ -315,7 +317,7 @@ def test_one_for_which_memory_has_no_room_is_refused(folder: Path, tmp_path: Pat
         ({"id": "x", "path": "a", "model": 1}, "model", "must be a string"),
     ],
 )
-@pytest.mark.sample(6)
+@pytest.mark.sample(12)
 def test_what_cannot_be_mounted_is_refused_by_its_field(
     folder: Path, root: Path, tmp_path: Path, body: dict[str, Any], param: str, problem: str
 ):

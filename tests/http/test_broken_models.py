@@ -125,7 +125,7 @@ def test_a_model_that_cannot_be_loaded_is_refused_while_another_one_answers(case
         wait_until(lambda: memory() <= before * 1.01, within_s=10)  # behind the step after the last token
 
 
-@pytest.mark.sample(4)
+@pytest.mark.thorough
 @pytest.mark.parametrize("case", REFUSED_BEFOREHAND)
 def test_no_model_is_unloaded_for_one_whose_files_are_wrong(case: str, folder: Path):
     BROKEN[case][0](folder / "llama")
@@ -143,7 +143,7 @@ def test_a_server_does_not_start_with_wrong_files_and_says_what_a_request_gets(c
         pass
 
 
-@pytest.mark.sample(5)
+@pytest.mark.thorough
 @pytest.mark.parametrize("case", HOSTILE)
 def test_no_model_is_unloaded_for_one_that_would_hang_the_server(case: str, folder: Path):
     change, reason = HOSTILE[case]

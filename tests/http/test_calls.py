@@ -57,7 +57,7 @@ def test_a_stream_says_what_a_whole_reply_says(name, script, hearing: Hearing):
 # --------------------------------------------------------------------------------------------- real calls
 
 
-@pytest.mark.sample(10)
+@pytest.mark.sample(20)
 @pytest.mark.parametrize("name", EVERY)
 def test_a_call_is_a_call_and_nothing_beside_it(name, hearing: Hearing):
     heard = hearing(name, "call")
@@ -72,7 +72,6 @@ def test_a_call_is_a_call_and_nothing_beside_it(name, hearing: Hearing):
 
 
 @pytest.mark.thorough
-@pytest.mark.sample(10)
 @pytest.mark.parametrize("name", SEVERAL)
 def test_two_calls_of_one_reply_are_kept_apart(name, hearing: Hearing):
     heard = hearing(name, "pair")
@@ -81,7 +80,6 @@ def test_two_calls_of_one_reply_are_kept_apart(name, hearing: Hearing):
 
 
 @pytest.mark.thorough
-@pytest.mark.sample(10)
 @pytest.mark.parametrize("name", EVERY)
 def test_text_before_a_call_comes_first(name, hearing: Hearing):
     heard = hearing(name, "prose")
@@ -89,7 +87,7 @@ def test_text_before_a_call_comes_first(name, hearing: Hearing):
     assert heard.kinds == ["content", "tool_calls"]
 
 
-@pytest.mark.sample(10)
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", THINKING)
 def test_reasoning_may_lead_to_a_call_with_no_text_between(name, hearing: Hearing):
     heard = hearing(name, "reasoned_call")
@@ -97,7 +95,7 @@ def test_reasoning_may_lead_to_a_call_with_no_text_between(name, hearing: Hearin
     assert heard.kinds == ["reasoning_content", "tool_calls"]
 
 
-@pytest.mark.sample(10)
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", STREAMING)
 def test_a_text_argument_is_streamed_while_it_is_written(name, hearing: Hearing):
     heard = hearing(name, "long")
@@ -106,6 +104,7 @@ def test_a_text_argument_is_streamed_while_it_is_written(name, hearing: Hearing)
 
 
 @pytest.mark.parametrize("name", WHOLE)
+@pytest.mark.sample(10)
 def test_an_object_is_sent_once_it_is_known_to_be_whole(name, hearing: Hearing):
     assert len(hearing(name, "call").argument_fragments()) == 1
 
@@ -146,7 +145,7 @@ def is_marked(text: str) -> bool:
     return text.lstrip().startswith((*openers, "<|start|>", "<|channel|>", "to="))
 
 
-@pytest.mark.sample(10)
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", EVERY)
 def test_a_call_of_no_tool_goes_to_the_client_where_marks_tell_it(name, hearing: Hearing):
     said, text = hearing(name, "unknown").reply, written(name, "unknown")
@@ -171,7 +170,7 @@ def test_what_may_not_be_called_is_not_and_its_marks_are_avoided(name, family: F
     assert said.content == written(name, "call") or not said.content.startswith(marks)
 
 
-@pytest.mark.sample(10)
+@pytest.mark.sample(20)
 @pytest.mark.parametrize("name", EVERY)
 def test_a_tool_that_is_not_among_those_offered_is_the_clients_to_refuse(name, hearing: Hearing):
     (_, write) = TOOLS
@@ -189,6 +188,7 @@ def cut_after(hearing: Hearing, name: str, script: str, pattern: str) -> Heard:
     return hearing(name, script, max_tokens=limit)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", STREAMING)
 def test_a_limit_in_a_call_leaves_it_open(name, hearing: Hearing):
     heard = cut_after(hearing, name, "call", "all o")
@@ -202,7 +202,7 @@ def test_a_limit_in_a_call_leaves_it_open(name, hearing: Hearing):
     assert str(PATH[1]["path"]).startswith(begun)
 
 
-@pytest.mark.sample(10)
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", WHOLE)
 def test_a_limit_in_an_object_leaves_the_text_that_was_to_become_a_call(name, hearing: Hearing):
     heard = cut_after(hearing, name, "call", "all o")
@@ -231,6 +231,7 @@ def test_a_stop_string_in_a_call_is_none(name, hearing: Hearing):
 
 
 @pytest.mark.parametrize("name", EVERY)
+@pytest.mark.sample(15)
 def test_a_stop_string_before_a_call_prevents_it(name, hearing: Hearing):
     heard = hearing(name, "prose", stop=["see. 🔎"])
     assert heard.reply == ReplyContent(content="Let me ")

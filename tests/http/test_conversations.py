@@ -249,6 +249,7 @@ def chatted(plain: Server, messages: Sequence[Message]) -> Reference:
     return Reference(tuple(choice["token_ids"]), tuple(high - low for low, high in best))
 
 
+@pytest.mark.thorough
 def test_sub_agents_do_not_disturb_and_a_branch_returns_to_where_it_was(talk: Talk):
     rng = random.Random(4)
     main = [system("Branch"), user(words(rng, 30))]
@@ -288,7 +289,7 @@ def test_a_first_turn_that_was_given_up_late_is_not_read_twice(talk: Talk, monke
     assert computed <= 0.25 * len(talk.prompts[-1])
 
 
-@pytest.mark.sample(3)
+@pytest.mark.thorough
 def test_a_first_turn_goes_on_with_another_clock(talk: Talk, monkeypatch: pytest.MonkeyPatch):
     """It stands in the system prompt; the question, which is most of the prompt, is told the new one."""
     give_up(talk, retried(1, "Current time is 10:00.\n"), monkeypatch)
@@ -326,7 +327,7 @@ def give_up(talk: Talk, messages: Sequence[Message], monkeypatch: pytest.MonkeyP
         wait_until(lambda: not talk.server.get("/stats")["requests"]["in_flight"], within_s=30)
 
 
-@pytest.mark.sample(3)
+@pytest.mark.thorough
 def test_what_conversations_have_in_common_counts_as_new_while_the_first_is_being_read(
     talk: Talk, monkeypatch: pytest.MonkeyPatch
 ):

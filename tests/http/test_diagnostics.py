@@ -158,6 +158,7 @@ def started(reply: Reply) -> Json:
 
 
 @pytest.mark.parametrize("name", CHANGES)
+@pytest.mark.sample(14)
 def test_each_change_has_its_reason(server: Server, name: str):
     first = {**FIRST, "metadata": {"user_id": name}}
     previous = send(server, first).json["id"]
@@ -237,6 +238,7 @@ def test_what_is_no_id_is_refused(server: Server, diagnostics: Any, param: str):
     assert f"'{param}'" in refused.json["error"]["message"]
 
 
+@pytest.mark.thorough
 def test_another_model_is_reported_as_such(tiny_model: TinyModel, tmp_path: Path):
     for family in ("qwen3", "llama"):
         shutil.copytree(tiny_model(family, hidden=128, layers=2), tmp_path / family)

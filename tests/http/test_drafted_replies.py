@@ -102,6 +102,7 @@ def test_a_reply_is_the_same_whole_and_streamed(
 
 
 @pytest.mark.parametrize("place", [25, 40, 90])
+@pytest.mark.sample(3)
 def test_a_reply_ends_at_a_stop_string_inside_a_draft(plain: Server, drafted: Server, place: int):
     text = choice(plain, TEXT, ASKED)["text"]
     asked = ASKED | {"stop": [text[place : place + 6]]}
@@ -114,6 +115,7 @@ def test_a_reply_ends_at_a_stop_string_inside_a_draft(plain: Server, drafted: Se
     assert accepted(drafted) > before
 
 
+@pytest.mark.thorough
 def test_log_probabilities_and_counts_are_the_same(plain: Server, drafted: Server):
     asked = ASKED | {"logprobs": 3}
     ours, theirs = drafted.post(TEXT, asked), plain.post(TEXT, asked)
@@ -143,6 +145,7 @@ def test_memory_is_planned_for_what_earlier_conversations_said(plain: Server, dr
     assert without - with_drafts == EARLIER_BYTES
 
 
+@pytest.mark.thorough
 def test_structured_output_is_the_same(plain: Server, drafted: Server):
     form = {"type": "json_schema", "json_schema": {"name": "of", "schema": SCHEMA, "strict": True}}
     asked = CHATTED | {"response_format": form}

@@ -74,7 +74,6 @@ def check_call(heard: Heard, *names: str) -> None:
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("name", RANDOM)
-@pytest.mark.sample(8)
 def test_a_call_is_made_where_one_is_demanded(name, babbling: Random):
     tools = {"tools": [CATCH, EAT], "parallel_tool_calls": False}
     for seed, (choice, names) in enumerate(
@@ -85,6 +84,7 @@ def test_a_call_is_made_where_one_is_demanded(name, babbling: Random):
         assert len(heard.reply.calls) == 1
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["hermes", "gemma4"])
 def test_a_tool_keeps_its_name_for_the_client_whatever_the_notation_can_write(name, babbling: Random):
     server, tool = babbling(name), "mcp:fish/catch"
@@ -98,8 +98,8 @@ def test_a_tool_keeps_its_name_for_the_client_whatever_the_notation_can_write(na
     assert after["prompt_tokens_details"]["cached_tokens"] >= heard.usage["total_tokens"] - 2
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", RANDOM)
-@pytest.mark.sample(4)
 def test_an_answer_is_what_its_schema_says(name, babbling: Random):
     for seed in range(2):
         heard = hear(
@@ -126,6 +126,7 @@ def test_reasoning_comes_first_and_is_free(name, babbling: Random):
         json.loads(reasoning_texts)
 
 
+@pytest.mark.thorough
 def test_a_greedy_model_ends_its_objects_too(babbling: Random):
     asked = {"enable_thinking": False, "temperature": 0, "max_tokens": 60, "response_format": AS_FISH}
     fish_of(hear(babbling("hermes"), **asked).reply.content)
@@ -173,8 +174,8 @@ def test_neighbours_of_a_guided_reply_say_what_they_say_alone(babbling: Random):
         fish_of(text)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", [name for name, form in FORMS.items() if form.between is not None])
-@pytest.mark.sample(16)
 def test_no_more_than_one_call_is_reported_where_that_is_the_limit(name, family: FamilyServer):
     asked = {"tools": TOOLS, "enable_thinking": False, "parallel_tool_calls": False, **asking("pair")}
     said = hear(family(name), **asked).reply

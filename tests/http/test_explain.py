@@ -63,7 +63,7 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("name", CHANGES)
-@pytest.mark.sample(6)
+@pytest.mark.sample(12)
 def test_what_is_said_of_a_request_is_what_then_happens_to_it(folder, name):
     changes, drift, rule = CHANGES[name]
     with serving(folder, thinking=False) as server:
@@ -105,7 +105,7 @@ def test_explaining_costs_no_generation_and_no_token(folder):
     assert after == before | {name: after[name] for name in after if "uptime" in name}
 
 
-@pytest.mark.sample(3)
+@pytest.mark.thorough
 def test_it_answers_while_a_reply_is_written(folder):
     with serving(folder, thinking=False) as server:
         grown, _ = ask(server, conversation())
@@ -151,6 +151,7 @@ def test_it_is_asked_by_post(folder):
     assert (refusal.status, "POST" in refusal.json["error"]["message"]) == (405, True)
 
 
+@pytest.mark.thorough
 def test_the_line_of_a_request_says_why_it_was_read_again_and_its_trace_says_the_same(folder, tmp_path):
     with traced(folder, tmp_path / "traces") as desk:
         grown, _ = ask(desk.server, conversation())
@@ -172,6 +173,7 @@ def cutting_template(characters: int) -> str:
     return text.replace("16000", str(characters))
 
 
+@pytest.mark.thorough
 def test_behind_a_template_that_cuts_long_prompts_nothing_is_called_read_again(tiny_model):
     """It shows neither the reply nor the next question, so where the one ends is unknown."""
     folder = tiny_model("qwen3", hidden=128, layers=2, chat_template=cutting_template(600))
@@ -186,6 +188,7 @@ def test_behind_a_template_that_cuts_long_prompts_nothing_is_called_read_again(t
     assert (told["lost_tokens"], told["summary"].partition(":")[0]) == (0, "nothing again")
 
 
+@pytest.mark.thorough
 def test_a_reply_that_its_template_shows_without_its_reasoning_is_read_again_for_that_reason(tmp_path):
     form = FORMS["hermes"]
     folder = write_model(tmp_path, form.trait, scripts=reasoning_texts(form))
@@ -213,6 +216,7 @@ def test_nobody_learns_of_another_conversation_in_the_terminal(folder):
     assert reason.startswith(("the request has other tools", "this model can only resume at certain points"))
 
 
+@pytest.mark.thorough
 def test_a_prompt_of_any_protocol_is_explained(tiny_model: TinyModel):
     first, more = conversation(), [{"role": "user", "content": MUCH}]
     asked: dict[str, dict[str, Any]] = {

@@ -97,7 +97,6 @@ def test_a_reply_behind_a_message_that_goes_is_read_before_the_next_request(
 
 
 @pytest.mark.thorough
-@pytest.mark.sample(2)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_reply_that_could_not_be_recorded_is_read_too(tiny_model: TinyModel, family: str):
     """It ends at a stop string, so it is not all that the model wrote. Its client sends it back as it is."""
@@ -113,6 +112,7 @@ def test_a_reply_that_could_not_be_recorded_is_read_too(tiny_model: TinyModel, f
     assert computed(after) < 30 < reply["usage"]["completion_tokens"]
 
 
+@pytest.mark.thorough
 def test_what_was_read_counts_as_used_when_the_next_request_finds_it(tiny_model: TinyModel):
     said = beginning()
     with served(tiny_model(hidden=64, layers=2)) as server:
@@ -126,6 +126,7 @@ def test_what_was_read_counts_as_used_when_the_next_request_finds_it(tiny_model:
     assert computed_in_all > told["read_tokens"]
 
 
+@pytest.mark.thorough
 def test_nothing_is_read_that_is_known_already(tiny_model: TinyModel):
     """Without a carrier all of the reply is in the cache."""
     with served(tiny_model(hidden=64, layers=2)) as server:
@@ -145,6 +146,7 @@ def test_nobody_reads_ahead_for_another_session_or_key(tiny_model: TinyModel):
 
 
 @pytest.mark.parametrize("error", [EngineDied("The engine cannot tell."), Overloaded("Too many wait.")])
+@pytest.mark.sample(2)
 def test_an_engine_that_does_not_answer_once_is_asked_again(
     tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch, error: Exception
 ):
@@ -165,6 +167,7 @@ def test_an_engine_that_does_not_answer_once_is_asked_again(
         until(lambda: idle(server)["works"] == 1)
 
 
+@pytest.mark.thorough
 def test_it_stops_with_the_server_in_the_midst_of_its_work(tiny_model: TinyModel):
     said = beginning()
     with served(tiny_model(hidden=64, layers=2)) as server:

@@ -150,6 +150,7 @@ def test_a_response_goes_on_with_its_images_also_after_a_restart(
         assert items[0]["content"][1]["image_url"] == CAT
 
 
+@pytest.mark.thorough
 def test_the_trace_counts_images_and_shows_none(tiny_vision_model: TinyModel, tmp_path: Path):
     with serving(tiny_vision_model(), traces=True, traces_prompts=True, log_root=str(tmp_path)) as server:
         server.post(CHAT, body_of(CHAT, CAT, DOG, CAT))

@@ -56,6 +56,7 @@ def test_the_first_turn_of_a_known_agent_reads_only_what_is_new(
     assert replaced["choices"]
 
 
+@pytest.mark.thorough
 def test_what_the_disk_has_lost_is_computed(tiny_model: TinyModel, tmp_path: Path):
     folder = tiny_model(hidden=64, layers=2)
     kept: dict[str, Any] = {"idle_work": "on", "ssd_folder": str(tmp_path), "drain_s": 10}
@@ -149,6 +150,7 @@ def test_a_conversation_that_comes_back_often_is_in_memory_after_a_start(
     assert told["read_tokens"] < 0.1 * told["restored_tokens"] + 64
 
 
+@pytest.mark.thorough
 def test_a_receipt_tells_what_was_read_ahead(tiny_model: TinyModel, tmp_path: Path):
     folder = tiny_model(hidden=64, layers=2)
     kept: dict[str, Any] = {"idle_work": "on", "ssd_folder": str(tmp_path), "drain_s": 10}

@@ -83,7 +83,7 @@ def with_plain_arguments(reply: ReplyContent) -> ReplyContent:
     )
 
 
-@pytest.mark.sample(8)
+@pytest.mark.sample(16)
 @pytest.mark.parametrize(("name", "script"), SCRIPTS)
 @pytest.mark.product
 def test_a_message_says_what_a_chat_completion_says(
@@ -104,7 +104,7 @@ def without_cached(message: Json) -> Json:
     return {**message, "usage": (total, usage["output_tokens"], usage["output_tokens_details"])}
 
 
-@pytest.mark.sample(10)
+@pytest.mark.sample(20)
 @pytest.mark.parametrize(
     ("stops", "text", "stop"),
     [
@@ -131,7 +131,7 @@ def test_a_stop_sequence_ends_a_text_and_no_thinking(
         assert (blocks["thinking"]["thinking"], blocks["text"]["text"]) == (REASONING, text)
 
 
-@pytest.mark.sample(10)
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", THINKING)
 def test_a_stop_sequence_in_thinking_and_in_a_call_is_none(name: str, family: FamilyServer):
     stops = ["resund 🐡", "ask myself", "\n", "<", "{", "read"]
@@ -300,6 +300,7 @@ def noting_prompts(server: Server) -> list[str]:
     return texts
 
 
+@pytest.mark.thorough
 def test_one_more_late_tool_changes_nothing_before_its_reference(caller: Callable[[str], Path]):
     with serving(caller("hermes")) as server:
         prompts = noting_prompts(server)
@@ -370,6 +371,7 @@ def test_a_long_prompt_is_read_with_signs_of_life(tiny_model: Callable[..., Path
         assert [named_events(next(chunks))[0]["type"] for _ in range(3)] == ["message_start", "ping", "ping"]
 
 
+@pytest.mark.thorough
 def test_reasoning_that_is_not_shown_is_written_with_signs_of_life(caller: Callable[[str], Path]):
     asked = {"messages": QUESTION, "thinking": {"type": "adaptive", "display": "omitted"}}
     with serving(caller("glm"), keep_alive_s=0.0001) as server:
@@ -381,6 +383,7 @@ def test_reasoning_that_is_not_shown_is_written_with_signs_of_life(caller: Calla
     assert put_together(events)["content"][0]["thinking"] == ""
 
 
+@pytest.mark.thorough
 def test_a_stream_of_a_loaded_model_never_says_that_it_is_being_loaded(caller: Callable[[str], Path]):
     with serving(caller("glm"), keep_alive_s=0.0001) as server:
         replies = [post(server, {"messages": QUESTION, "stream": True}) for _ in range(5)]

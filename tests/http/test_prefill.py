@@ -29,6 +29,7 @@ def begun(text: str = BEGUN) -> list[Any]:
 
 
 @pytest.mark.parametrize("name", EVERY)
+@pytest.mark.sample(20)
 def test_the_prompt_ends_in_what_the_client_has_written(name: str, family: FamilyServer):
     server = family(name)
     assert read_by(server, messages=begun(), **ON).endswith(BEGUN)

@@ -88,6 +88,7 @@ def post(server: Server, dialect: Dialect, messages: list[Json], **more: Any) ->
 
 
 @pytest.mark.parametrize("name", DIALECTS)
+@pytest.mark.sample(6)
 def test_the_next_request_reads_one_token(server: Server, name: str):
     dialect, messages = DIALECTS[name], [system(f"Warm {name}"), user("How deep is the sea?")]
     before = server.get("/stats")["engine"]["generated_tokens"]

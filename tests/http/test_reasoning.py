@@ -59,6 +59,7 @@ def test_the_tokens_of_reasoning_and_its_marks_are_counted(name, hearing: Hearin
 
 
 @pytest.mark.parametrize("name", THINKING)
+@pytest.mark.sample(10)
 def test_a_reply_without_reasoning_has_no_reasoning(name, hearing: Hearing):
     heard = hearing(name, "answer")
     assert heard.reply == ReplyContent(content=ANSWER)
@@ -66,6 +67,7 @@ def test_a_reply_without_reasoning_has_no_reasoning(name, hearing: Hearing):
     assert heard.reasoning_tokens == 0
 
 
+@pytest.mark.thorough
 def test_reasoning_is_read_while_the_model_still_thinks(tmp_path: Path):
     endless = trait_folder("opens_reasoning", tmp_path)
     with serving(endless) as server, Client(server.port) as client:
@@ -180,7 +182,7 @@ def test_a_budget_that_is_not_used_up_changes_nothing(hearing: Hearing):
     ],
     ids=str,
 )
-@pytest.mark.sample(20)
+@pytest.mark.sample(40)
 def test_a_stop_string_ends_the_answer_before_it_and_no_reasoning(name, stop, reply, hearing: Hearing):
     assert hearing(name, "reasoned", stop=stop).reply == reply
 
@@ -196,6 +198,7 @@ def test_a_limit_in_reasoning_leaves_the_reasoning_so_far_and_no_answer(name, he
     assert heard.reasoning_tokens == heard.usage["completion_tokens"] == limit
 
 
+@pytest.mark.thorough
 def test_no_event_of_a_stream_holds_a_piece_of_a_mark(hearing: Hearing):
     for name in THINKING:
         heard = hearing(name, "reasoned")

@@ -246,6 +246,7 @@ def test_who_asks_gets_one_at_the_end(server: Server, path: str, how: str, strea
 
 @pytest.mark.parametrize("path", BODIES)
 @pytest.mark.parametrize("headers", [{}, {"X-Start-LLM-Receipt": "0"}], ids=str)
+@pytest.mark.sample(2)
 def test_nobody_else_does(server: Server, path: str, headers: dict[str, str]):
     for stream in (False, True):
         body = {**BODIES[path], "stream": stream}

@@ -104,7 +104,7 @@ def only_sealed(item: Fields) -> Fields:
 
 @pytest.mark.parametrize("sends", [dict, only_sealed], ids=["verbatim", "sealed"])
 @pytest.mark.parametrize("name", EVERY)
-@pytest.mark.sample(16)
+@pytest.mark.sample(32)
 def test_a_call_goes_round_and_its_reply_is_bound(name, sends, family: FamilyServer):
     """The script is an option of the template, so both requests have the same one."""
     server, script = family(name), "reasoned_call" if name in THINKING else "call"
@@ -121,7 +121,7 @@ def test_a_call_goes_round_and_its_reply_is_bound(name, sends, family: FamilySer
     assert bound == first["usage"]["input_tokens"] + first["usage"]["output_tokens"] - 1
 
 
-@pytest.mark.sample(10)
+@pytest.mark.sample(20)
 @pytest.mark.parametrize("name", EVERY)
 def test_a_response_can_be_gone_on_from_and_is_the_same_conversation(name, family: FamilyServer):
     server = family(name)
@@ -136,8 +136,8 @@ def test_a_response_can_be_gone_on_from_and_is_the_same_conversation(name, famil
     assert output_of(stream(server, short)) == output_of(second)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", EVERY)
-@pytest.mark.sample(12)
 def test_a_turn_that_was_broken_off_can_be_continued(name, family: FamilyServer):
     """Codex sends what it has when a stream breaks: reasoning alone, or a call that was made already."""
     server = family(name)

@@ -91,6 +91,7 @@ def alone(folder: Path) -> dict[tuple[str, str], str]:
     return texts
 
 
+@pytest.mark.thorough
 def test_a_model_is_loaded_when_it_is_named(folder: Path, alone: dict[tuple[str, str], str]):
     with hosting(folder) as server:
         assert states(server) == {"qwen3": "loaded"} | dict.fromkeys(
@@ -104,6 +105,7 @@ def test_a_model_is_loaded_when_it_is_named(folder: Path, alone: dict[tuple[str,
         assert created == {server.get("/stats")["server"]["started_at"]}, "the server's, not the last load's"
 
 
+@pytest.mark.thorough
 def test_a_name_that_no_model_has_loads_nothing(folder: Path, alone: dict[tuple[str, str], str]):
     (prompt, *_) = prompts(6)
     with hosting(folder) as server:
@@ -395,6 +397,7 @@ def test_a_single_model_is_not_named_in_each_line(folder: Path):
     assert ["model llama" in line for line in lines] == [False, True]
 
 
+@pytest.mark.thorough
 def test_with_strict_names_an_unknown_one_is_refused_with_those_that_there_are(folder: Path):
     with hosting(folder, strict_names=True, aliases=("small=llama",)) as server:
         for kind, reply in replies(server, "gpt-5"):
@@ -435,6 +438,7 @@ def test_a_request_that_cannot_show_signs_of_life_is_asked_to_come_back(
         assert completed(server, "llama", "Fish?")
 
 
+@pytest.mark.thorough
 def test_a_model_that_was_promised_while_another_one_was_loaded_comes_in_its_turn(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ):

@@ -41,8 +41,8 @@ def content_of(message: Any, finish: str) -> ReplyContent:
     )
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("name", "script"), SCRIPTS)
-@pytest.mark.sample(16)
 def test_a_whole_reply(name, script, request_of, hearing: Hearing):
     client, request = request_of(name, script)
     (choice,) = client.chat.completions.create(**request).choices
@@ -51,7 +51,7 @@ def test_a_whole_reply(name, script, request_of, hearing: Hearing):
 
 
 @pytest.mark.parametrize(("name", "script"), SCRIPTS)
-@pytest.mark.sample(10)
+@pytest.mark.sample(20)
 def test_a_stream_read_chunk_by_chunk(name, script, request_of, hearing: Hearing):
     client, request = request_of(name, script)
     content, reasoning, calls, finish = "", "", dict[int, Called](), ""

@@ -64,6 +64,7 @@ def test_nothing_is_computed_or_kept(server: Server):
     assert after["prompt_cache"] == before["prompt_cache"]
 
 
+@pytest.mark.thorough
 def test_an_image_is_counted_with_the_tokens_that_the_network_reads(tiny_vision_model):
     part = {"type": "image_url", "image_url": {"url": data_url(picture())}}
     messages = [{"role": "user", "content": [part, {"type": "text", "text": "What is it?"}]}]

@@ -28,7 +28,7 @@ def joined(lists: list[list[Any]]) -> list[Any]:
 
 
 @pytest.mark.parametrize(("name", "script"), CASES)
-@pytest.mark.sample(16)
+@pytest.mark.sample(32)
 def test_token_ids_and_log_probabilities_cover_the_reply_once(name, script, hearing: Hearing):
     heard = hearing(name, script, **REPORT)
     (choice,) = heard.body["choices"]

@@ -80,6 +80,7 @@ def talk(desk: Desk, turns: int, **more: Any) -> list[Any]:
     return replies
 
 
+@pytest.mark.thorough
 def test_three_turns_are_three_lines_of_one_file_with_the_figures_of_the_replies(desk: Desk):
     replies = talk(desk, 3)
     (file,) = desk.files()

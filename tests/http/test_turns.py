@@ -52,7 +52,7 @@ def answered(message: Any, results: list[str]) -> list[Any]:
     return [*QUESTION, message, *told]
 
 
-@pytest.mark.sample(10)
+@pytest.mark.sample(20)
 @pytest.mark.parametrize("name", EVERY)
 def test_a_client_makes_the_call_and_the_model_reads_its_result(name, family: FamilyServer):
     server, thinking = family(name), {"enable_thinking": name in THINKING}
@@ -151,7 +151,7 @@ def search_turn(call_id: str) -> list[dict[str, Any]]:
     ]
 
 
-@pytest.mark.sample(10)
+@pytest.mark.sample(20)
 @pytest.mark.parametrize("name", EVERY)
 def test_a_late_tool_is_in_no_prompt_before_it_is_found(name, family: FamilyServer):
     server = family(name)

@@ -39,7 +39,7 @@ def strict(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         yield server
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(12)
 @pytest.mark.parametrize("request_of", REQUESTS)
 @pytest.mark.parametrize("name", FORMS)
 def test_every_family_answers(name, request_of, family: FamilyServer):

@@ -94,7 +94,7 @@ def behind_comments(chunks: Iterator[bytes]) -> Iterator[bytes]:
     return (chunk for chunk in chunks if not chunk.startswith(b":"))
 
 
-@pytest.mark.sample(4)
+@pytest.mark.thorough
 @every_protocol
 def test_a_stream_shows_signs_of_life_while_its_model_is_loaded(
     path: str, folder: Path, loading: Loading, monkeypatch: pytest.MonkeyPatch
@@ -135,6 +135,7 @@ def test_what_is_refused_after_signs_of_life_is_reported_in_the_stream(
         assert client.ask("GET", "/health").status == 200, "the connection goes on"
 
 
+@pytest.mark.thorough
 def test_a_model_that_cannot_be_loaded_is_reported_in_the_stream_too(
     folder: Path, loading: Loading, monkeypatch: pytest.MonkeyPatch
 ):
@@ -149,6 +150,7 @@ def test_a_model_that_cannot_be_loaded_is_reported_in_the_stream_too(
         assert event["error"]["message"] == "The model 'llama' cannot be loaded. The disk is gone."
 
 
+@pytest.mark.thorough
 def test_a_stream_whose_model_goes_in_the_moment_in_which_it_comes_shows_signs_of_life_too(
     folder: Path, loading: Loading, monkeypatch: pytest.MonkeyPatch
 ):
@@ -185,6 +187,7 @@ def test_a_whole_reply_waits_in_silence(folder: Path, loading: Loading, monkeypa
         assert client.reply().json["choices"]
 
 
+@pytest.mark.thorough
 def test_a_client_that_leaves_while_its_model_is_loaded_asks_for_nothing(
     folder: Path, loading: Loading, monkeypatch: pytest.MonkeyPatch
 ):
@@ -216,6 +219,7 @@ def test_a_client_that_leaves_while_another_loads_its_model_is_let_go(
         assert first.reply().json["choices"]
 
 
+@pytest.mark.thorough
 def test_a_client_that_leaves_while_its_model_waits_for_room_takes_nothing_from_others(folder: Path):
     with hosting(folder, max_loaded=1) as server, Client(server.port) as busy:
         busy.request("POST", TEXT, ASKED[TEXT] | {"model": "qwen3", "max_tokens": 3500, "stream": True})

@@ -195,6 +195,7 @@ def test_the_limits_are_the_users():
     assert checker.check(picture(size=(20, 20))).width == 20
 
 
+@pytest.mark.thorough
 def test_a_photo_of_twelve_megapixels_is_read():
     data = saved(Pillow.effect_noise((4000, 3000), 60).convert("RGB"), "JPEG")
     assert CHECKER.check(data).width == 4000
@@ -221,6 +222,7 @@ def test_of_several_frames_the_first_counts():
         assert CHECKER.check(data).width == 40
 
 
+@pytest.mark.thorough
 def test_an_image_that_was_read_once_is_not_decoded_again():
     """Conversations send their images in every turn."""
     checker = ImageChecker(ImageSettings())

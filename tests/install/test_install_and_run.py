@@ -138,6 +138,7 @@ def test_a_second_start_is_quick_and_changes_nothing(sandbox):
     assert {path: path.stat().st_mtime_ns for path in sandbox.venv.rglob("*")} == before
 
 
+@pytest.mark.thorough
 def test_a_changed_requirement_installs_again_but_a_comment_does_not(sandbox):
     sandbox.add_installed_environment()
     requirements = sandbox.root / "requirements.txt"
@@ -232,7 +233,7 @@ def test_a_file_with_another_hash_is_not_installed(tmp_path):
         assert (done.returncode == 0) is succeeds, done.stderr
 
 
-@pytest.mark.sample(2)
+@pytest.mark.thorough
 @pytest.mark.parametrize("arguments", [["--setup-only", "--dev"], ["--test"]])
 def test_dev_requirements_come_on_first_need_and_only_then(sandbox, arguments):
     sandbox.add_installed_environment()
@@ -282,7 +283,7 @@ def test_a_failed_venv_names_the_step_and_debians_package(sandbox):
     assert "python3.12-venv" in done.stderr
 
 
-@pytest.mark.sample(2)
+@pytest.mark.thorough
 @pytest.mark.parametrize("missing", ["pip", "RECORD"])
 def test_an_environment_without_pip_or_with_half_of_it_gets_one(sandbox, missing):
     """The record is what a pip that is being installed gets last."""
@@ -450,6 +451,7 @@ def test_the_build_of_mlx_is_that_for_the_driver(sandbox, reported, build):
     assert (sandbox.venv / ".backend").read_text() == build
 
 
+@pytest.mark.thorough
 def test_the_chosen_build_wins_and_another_one_needs_a_new_environment(sandbox):
     sandbox.write_script(sandbox.bin / "nvidia-smi", "echo 'CUDA Version: 13.0'")
     sandbox.add_python(sandbox.bin / "python3.12")
@@ -556,6 +558,7 @@ def test_all_tests_run_in_two_processes(sandbox):
     assert "bytecode: ,\n" in done.stdout
 
 
+@pytest.mark.thorough
 def test_tests_keep_their_bytecode_out_of_a_tree_that_shall_have_none(sandbox):
     sandbox.add_installed_environment()
     folder = sandbox.root / ".pytest_cache" / "bytecode"
@@ -637,6 +640,7 @@ def runs_as_39(python: str) -> bool:
     return done.stdout.startswith("Python 3.9.")
 
 
+@pytest.mark.thorough
 def test_it_starts_under_python39(sandbox):
     python = python39()
     if python is None:

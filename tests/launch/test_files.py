@@ -30,6 +30,7 @@ VALUES = st.recursive(
 )
 
 
+@pytest.mark.thorough
 @given(st.dictionaries(KEYS, VALUES, max_size=4))
 def test_whatever_is_written_as_toml_is_read_back(document):
     assert tomllib.loads(text_of(TOML, document)) == document

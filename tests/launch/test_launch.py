@@ -37,8 +37,8 @@ def own_variables(environment: Mapping[str, str]) -> dict[str, str]:
 # -----------------------------------------------------------------------------------------a client that runs
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", CLIENTS)
-@pytest.mark.sample(9)
 def test_the_client_gets_what_its_row_says_and_nothing_else_changes(name, home, server):
     words = ["-p", "two words", "--model=x", "--help", "--base-url", "y", "--", ""]
     before = home.environment(name)
@@ -159,6 +159,7 @@ def test_a_name_with_quotes_and_spaces_reaches_the_client(home, tiny_model, tmp_
     )
 
 
+@pytest.mark.thorough
 def test_warm_asks_the_server_for_what_the_client_begins_with(home, server):
     done = home.run("warm", "--base-url", server.url, "pi", env=home.environment("pi"))
     assert done.returncode == 0, done.stderr
@@ -168,12 +169,13 @@ def test_warm_asks_the_server_for_what_the_client_begins_with(home, server):
 # ----------------------------------------------------------------------------------------status and signals
 
 
-@pytest.mark.sample(3)
+@pytest.mark.thorough
 @pytest.mark.parametrize("status", [0, 1, 42])
 def test_the_exit_status_is_the_clients(status, home, server):
     assert home.run("launch", "--base-url", server.url, "pi", "exit", str(status)).returncode == status
 
 
+@pytest.mark.thorough
 def test_standard_input_and_output_are_the_clients(home, server):
     done = home.run("launch", "--base-url", server.url, "pi", "echo", input="said\nand done")
     assert (done.returncode, done.stdout, done.stderr) == (0, "said\nand done", "")
@@ -187,7 +189,7 @@ def test_the_client_does_not_inherit_what_python_ignores(home, server):
     assert (done.returncode, done.stdout, done.stderr) == (0, "y\n", "")
 
 
-@pytest.mark.sample(4)
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("behaviour", "status"), [("wait", lambda number: -number), ("catch", lambda n: 100 + n)]
 )
@@ -225,6 +227,7 @@ def test_a_client_that_is_not_there_is_reported_with_how_to_install_it(home, ser
     assert not home.state.exists()
 
 
+@pytest.mark.thorough
 def test_a_program_that_cannot_be_run_is_reported(home, server):
     (home.programs / "pi").write_text("#!/no/such/interpreter\n")
     done = home.run("launch", "--base-url", server.url, "pi")
@@ -247,7 +250,7 @@ def test_without_a_server_both_addresses_are_named(home):
     assert not home.state.exists()
 
 
-@pytest.mark.sample(10)
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("reply", "sentence"),
     [
@@ -280,7 +283,7 @@ def test_something_else_that_answers_is_reported(reply, sentence, home):
     assert not home.state.exists()
 
 
-@pytest.mark.sample(3)
+@pytest.mark.thorough
 @pytest.mark.parametrize("url", ["ftp://127.0.0.1", "127.0.0.1:8080", "file:///etc/passwd"])
 def test_an_address_that_is_none_is_reported(url, home):
     done = home.run("launch", "--base-url", url, "pi")
@@ -312,7 +315,7 @@ def test_a_client_starts_at_once(home, server):
     assert not {"mlx", "mlx_lm", "transformers", "numpy"} & set(done.stdout.split())
 
 
-@pytest.mark.sample(4)
+@pytest.mark.thorough
 @pytest.mark.parametrize("words", [["launch"], ["config"], ["launch", "vim"], ["config", "pi", "more"]])
 def test_a_command_line_that_is_not_understood_is_explained(words, home):
     done = home.run(*words)

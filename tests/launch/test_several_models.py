@@ -146,6 +146,7 @@ def test_the_model_that_is_named_is_loaded_and_used(words: list[str], home: Home
     assert entry["contextWindow"] == 5000
 
 
+@pytest.mark.thorough
 def test_a_model_that_is_not_there_is_reported_before_anything_is_written(home: Home, server: Server) -> None:
     done = home.run("launch", "--base-url", server.url, "--model", "big", "pi")
     assert done.returncode == 2

@@ -59,7 +59,7 @@ def is_same(computed: mx.array, expected: mx.array) -> bool:
 
 
 @pytest.mark.parametrize("family", tiny_models.FAMILIES, indirect=True)
-@pytest.mark.sample(8)
+@pytest.mark.sample(16)
 def test_in_any_order_it_computes_what_a_fresh_load_computes_to_the_bit(
     family: str, tiny_model: TinyModel, tmp_path: Path
 ):
@@ -281,7 +281,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
 }
 
 
-@pytest.mark.sample(12)
+@pytest.mark.sample(24)
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_what_cannot_be_mounted_is_refused_and_changes_nothing(
     model: Path, a: Path, tmp_path: Path, damage: str

@@ -31,6 +31,7 @@ def test_where_the_default_does_not_fit_that_is_said_and_smaller_ones_are_named(
 
 
 @pytest.mark.parametrize("its_machine", MACHINES, ids=lambda machine: machine.name)
+@pytest.mark.sample(7)
 def test_every_suggestion_fits_with_what_an_agent_needs(its_machine):
     found = suggestions(its_machine)
     assert DEFAULT_APPLE_MODEL not in [machine.repository for machine in found]

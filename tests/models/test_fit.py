@@ -62,7 +62,7 @@ def differences(computed: SequenceCost, measured: SequenceCost) -> list[float]:
 
 
 @pytest.mark.parametrize("family", tiny_models.FAMILIES)
-@pytest.mark.sample(8)
+@pytest.mark.sample(16)
 def test_weights_and_cache_of_every_family_are_those_of_the_loaded_model(family, tiny_model):
     folder = tiny_model(family)
     model = load(folder)
@@ -77,7 +77,7 @@ def test_weights_and_cache_of_every_family_are_those_of_the_loaded_model(family,
 @pytest.mark.parametrize("form", ["affine", "mxfp4", "nvfp4", "halves"])
 @pytest.mark.parametrize("family", tiny_models.FAMILIES)
 @pytest.mark.product
-@pytest.mark.sample(8)
+@pytest.mark.sample(16)
 def test_on_a_cpu_the_weights_and_the_cache_are_those_of_the_converted_model(
     family: str, form: str, tiny_model, tmp_path: Path
 ):
@@ -127,7 +127,7 @@ def test_of_weights_whose_sum_alone_is_known_the_float32_sum_follows_from_the_bi
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.sample(6)
+@pytest.mark.sample(12)
 def test_weights_of_every_family_that_sees_are_those_of_the_loaded_model(family):
     model = model_of(family)
     shape = tiny_shape(folder_of(family))
@@ -170,6 +170,7 @@ def test_a_quantised_model_counts_scales_and_biases(tiny_model, tmp_path):
 @pytest.mark.parametrize("stored", [mx.bfloat16, mx.float16, mx.float32])
 @pytest.mark.parametrize("bits", [None, 4])
 @pytest.mark.parametrize("stated", ["float32", "bfloat16", None])
+@pytest.mark.sample(5)
 def test_caches_are_of_the_type_of_the_weights_whatever_the_config_says(
     tiny_model, tmp_path, stored, bits, stated
 ):
@@ -365,7 +366,7 @@ ODD = (
 )
 
 
-@pytest.mark.sample(6)
+@pytest.mark.thorough
 @pytest.mark.parametrize("family", ["qwen3_moe", "qwen3_5", "gemma3_text", "gpt_oss", "glm4_moe_lite"])
 def test_no_value_of_a_config_does_more_than_make_it_impossible_to_judge(family, tiny_model):
     folder = tiny_model(family)

@@ -72,6 +72,7 @@ def test_answers_are_those_of_the_quantised_network(
 
 
 @pytest.mark.parametrize("family", ["qwen3", "gemma3_text"])
+@pytest.mark.sample(2)
 def test_sixteen_bits_are_converted_too_and_rounding_is_all_that_differs(
     tiny_model: TinyModel, tmp_path: Path, family: str
 ):
@@ -103,6 +104,7 @@ def test_scales_are_not_rounded_on_the_way(tiny_model: TinyModel, tmp_path: Path
     assert not mx.array_equal(weight, rounded.astype(mx.float32)).item()
 
 
+@pytest.mark.thorough
 def test_large_weights_are_converted_piece_by_piece_to_the_same(
     tiny_model: TinyModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -114,6 +116,7 @@ def test_large_weights_are_converted_piece_by_piece_to_the_same(
     assert all(mx.array_equal(values, pieces[name]).item() for name, values in whole.items())
 
 
+@pytest.mark.thorough
 def test_both_forms_of_all_weights_are_never_in_memory_together(tiny_model: TinyModel, tmp_path: Path):
     folder = halve(tiny_model("llama", hidden=256, layers=8), tmp_path / "h")
     network: Any = mlx_lm_utils.load_model(folder, lazy=True)[0]
@@ -129,6 +132,7 @@ def test_both_forms_of_all_weights_are_never_in_memory_together(tiny_model: Tiny
 # ----------------------------------------------------------------------------------------- whether to convert
 
 
+@pytest.mark.thorough
 def test_the_bytes_that_decide_are_those_that_the_weights_then_take(tiny_model: TinyModel, tmp_path: Path):
     folder = quantise(tiny_model("qwen3_moe", hidden=64, layers=2), tmp_path / "q", halves=True)
     model = load(folder, most_float32_bytes=PLENTY)
@@ -167,6 +171,7 @@ def test_the_start_tells_in_one_sentence_what_was_decided():
 # ---------------------------------------------------------------------------------------------- what KV is of
 
 
+@pytest.mark.thorough
 def test_kv_of_converted_weights_is_nobody_elses(tiny_model: TinyModel, tmp_path: Path):
     folder = quantise(tiny_model("qwen3", hidden=64, layers=1), tmp_path / "q")
     stored, converted = load(folder), load(folder, most_float32_bytes=PLENTY)
@@ -188,6 +193,7 @@ def test_a_digest_of_stored_weights_is_not_that_of_converted_ones(tmp_path: Path
     assert known.get(folder, files, pytest.fail, in_float32=True) == b"converted"
 
 
+@pytest.mark.thorough
 def test_adapters_are_mounted_on_converted_layers(tiny_model: TinyModel, tmp_path: Path):
     folder = quantise(tiny_model("llama", hidden=64, layers=2), tmp_path / "q")
     adapter = tiny_adapters.build(folder, tmp_path / "a", 1)

@@ -100,6 +100,7 @@ def test_without_an_index_the_sizes_of_the_files_count(shelf, server):
         ({}, {"total_size": 2 * MANY, "total_parameters": "100"}, False, False),
     ],
 )
+@pytest.mark.sample(4)
 def test_the_type_of_numbers_on_the_hub_is_what_it_counts_or_what_the_index_gives(
     shelf, server, numbers, metadata, quantised, half
 ):

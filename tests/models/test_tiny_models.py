@@ -54,7 +54,7 @@ def render(folder: Path, messages: list[dict], **options) -> str:
     return load(folder)[1].apply_chat_template(messages, tokenize=False, **options)
 
 
-@pytest.mark.sample(12)
+@pytest.mark.thorough
 @pytest.mark.parametrize("family", tiny_models.FAMILIES)
 def test_every_family_loads_and_writes_varied_text(tiny_model, family):
     tokens = greedy(tiny_model(family), 40)
@@ -66,13 +66,13 @@ def test_every_family_loads_and_writes_varied_text(tiny_model, family):
 @pytest.mark.parametrize("family", tiny_models.FAMILIES)
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.product
-@pytest.mark.sample(6)
 def test_a_chain_is_said_word_for_word(chain_model, family, temperature):
     folder = chain_model(CHAINS, family=family)
     assert reply(folder, temperature=temperature) == "".join(THINKING + CALL)
     assert reply(folder, temperature=temperature, thinking=False) == "".join(CALL)
 
 
+@pytest.mark.thorough
 def test_the_same_seed_gives_the_same_files_and_another_seed_another_text(tmp_path):
     first, second, other = (tiny_models.build("qwen3", tmp_path / str(i), seed=i // 2) for i in range(3))
     for path in first.iterdir():
@@ -89,6 +89,7 @@ def test_the_answer_depends_on_the_whole_prompt(tiny_model):
     assert texts[0] != texts[1]
 
 
+@pytest.mark.thorough
 def test_sampled_text_has_no_markup_and_no_broken_characters(tiny_model):
     mx.random.seed(7)
     text = reply(tiny_model("qwen3"), temperature=1.0)
@@ -96,6 +97,7 @@ def test_sampled_text_has_no_markup_and_no_broken_characters(tiny_model):
     assert not any(token in text for token in tiny_models.CHATML_TOKENS)
 
 
+@pytest.mark.thorough
 def test_overrides_reach_the_config_of_nested_families_too(tmp_path):
     plain = tiny_models.build("qwen3", tmp_path / "plain", tie_word_embeddings=True)
     nested = tiny_models.build("qwen3_5", tmp_path / "nested", linear_num_value_heads=8)
@@ -112,6 +114,7 @@ def test_generation_config_says_nothing_but_the_end_of_turn(tiny_model):
     assert tokenizer.bos_token is None
 
 
+@pytest.mark.thorough
 def test_a_model_may_have_other_added_tokens_and_ends(tmp_path):
     added = tiny_models.AddedTokens(
         special=("<bos>", "<turn>", "<end>"), markup=("<call>",), ends=("<turn>", "<end>"), bos="<bos>"

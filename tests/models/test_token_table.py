@@ -232,7 +232,7 @@ JOINED = st.sampled_from(
 HARD = st.lists(st.one_of(CHARACTERS, JOINED, st.integers(1, 40).map(" ".__mul__))).map("".join)
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("name", NAMES)
 @settings(examples(200, few=40), deadline=None)
 @given(text=HARD)
@@ -242,7 +242,7 @@ def test_a_text_that_is_streamed_token_by_token_is_what_decode_writes(name: str,
     assert streamed(tokenizer, ids) == decoded(tokenizer, ids)
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(18)
 @pytest.mark.parametrize("name", NAMES)
 def test_tokens_that_no_text_has_in_this_order_are_streamed_as_decode_writes_them(name: str):
     tokenizer = tokenizer_of(name)

@@ -23,6 +23,7 @@ def sizes(known: WellKnown) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("known", WELL_KNOWN, ids=lambda entry: entry.repository)
+@pytest.mark.sample(4)
 def test_weights_and_experts_are_counted_right(known):
     assert is_supported(known.config)
     found = sizes(known)

@@ -66,6 +66,7 @@ def test_behind_a_whole_call_nothing_of_a_cut_one_is_shown():
     assert (said.content, [name for name, _ in said.closed_calls]) == ("", ["read"])
 
 
+@pytest.mark.thorough
 @given(
     st.data(),
     st.lists(

@@ -141,6 +141,7 @@ def test_a_text_four_times_as_long_costs_no_more_than_four_times_the_work(
 
 
 @pytest.mark.parametrize("beginning", ["an object that is open", "a value that is open"])
+@pytest.mark.sample(2)
 def test_of_what_is_read_again_attempts_are_few(read, small_budget, beginning):
     for name, unit in UNITS.items():
         text = repeated(BEGINNINGS[beginning], unit, 4 * LETTERS)
@@ -160,6 +161,7 @@ def test_of_an_assumed_reasoning_that_was_the_answer_attempts_are_few(read, smal
 
 
 @pytest.mark.parametrize("unit", ["a list, Mistral", "an object, Gemma", "a function that is not offered"])
+@pytest.mark.sample(3)
 def test_the_time_to_close_grows_with_the_length_alone(unit):
     def seconds(letters: int) -> float:
         splitter = make_splitter(FAMILIES["qwen3"], TOOLS, reasoning_is_open=False, thinking=True)
@@ -174,7 +176,7 @@ def test_the_time_to_close_grows_with_the_length_alone(unit):
 
 @pytest.mark.parametrize("family", ["qwen3", "glm4", "mistral"])
 @pytest.mark.parametrize("beginning", BEGINNINGS)
-@pytest.mark.sample(6)
+@pytest.mark.sample(18)
 def test_of_what_is_no_call_nothing_is_lost(small_budget, family, beginning):
     for name, unit in UNITS.items():
         text = repeated(BEGINNINGS[beginning], unit, 4_000)
@@ -222,6 +224,7 @@ def test_a_good_call_is_found_after_a_hundred_openers_in_a_long_one_that_is_not_
     assert len(said.closed_calls) == calls
 
 
+@pytest.mark.thorough
 def test_openers_that_are_read_for_the_first_time_cost_nothing():
     text = "<tool_call> opens. " * 2_000 + UNCLOSED + GOOD
     assert len(outcome_of(split(case_of("gemma4", text), [text])).closed_calls) == 1

@@ -80,7 +80,7 @@ REPLIES: Mapping[str, tuple[Family, str, str]] = {
 }
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(12)
 @pytest.mark.parametrize("name", REPLIES)
 def test_no_text_that_is_held_grows_with_the_reply(name):
     family, beginning, piece = REPLIES[name]
@@ -124,7 +124,7 @@ def _calls_of_the_end(name: str, letters: int) -> int:
     return calls_in(lambda: splitter.close(complete=True))
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(15)
 @pytest.mark.parametrize("name", benchmark.UNCLOSED)
 def test_the_end_of_an_unclosed_call_takes_work_in_proportion_to_its_length(name):
     short, long = _calls_of_the_end(name, LETTERS), _calls_of_the_end(name, 2 * LETTERS)

@@ -158,7 +158,7 @@ def test_a_pair_counts_as_the_one_character_that_it_is():
     assert not allows(short, r'{"a": "\ud83d\ude00\u00e9\u00e9"}')
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(12)
 @pytest.mark.parametrize("name", WRITTEN)
 def test_texts_of_json_in_calls_of_every_notation_may_have_escapes(name: str):
     """Where texts stand between tags or marks, those in lists are JSON."""
@@ -200,13 +200,14 @@ def test_an_answer_may_have_no_white_space_or_blanks_on_both_sides():
 
 @pytest.mark.parametrize("wish", [" \n\t", "\n \t", "\t\n ", "\n\t ", "\r\n\t "])
 @pytest.mark.parametrize("schema", SCHEMAS)
+@pytest.mark.sample(5)
 def test_white_space_in_an_answer_has_an_end(schema: str, wish: str):
     answer = of_answer(SCHEMAS[schema])
     for said in between_tokens(json.dumps(VALUE, separators=(",", ":"))):
         assert longest_run(answer, said, wish) <= LONGEST_RUN, said
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(28)
 @pytest.mark.parametrize("name", JSON_CALLS)
 def test_the_arguments_of_a_call_may_be_indented_and_their_white_space_has_an_end(name: str):
     text = JSON_CALLS[name]

@@ -37,7 +37,7 @@ def is_right(value: object, text: str) -> bool:
     return value in INTENDED or words in text or str(value) in text
 
 
-@pytest.mark.sample(32)
+@pytest.mark.sample(256)
 @pytest.mark.parametrize("name", sorted(WRITERS))
 @pytest.mark.parametrize(
     "changed", [cuts, without_a_character, without_a_mark, with_a_mark_twice, with_a_line_twice]

@@ -48,7 +48,7 @@ def test_an_answer_behind_a_call_is_reported(name, text):
     assert outcome.content == text
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(54)
 @pytest.mark.parametrize("name", sorted(WRITERS))
 def test_of_a_call_that_the_limit_cuts_behind_a_whole_one_nothing_is_shown(name):
     call, other = WRITERS[name].call("read", path="a"), WRITERS[name].call("write", path="b", text="so it is")

@@ -37,7 +37,7 @@ def writer_and_name(case: str) -> Sequence[str]:
 
 @pytest.mark.checked(6)
 @pytest.mark.product(axes=writer_and_name)
-@pytest.mark.sample(20)
+@pytest.mark.sample(260)
 @pytest.mark.parametrize("name", CORPUS)
 def test_a_reply_means_what_the_corpus_says_however_it_is_cut(name):
     case = CORPUS[name]
@@ -57,7 +57,7 @@ def test_a_reply_means_what_the_corpus_says_however_it_is_cut(name):
 
 
 @pytest.mark.checked(6)
-@pytest.mark.sample(36)
+@pytest.mark.sample(180)
 @pytest.mark.parametrize("name", [name for name in CORPUS if ": value" not in name])
 def test_a_reply_that_ends_anywhere_keeps_what_it_has_said(name):
     case = CORPUS[name]

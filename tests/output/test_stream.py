@@ -262,7 +262,7 @@ SECOND = Call("write", {"path": "b", "text": "second value"})
 
 
 @pytest.mark.parametrize("name", [name for name in WRITERS if not WRITERS[name].family.channels])
-@pytest.mark.sample(4)
+@pytest.mark.sample(24)
 def test_of_a_call_that_is_cut_behind_a_whole_one_nothing_is_text_and_the_reason_is_the_limit(name: str):
     """A demanded call that ran on into a second one ended with its markup as text beside the first."""
     writer = WRITERS[name]

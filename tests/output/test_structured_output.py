@@ -162,7 +162,7 @@ def ended(name: str, form: OutputConstraint, **options: Any) -> list[Reply]:
     return whole
 
 
-@pytest.mark.sample(10)
+@pytest.mark.sample(20)
 @pytest.mark.parametrize("one_call", [True, False], ids=["one", "several"])
 @pytest.mark.parametrize("name", EVERY)
 def test_a_call_that_is_demanded_is_made(name, one_call):
@@ -171,7 +171,7 @@ def test_a_call_that_is_demanded_is_made(name, one_call):
         assert len(heard.calls) == 1 or not one_call
 
 
-@pytest.mark.sample(16)
+@pytest.mark.sample(32)
 @pytest.mark.parametrize("notation", [name for name, one in NOTATIONS.items() if one.text])
 def test_a_call_can_be_demanded_in_every_notation(notation: str):
     family = Family(name="of one notation", formats=(notation,))
@@ -184,7 +184,7 @@ def test_a_call_can_be_demanded_in_every_notation(notation: str):
         assert NOTATIONS[notation].bare or one.text.lstrip().startswith(NOTATIONS[notation].openers)
 
 
-@pytest.mark.sample(10)
+@pytest.mark.sample(20)
 @pytest.mark.parametrize("chosen", ["sort-it.2", "LOOKUP_NUMBER_NAME", "store", "paint"])
 @pytest.mark.parametrize("name", EVERY)
 def test_the_tool_that_is_named_is_called(name, chosen):
@@ -478,7 +478,7 @@ def test_arguments_that_are_nested_too_deeply_are_refused(word: str, depth: int,
         assert name in ("gemma4", "minimax_m3") and guide is not None
 
 
-@pytest.mark.sample(18)
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", EVERY)
 def test_a_hundred_tools_that_each_may_get_forty_arguments_can_be_demanded(name):
     properties = {f"argument_{number}": {"type": "string"} for number in range(40)}

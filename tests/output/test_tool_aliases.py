@@ -33,7 +33,7 @@ def first_writer(family: Family) -> Writer:
     return WRITERS["harmony" if family.channels else family.formats[0]]
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(9)
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
 def test_every_tool_is_called_by_a_name_that_the_model_can_write(family: Family):
     aliases = aliases_of(family, *ODD, *PLAIN)

@@ -41,6 +41,7 @@ def test_every_word_comes_out_exactly_once_however_the_reply_is_cut(data, story)
     assert {word: output.count(word) for word in words} == {word: text.count(word) for word in words}
 
 
+@pytest.mark.thorough
 @given(stories("call", "refused", "prose"))
 def test_good_calls_beside_bad_ones_survive_and_nothing_else_is_called(story):
     said = outcome_of(split(story.case, [story.case.text]))

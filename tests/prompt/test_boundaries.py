@@ -261,6 +261,7 @@ SHOW_OLD_REASONING = ("reasoning_or_answer", "reasoning_without_text", "answer_a
 
 
 @pytest.mark.parametrize("trait", TRAITS)
+@pytest.mark.sample(12)
 def test_a_request_takes_three_renderings_and_the_next_one_two(trait):
     """The prompt, the prompt without its tail, and the one with marks. The next tail is that one again."""
     tokenizer = WatchedTokenizer(trait_tokenizer(trait))
@@ -275,7 +276,7 @@ def test_a_request_takes_three_renderings_and_the_next_one_two(trait):
     assert counts == [3 + reasoning_texts, 2 + reasoning_texts + (trait in WITHOUT_A_TAIL)]
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(18)
 @pytest.mark.parametrize("trait", TRAITS)
 def test_a_tail_that_is_remembered_is_the_one_that_is_there(trait):
     """Whatever was asked before, and however it ended."""
@@ -324,7 +325,7 @@ OPTIONS = st.fixed_dictionaries(
 )
 
 
-@pytest.mark.sample(12)
+@pytest.mark.sample(24)
 @pytest.mark.parametrize("trait", TRAITS)
 @examples(15, few=4)
 @given(messages=conversations(), options=OPTIONS)
@@ -337,7 +338,7 @@ def test_pieces_are_the_whole_and_ends_are_ends(trait, messages, options):
     check(trait, ChatRequest(messages=messages, **options))
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(12)
 @pytest.mark.parametrize("trait", [trait for trait in TRAITS if not preparer_of(trait).facts.moving])
 @examples(8, few=4)
 @given(messages=conversations(), options=OPTIONS)

@@ -55,7 +55,7 @@ def prompt(trait: str, quote: str) -> tuple[int, ...]:
     return prepared(trait, *conversation(quote), tools=tools(quote)).tokens.ids
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("trait", TRAITS)
 def test_quoted_marks_are_characters_in_every_place_of_a_conversation(trait: str):
     marks, tokenizer = marks_of(trait), trait_tokenizer(trait)

@@ -72,7 +72,7 @@ class Growing:
         return begins + self._random.choice(TEXTS) + (f"{self._count}" if self._random.random() < 0.7 else "")
 
 
-@pytest.mark.sample(32)
+@pytest.mark.sample(64)
 @pytest.mark.parametrize("trait", TRAITS)
 def test_what_is_found_where_it_grew_is_what_is_found_in_the_whole(
     trait: str, monkeypatch: pytest.MonkeyPatch
@@ -95,7 +95,7 @@ WITHOUT_A_TAIL = ("tools_before_last_user", "system_with_last_word", "refuses_em
 """The whole is rendered once more, to find that out."""
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(12)
 @pytest.mark.parametrize("trait", TRAITS)
 def test_a_long_conversation_that_grew_is_rendered_once(trait: str):
     """And what is new a few times, which is short."""
@@ -117,7 +117,7 @@ def test_a_long_conversation_that_grew_is_rendered_once(trait: str):
             assert sum(map(len, others)) < len(whole) / 4
 
 
-@pytest.mark.sample(32)
+@pytest.mark.sample(64)
 @pytest.mark.parametrize("trait", TRAITS)
 def test_a_system_text_that_changes_moves_what_follows(trait: str):
     """Nothing but the beginning is marked anew, where a template closes a question.

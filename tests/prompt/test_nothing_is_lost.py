@@ -321,6 +321,7 @@ WITH_A_SYSTEM = [trait for trait in TRAITS if preparer_of(trait).facts.takes_sys
 
 
 @pytest.mark.parametrize("trait", TRAITS)
+@pytest.mark.sample(9)
 def test_no_fact_is_another_one_with_tools(trait):
     """But that calls are shown without."""
     facts = audit(Adding(trait, tools=True, system=False), family_of(trait))
@@ -329,5 +330,6 @@ def test_no_fact_is_another_one_with_tools(trait):
 
 
 @pytest.mark.parametrize("trait", WITH_A_SYSTEM)
+@pytest.mark.sample(6)
 def test_no_fact_is_another_one_with_a_system_message(trait):
     assert audit(Adding(trait, tools=False, system=True), family_of(trait)) == facts_beside(trait)

@@ -138,7 +138,7 @@ READ_AGAIN = {"plain": len(LINE) + 100}
 """Characters: nothing but a reply has an end to cut at, so a result is read again with the next reply."""
 
 
-@pytest.mark.sample(12)
+@pytest.mark.sample(24)
 @pytest.mark.parametrize("trait", TRAITS)
 def test_a_conversation_that_grew_is_tokenised_where_it_grew(trait):
     tokenizer = WatchedTokenizer(trait_tokenizer(trait))

@@ -172,6 +172,7 @@ def test_a_template_that_raises_is_a_400_with_its_own_words(variant):
         "{{ 5 | tojson(5,5,5,5,5) }}",
     ],
 )
+@pytest.mark.sample(2)
 def test_a_template_that_breaks_is_a_400_too(text, variant):
     with pytest.raises(InvalidRequest, match="chat template of the model refuses"):
         prepare(ChatRequest(messages=TALK), variant(template(text)))
@@ -213,6 +214,7 @@ def test_an_empty_prompt_is_refused(prompt, tokenizer):
     assert refused.value.param == "prompt"
 
 
+@pytest.mark.thorough
 def test_bos_is_put_before_a_text_and_stands_once_in_a_conversation(variant):
     tokenizer = variant(with_bos)
     (bos,) = tokenizer.encode(BOS, as_document=False)

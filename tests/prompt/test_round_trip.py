@@ -133,7 +133,7 @@ CASES = [case for case in EVERY_CASE if case not in EXCEPTIONS]
 
 
 @pytest.mark.parametrize(("trait", "label"), CASES)
-@pytest.mark.sample(6)
+@pytest.mark.sample(12)
 def test_a_reply_that_comes_back_is_rendered_as_it_was_written(trait, label):
     assert misunderstood(trait, REPLIES[label], on=True) == []
     assert misunderstood(trait, REPLIES[label], on=False) == []
@@ -234,7 +234,7 @@ def splice(trait: str, message: Message, talk: tuple[Message, ...], *, on: bool)
 
 @pytest.mark.parametrize("on", [True, False])
 @pytest.mark.parametrize("trait", [trait for trait in TRAITS if (trait, "a call") in CASES])
-@pytest.mark.sample(6)
+@pytest.mark.sample(12)
 def test_tokens_that_were_generated_read_as_the_fresh_rendering_does(trait, on):
     """At every reply of a conversation. Reasoning stay while their calls are being answered."""
     talk = ASKED
@@ -256,7 +256,7 @@ def test_an_answer_without_reasoning_reads_as_the_fresh_rendering_does(trait):
 # ----------------------------------------------------------------------------------- conversations that grow
 
 
-@pytest.mark.sample(16)
+@pytest.mark.sample(32)
 @pytest.mark.parametrize("client", CLIENTS)
 @pytest.mark.parametrize("trait", [trait for trait in TRAITS if (trait, "a call") in CASES])
 def test_a_whole_conversation_of_echoes_is_rendered_as_the_original(trait, client):

@@ -81,6 +81,7 @@ def test_a_renderer_in_python_is_asked_for_its_marks(rendered_in_python):
     assert family.reasoning.closing == "</think>"
 
 
+@pytest.mark.thorough
 def test_a_server_starts_with_a_renderer_in_python(rendered_in_python):
     question = {"messages": [{"role": "user", "content": "Hi."}], "max_tokens": 4}
     with serving(rendered_in_python) as server:

@@ -350,6 +350,7 @@ json_values = st.recursive(
 )
 
 
+@pytest.mark.thorough
 @given(data=st.dictionaries(st.sampled_from(NAMES) | st.text(), json_values, max_size=8))
 @example(data={"thinking_budget": float("nan")})
 @example(data={"thinking_budget": -float("inf")})
@@ -371,6 +372,7 @@ def test_free_places_are_never_an_error(place, value):
     assert isinstance(read_thinking(Fields({place: value})), Thinking)
 
 
+@pytest.mark.thorough
 @given(options=st.dictionaries(st.sampled_from(NAMES) | st.text(), json_values, max_size=8))
 def test_template_options_are_split_between_the_server_and_the_template(options):
     left = unread_template_options(options)

@@ -172,9 +172,9 @@ def test_a_failure_may_come_at_any_place_and_is_the_last_thing(name: str, data: 
     assert _complains(protocol, [*events, *sent(protocol.reply(form), story)[:1]])
 
 
+@pytest.mark.thorough
 @every
 @given(data=st.data())
-@pytest.mark.sample(4)
 def test_an_event_that_is_missing_repeated_or_late_is_noticed(name: str, data: st.DataObject):
     protocol = PROTOCOLS[name]
     story, form = drawn(data, protocol)

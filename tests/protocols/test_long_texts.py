@@ -84,6 +84,7 @@ def test_what_is_no_json_is_none_with_a_long_text_in_it(raw: str):
         parse_body((raw % LONG).encode())
 
 
+@pytest.mark.thorough
 def test_numbers_between_two_texts_stay_numbers():
     form = {"a": 1, "b": [7] * MB, "c": "d", "e": LONG}
     assert parse_body(json.dumps(form, separators=(",", ":")).encode()).data == form
@@ -96,7 +97,7 @@ def test_a_body_that_is_deep_and_long_is_refused_or_read():
 
 
 @pytest.mark.parametrize("kind", TEXTS)
-@pytest.mark.sample(4)
+@pytest.mark.sample(8)
 def test_what_is_stored_is_encoded_as_before(kind: str):
     for form in (*forms(TEXTS[kind]), TEXTS[kind], [TEXTS[kind]] * 3, {"a": "\ud800", "b": TEXTS[kind]}):
         assert encoded_in_steps((form, None)) == encode_json((form, None))

@@ -418,6 +418,7 @@ def test_the_requested_name_is_echoed_and_the_loaded_one_is_the_fingerprint():
             assert (answer["model"], answer["system_fingerprint"]) == (name, "lab/loaded")
 
 
+@pytest.mark.thorough
 def test_ids_are_unique_and_only_letters_and_digits_after_the_prefix():
     ids = [whole(call().reply, [], Finished("stop", USAGE))["id"] for _ in range(1000)]
     assert len(set(ids)) == 1000

@@ -68,6 +68,7 @@ def bare(value: Any) -> Any:
     return value
 
 
+@pytest.mark.thorough
 @given(chat_replies, FORMS)
 def test_a_stream_says_what_the_whole_reply_says(made, form):
     outputs, end = made

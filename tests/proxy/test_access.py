@@ -161,6 +161,7 @@ def in_chunks(data: bytes) -> bytes:
     ],
     ids=["chunks", "gzip", "zstd", "br", "no size", "GET"],
 )
+@pytest.mark.sample(2)
 def test_a_body_in_chunks_is_read_as_the_server_reads_it(proxied: Proxied, sent: bytes, status: bytes):
     assert first_line(proxied, sent).split()[1] == status
     assert serves(proxied)

@@ -41,7 +41,7 @@ def everything(connection: socket.socket) -> bytes:
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("path", ASKED)
-@pytest.mark.sample(2)
+@pytest.mark.sample(8)
 def test_a_client_that_closes_its_side_gets_its_answer(proxied: Proxied, path: str, stream: bool):
     with sent(proxied, path, ASKED[path] | {"stream": stream}) as connection:
         connection.shutdown(socket.SHUT_WR)

@@ -76,8 +76,8 @@ def is_sign_of_life(path: str, event: dict[str, Any]) -> bool:
     return event["type"] == {RESPONSES: "response.in_progress", MESSAGES: "ping"}[path]
 
 
+@pytest.mark.thorough
 @every_protocol
-@pytest.mark.sample(3)
 def test_a_long_prompt_is_read_with_signs_of_life(proxied: Proxied, path: str):
     began = time.monotonic()
     with streaming(proxied, path, bodies(f"Signs of life. {LONG}")[path]) as events:

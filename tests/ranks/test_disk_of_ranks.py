@@ -204,6 +204,7 @@ def damage_end(path: Path) -> None:
 
 @pytest.mark.parametrize("damage", [Path.unlink, damage_end])
 @pytest.mark.parametrize("rank", ["ours", "theirs"])
+@pytest.mark.sample(2)
 def test_what_one_lacks_all_compute_and_write_again(tmp_path, rank, damage):
     with ranks(tmp_path) as both:
         both.say(PROMPT)
@@ -236,6 +237,7 @@ def test_a_state_that_one_lacks_gives_way_to_an_earlier_one(tmp_path):
         both.stop()
 
 
+@pytest.mark.thorough
 def test_what_a_disk_has_does_not_decide_what_is_evicted(tmp_path, monkeypatch):
     """One disk may be slower, or have lost files: ranks would evict something else."""
     with ranks(tmp_path, budget=200_000) as both:

@@ -25,6 +25,7 @@ def rank_of(size: int) -> RankGroup:
 
 
 @pytest.mark.parametrize("family", DIVISIBLE)
+@pytest.mark.sample(8)
 def test_the_weights_of_a_part_are_about_those_of_the_divided_network(family, tiny_model):
     folder = tiny_model(family)
     predicted = divided(shape_in(family, folder), 2)

@@ -117,6 +117,7 @@ def alone(model: LoadedModel) -> play_images.Seen:
     return play_images.play(model, resources_of(model, vision=eyes(model), image_bytes=limit))
 
 
+@pytest.mark.thorough
 def test_a_follower_computes_and_keeps_of_images_what_rank_0_does(pair, model, alone):
     """Pictures that are new, restored, given up in their middle, known to the tower, and forgotten."""
     passed = Passed()

@@ -152,6 +152,7 @@ def followed(
     return follower
 
 
+@pytest.mark.thorough
 def test_a_follower_computes_keeps_and_evicts_what_rank_0_does(pair):
     ours, theirs = with_cache(450_000), with_cache(450_000)
     replies = led(pair, ours, 12)
@@ -167,6 +168,7 @@ def test_a_follower_computes_keeps_and_evicts_what_rank_0_does(pair):
     assert theirs.cache.free_bytes == ours.cache.free_bytes
 
 
+@pytest.mark.thorough
 def test_a_budget_holds_on_all_ranks(pair):
     ours, theirs = with_cache(450_000), with_cache(10**9)
     led(pair, ours, 8)

@@ -43,6 +43,7 @@ def test_the_cases_of_a_function_count_together():
     ]
 
 
+@pytest.mark.thorough
 def test_each_case_is_noted_with_its_fixtures_and_the_processes_that_it_waited_for(
     pytester: pytest.Pytester, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):

@@ -140,6 +140,7 @@ def test_beyond_what_the_model_was_made_for_saying_so_is_the_one_right_answer():
     )
 
 
+@pytest.mark.thorough
 def test_lengths_at_which_no_answer_is_right_for_every_text_are_refused():
     command = [sys.executable, BENCHMARKS, "demo_model", "--tokens", "500", "7000"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -214,6 +214,7 @@ def cores(words: list[str], ends: list[str]) -> Iterator[tuple[list[str], int]]:
             yield words[start:end], 1 - other
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("asked", "trained", "ends"),
     [
@@ -223,7 +224,6 @@ def cores(words: list[str], ends: list[str]) -> Iterator[tuple[list[str], int]]:
     ],
     ids=["echoes", "questions", "calls"],
 )
-@pytest.mark.sample(3)
 def test_wordings_of_the_judge_are_two_words_away_from_those_of_the_training(
     asked: tuple[str, ...], trained: list[str], ends: list[str]
 ):
@@ -235,6 +235,7 @@ def test_wordings_of_the_judge_are_two_words_away_from_those_of_the_training(
             assert all(words_between(core, list(other)) > differing for other in near), wording
 
 
+@pytest.mark.thorough
 def test_a_wording_varies_but_not_beside_what_is_to_be_copied():
     words = Words(random.Random(3), held_out=False)
     frame = 'please reply with the single word "{x}" now, and stop'

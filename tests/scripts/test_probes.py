@@ -24,8 +24,8 @@ def rows_of(printed: str) -> list[list[str]]:
 # ------------------------------------------------------------------------------------------------- healthy
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("family", ["qwen3", "qwen3_5"])
-@pytest.mark.sample(2)
 def test_a_session_of_pi_is_healthy(family: str, script: Script, serve: Serve):
     done = script("pi_like_probe", "--base-url", serve(family, "calls").url, "--turns", "4", *LENGTH)
     assert (done.returncode, done.stderr) == (0, ""), done.stdout

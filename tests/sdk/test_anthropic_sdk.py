@@ -253,6 +253,7 @@ def test_a_count_is_what_the_call_reads(name, client: Client):
     assert counted.input_tokens == prompt_tokens(create(client, **fields).usage)
 
 
+@pytest.mark.thorough
 def test_25_counts_at_once(scripted):
     async def run() -> list[int]:
         async with AsyncAnthropic(**options(scripted)) as client:

@@ -107,7 +107,7 @@ def test_without_a_wish_for_a_summary_the_reasoning_comes_as_it_is(client):
     is_whole(events[-1].response)
 
 
-@pytest.mark.sample(4)
+@pytest.mark.thorough
 def test_the_sdks_own_stream_reader_puts_the_response_together(client):
     events, response = client.read_with("responses.stream", "get_final_response", **ASKED)
     kinds = {event.type for event in events}
@@ -166,7 +166,7 @@ def test_a_call_and_its_reasoning_go_round(keeps, client, thinker):
     assert second.usage.input_tokens > first.usage.input_tokens + first.usage.output_tokens
 
 
-@pytest.mark.sample(4)
+@pytest.mark.thorough
 def test_a_response_is_continued_returned_and_deleted(client):
     first = client.call("responses.create", **ASKED, instructions="Be brief.", store=True)
     result = {"type": "function_call_output", "call_id": first.output[2].call_id, "output": "52 m"}
@@ -208,7 +208,7 @@ def test_a_limit_makes_it_incomplete(client):
         assert response.output_text == "Let me look."
 
 
-@pytest.mark.sample(4)
+@pytest.mark.thorough
 def test_a_limit_makes_a_long_reply_incomplete(endless_client):
     asked = {"model": "gpt-5", "input": "Go on.", "max_output_tokens": 17, "reasoning": {"effort": "none"}}
     whole = endless_client.call("responses.create", **asked)
@@ -220,7 +220,7 @@ def test_a_limit_makes_a_long_reply_incomplete(endless_client):
         assert response.usage.output_tokens == 17
 
 
-@pytest.mark.sample(4)
+@pytest.mark.thorough
 def test_what_a_response_answered_is_listed_in_pages(client):
     said = [{"role": "user", "content": f"Number {number}"} for number in range(5)]
     told = [{"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Now?"}]}]

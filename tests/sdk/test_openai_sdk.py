@@ -315,6 +315,7 @@ def test_reasoning_and_a_call_arrive_whole_and_streamed(chain_model):
     assert whole.usage.completion_tokens_details.reasoning_tokens == 3
 
 
+@pytest.mark.thorough
 def test_a_custom_call_arrives_whole_and_streamed_and_goes_round(chain_model):
     """The model's text is not of the tool's form, so the text is all that it wrote."""
     tool = {"type": "custom", "custom": {"name": "depth", "description": "of a sea"}}
@@ -335,6 +336,7 @@ def test_a_custom_call_arrives_whole_and_streamed_and_goes_round(chain_model):
     assert again.choices[0].finish_reason == "tool_calls"
 
 
+@pytest.mark.thorough
 def test_four_at_once_get_what_each_gets_alone(random):
     async def run() -> list[tuple[str, str]]:
         async with AsyncOpenAI(**options(random)) as client:
@@ -435,6 +437,7 @@ def test_a_model_that_makes_no_embeddings_says_so(client):
     assert "makes no embeddings" in refused.value.message
 
 
+@pytest.mark.thorough
 def test_a_full_queue_is_an_exception_that_says_when_to_come_back(tiny_model):
     with serving(tiny_model("qwen3"), batch=1, max_waiting=1) as server:
         body: dict[str, Any] = {"model": "x", "prompt": "x", "max_tokens": ENDLESS, "stream": True}
@@ -489,6 +492,7 @@ def test_closing_an_asynchronous_stream_frees_the_engine(random):
     assert endings(random) == before + 1
 
 
+@pytest.mark.thorough
 def test_a_client_that_gives_up_waiting_frees_the_engine(random):
     before = endings(random)
     with OpenAI(**options(random), timeout=0.5) as client, pytest.raises(openai.APITimeoutError):

@@ -143,6 +143,7 @@ def test_receipts_sum_up_whole_and_streamed(of_openai: Client, of_anthropic: Cli
     sums_up(response.usage.receipt, response.usage.input_tokens)
 
 
+@pytest.mark.sample(4)
 def test_progress_comes_in_chunks_of_a_chat(of_openai: Client):
     chunks = of_openai.read(
         "chat.completions.create",

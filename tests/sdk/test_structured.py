@@ -49,6 +49,7 @@ def test_a_chat_answer_is_parsed(openai: OpenAI):
     assert isinstance(answer.choices[0].message.parsed, Fish)
 
 
+@pytest.mark.thorough
 def test_the_arguments_of_a_chat_call_are_parsed(openai: OpenAI):
     tool = pydantic_function_tool(Fish)
     answer = openai.chat.completions.parse(

@@ -201,6 +201,7 @@ def test_the_server_starts_no_download_thread_and_asks_nobody_by_itself(server: 
     assert shelf.hub.snapshot("lab/tiny") is None
 
 
+@pytest.mark.thorough
 def test_after_some_replies_the_measured_speed_is_reported(server: Server):
     before = asked(server, "GET", "/fit").json
     body = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 60}

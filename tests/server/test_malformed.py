@@ -314,7 +314,7 @@ def connection(scripted: Server) -> Iterator[Client]:
 
 
 @pytest.mark.parametrize(("path", "param"), FIELDS_AT_FAULT)
-@pytest.mark.sample(2)
+@pytest.mark.sample(12)
 def test_a_bad_body_is_refused_by_the_name_of_its_field(connection: Client, path: str, param: str | None):
     for bad in CASES:
         if (bad.path, bad.param) == (path, param):
@@ -364,6 +364,7 @@ def names(text: str, param: str | None) -> bool:
     return param is None or f"'{param}'" in text or "maximum context length" in text
 
 
+@pytest.mark.thorough
 def test_what_a_chat_template_refuses_is_refused(chain_model: ChainModel):
     template = (
         "{% for message in messages %}"

@@ -164,6 +164,7 @@ def test_reading_loads_evicts_fetches_and_writes_nothing(
         assert state(server, place) == before, f"{method} {path}"
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("settled")
 def test_a_page_of_another_site_is_served_nothing_by_any_method(
     server: Server, place: Path, every_path: list[str], effects: Effects

@@ -69,7 +69,7 @@ def test_stats_has_every_key_that_clients_know(scripted: Server, scripted_model:
 
 def test_stats_tells_how_kv_is_kept_also_if_it_is_not_quantised(scripted: Server):
     kv = stats(scripted.port)["kv_quant"]
-    assert kv == {"mode": "f32", "layers": {"f32": 2}, "attention": {"global": 2}}
+    assert kv == {"mode": "f32", "layers": {"f32": 1}, "attention": {"global": 1}}
 
 
 def test_stats_counts_requests_and_tokens(scripted: Server):

@@ -166,7 +166,6 @@ def prefill(server: Server) -> dict[str, int] | None:
 
 @pytest.mark.thorough
 @both
-@pytest.mark.sample(2)
 def test_the_first_event_comes_before_a_long_prompt_is_read(endless: Server, path: str):
     with Client(endless.port) as client:
         client.request("POST", path, LONG_REQUESTS[path] | {"stream": True})
@@ -262,7 +261,7 @@ def test_to_the_proxy_the_stream_of_a_failure_is_whole(endless_model: Path):
         assert client.is_closed()
 
 
-@pytest.mark.sample(3)
+@pytest.mark.thorough
 @both
 def test_a_failure_while_the_prompt_is_read_is_an_error_event_too(server: BreakableServer, path: str):
     with Client(server.port) as client:

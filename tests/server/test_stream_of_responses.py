@@ -60,6 +60,7 @@ def test_a_connection_goes_on_after_a_stream(scripted: Server):
         assert client.ask("GET", f"{RESPONSES}/{response['id']}").json == response
 
 
+@pytest.mark.thorough
 def test_a_failure_is_an_event_and_a_cut_stream(endless_model: Path):
     with breakable(endless_model) as server, Client(server.port) as client:
         client.request("POST", RESPONSES, {"input": "Hi", "stream": True})

@@ -39,7 +39,7 @@ def lines(server: Server, word: str) -> list[str]:
     return [line for line in server.printed().splitlines() if word in line]
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("name", REFUSED)
 def test_a_refused_request_is_one_line_with_status_and_reason(scripted_model: Any, name: str):
     data, told = REFUSED[name]
@@ -101,6 +101,7 @@ def test_the_request_with_which_the_server_tries_the_proxy_is_counted_nowhere(
         assert pretended.json["usage"]["total_tokens"] > 0, "nobody else can hide"
 
 
+@pytest.mark.thorough
 def test_a_terminal_that_nobody_reads_stops_no_request(scripted_model: Any):
     def on_a_stopped_terminal(settings: Settings, _: Terminal) -> App:
         return App(settings, Terminal(screen.stream))

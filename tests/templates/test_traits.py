@@ -642,7 +642,7 @@ def test_a_rendered_conversation_survives_its_tokens(name):
         assert ids.count(number) == text.count(marker)
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("name", ALL)
 @settings(max_examples=20)
 @given(text=st.text())
@@ -687,6 +687,7 @@ def test_a_folder_holds_a_model_with_the_tokenizer_of_the_trait(name, tmp_path):
     assert not any(marker in greedy_text(model, prompt, 30) for marker in TRAITS[name].added_tokens)
 
 
+@pytest.mark.thorough
 def test_a_folder_says_its_chains_and_ends_them_as_the_family_does(tmp_path):
     call_text = ["Let me ask.", "</think>", "\n", "<tool_call>", "depth\n", "</tool_call>", "<|observation|>"]
     model = load(trait_folder("stop_opens_next", tmp_path / "call", {"<think>": call_text}))

@@ -100,7 +100,7 @@ def omitted(*messages: Message) -> list[tuple[OmittedText, ...]]:
 # ------------------------------------------------------------------------------------------------ live lines
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(12)
 @pytest.mark.parametrize("name", [None, "mine"])
 @pytest.mark.parametrize("trait", BOUND)
 def test_a_new_date_is_noted_and_nothing_is_read_again(trait, name):
@@ -115,7 +115,7 @@ def test_a_new_date_is_noted_and_nothing_is_read_again(trait, name):
     assert read.count(f"[Now: Today's date: {day('d2x')}]") == 1
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(12)
 @pytest.mark.parametrize("trait", BOUND)
 def test_a_date_that_was_noted_is_not_noted_again(trait):
     talk = Dated(trait, FRIDAY)
@@ -125,7 +125,7 @@ def test_a_date_that_was_noted_is_not_noted_again(trait):
     assert words(talk.ask(ANSWER), "d") == ["d1x", "d2x"]
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(12)
 @pytest.mark.parametrize("trait", BOUND)
 def test_a_date_that_comes_back_is_noted_once_more(trait):
     talk = Dated(trait, FRIDAY)
@@ -145,6 +145,7 @@ def test_a_date_that_comes_back_after_less_than_a_note_is_not_noted():
 
 
 @pytest.mark.parametrize("trait", BOUND)
+@pytest.mark.sample(6)
 def test_a_date_that_is_gone_is_noted_to_hold_no_longer(trait):
     talk = Dated(trait, FRIDAY)
     talk.ask(ANSWER)
@@ -154,6 +155,7 @@ def test_a_date_that_is_gone_is_noted_to_hold_no_longer(trait):
 
 
 @pytest.mark.parametrize("trait", BOUND)
+@pytest.mark.sample(6)
 def test_a_date_that_was_not_there_is_noted(trait):
     talk = Dated(trait, "")
     talk.ask(ANSWER)
@@ -162,6 +164,7 @@ def test_a_date_that_was_not_there_is_noted(trait):
 
 
 @pytest.mark.parametrize("trait", BOUND)
+@pytest.mark.sample(6)
 def test_a_retry_with_another_clock_goes_on_after_the_question(trait):
     """Nothing was answered yet: the note stands after the text of the same question."""
     talk = Dated(trait, FRIDAY)
@@ -362,6 +365,7 @@ def test_a_block_at_the_end_may_go_with_the_empty_line_before_it(trait):
 @pytest.mark.parametrize("names", NAMED.values(), ids=NAMED)
 @pytest.mark.parametrize("trait", BOUND)
 @pytest.mark.parametrize("form", BLOCKS)
+@pytest.mark.sample(6)
 def test_nobody_reads_the_block_of_another_chat(trait, form, names):
     """Two with the same words, and the same replies to them."""
     first = Dated(trait, form.format("k1x"), name=names[0])
@@ -398,6 +402,7 @@ def test_a_block_that_changes_goes_on_from_that_of_its_own_chat_whoever_got_the_
 
 @pytest.mark.parametrize("names", [(None, None), ("one", "two"), ("one", None), (None, "two")])
 @pytest.mark.parametrize("trait", BOUND)
+@pytest.mark.sample(6)
 def test_a_note_of_another_chat_is_read_by_nobody_else(trait, names):
     """Both began alike, then one of them changed; their words and the replies to them are the same."""
     first = Dated(trait, block("k1x"), name=names[0])
@@ -414,6 +419,7 @@ def test_a_note_of_another_chat_is_read_by_nobody_else(trait, names):
 
 @pytest.mark.parametrize("names", NAMED.values(), ids=NAMED)
 @pytest.mark.parametrize("trait", BOUND)
+@pytest.mark.sample(6)
 def test_nobody_reads_the_task_notification_of_another(trait, names):
     """Two with the same words: their tasks end at one moment, and both get the same replies to that."""
     first = Dated(trait, FRIDAY, name=names[0])
@@ -548,7 +554,7 @@ def test_a_date_that_the_template_writes_is_noted_at_midnight():
 # ---------------------------------------------------------------------------------------------------- policy
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(18)
 @pytest.mark.parametrize("trait", BOUND)
 def test_with_the_policy_exact_whatever_changed_is_read_anew(trait):
     server = Server(trait, "template", "exact")
@@ -571,6 +577,7 @@ def test_notes_that_cost_more_than_they_save_are_not_written():
     assert talk.server.transcripts.metrics.refused == {"costly": 1}
 
 
+@pytest.mark.thorough
 def test_a_path_that_has_too_many_notes_is_left_for_an_earlier_message_of_it():
     talk, told = Dated("kimi", FRIDAY), list[int]()
     for number in range(60):

@@ -153,7 +153,7 @@ def before_two_calls(trait: str, exchange: Exchange, depth: int | None) -> int |
 
 @pytest.mark.parametrize("trait", TRAITS)
 @pytest.mark.parametrize("name", recordings())
-@pytest.mark.sample(6)
+@pytest.mark.sample(12)
 def test_what_a_client_sends_back_is_bound_at_the_reply(name, trait):
     exchanges = recording(name)
     assert [one.depth for one in played(name, trait)] == depths_of(name, trait, exchanges)
@@ -161,6 +161,7 @@ def test_what_a_client_sends_back_is_bound_at_the_reply(name, trait):
 
 @pytest.mark.parametrize("trait", [trait for trait in TRAITS if trait != MOVES])
 @pytest.mark.parametrize("name", [name for name in recordings() if not name.startswith("openclaw")])
+@pytest.mark.sample(8)
 def test_what_is_bound_is_what_was_read_and_written_and_the_rest_is_what_is_new(name, trait):
     for before, now in pairwise(played(name, trait)):
         computed = (*before.read, *before.written)

@@ -97,7 +97,7 @@ def one_difference(explanation: Explanation) -> Difference:
 
 @pytest.mark.parametrize("planted", PLANTED.values(), ids=PLANTED)
 @pytest.mark.parametrize("trait", BOUND)
-@pytest.mark.sample(4)
+@pytest.mark.sample(8)
 def test_a_planted_change_is_named_by_message_rule_and_class(trait, planted):
     known = Known(trait)
     difference = one_difference(known.explained(*planted.change(known.lasting)))
@@ -110,6 +110,7 @@ def test_a_planted_change_is_named_by_message_rule_and_class(trait, planted):
 
 @pytest.mark.parametrize("planted", [one for one in PLANTED.values() if one.computed])
 @pytest.mark.parametrize("trait", BOUND)
+@pytest.mark.sample(6)
 def test_a_planted_change_is_shown_on_both_sides_from_its_first_token_on(trait, planted):
     known = Known(trait)
     difference = one_difference(known.explained(*planted.change(known.lasting)))
@@ -121,6 +122,7 @@ def test_a_planted_change_is_shown_on_both_sides_from_its_first_token_on(trait, 
 
 
 @pytest.mark.parametrize("trait", BOUND)
+@pytest.mark.sample(5)
 def test_what_the_model_does_not_read_has_no_token(trait):
     known = Known(trait)
     assert one_difference(known.explained(*PLANTED["transport"].change(known.lasting))).token is None

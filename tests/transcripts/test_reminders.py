@@ -89,6 +89,7 @@ def test_what_a_reminder_says_anew_is_noted(trait):
 
 
 @pytest.mark.parametrize("trait", BOUND)
+@pytest.mark.sample(4)
 def test_instructions_that_come_and_go_are_noted(trait):
     talk = Reminded(trait, reminder("r1x"))
     talk.ask(ANSWER)
@@ -134,6 +135,7 @@ def test_nobody_reads_the_instructions_of_another_project(trait, names):
 
 @pytest.mark.parametrize("names", UNPROVEN.values(), ids=UNPROVEN)
 @pytest.mark.parametrize("trait", BOUND)
+@pytest.mark.sample(4)
 def test_instructions_that_change_where_two_projects_got_the_same_reply_are_read_afresh(trait, names):
     """Nobody can tell whose the reply is."""
     first = Reminded(trait, reminder("r1x"), name=names[0])
@@ -145,6 +147,7 @@ def test_instructions_that_change_where_two_projects_got_the_same_reply_are_read
 
 
 @pytest.mark.parametrize("trait", BOUND)
+@pytest.mark.sample(4)
 def test_instructions_that_change_go_on_from_those_of_their_own_project(trait):
     first = Reminded(trait, reminder("r1x"), name="one")
     second = Reminded(trait, reminder("r2x"), first.server, name="two")

@@ -51,6 +51,7 @@ def test_a_line_of_a_live_value_is_noted_as_it_is():
 LINES = st.lists(st.sampled_from(["", "a", "b", "c", " a", "-b", "+c", "]", "d\x0be", "longer than that"]))
 
 
+@pytest.mark.thorough
 @examples(500, few=100)
 @given(blocks=st.lists(LINES.map(lambda lines: "\n".join(["Now", *lines])), min_size=2, max_size=6))
 def test_whoever_reads_the_notes_in_order_knows_the_block(blocks: list[str]) -> None:

@@ -6,6 +6,8 @@ import re
 import shutil
 from pathlib import Path
 
+import pytest
+
 from start_llm.engine.start_measurements import TowerMemoryCost
 from start_llm.wiring.memory_plan import image_memory, memory_budget
 from tests.server.client import CHAT, ask, stats
@@ -16,6 +18,7 @@ from tests.vision.test_loading import without_tower
 HELLO = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 5, "temperature": 0}
 
 
+@pytest.mark.thorough
 def test_a_model_that_sees_is_served_and_says_so():
     with serving(folder_of("qwen3_vl")) as server:
         assert re.search(r"images +up to \d,\d{3} tokens each", server.printed())

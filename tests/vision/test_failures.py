@@ -40,7 +40,7 @@ def seen() -> SeenPrompt:
     return prompt(model_of(FAMILY), words(20), picture(1, 160, 128), words(10))
 
 
-@pytest.mark.sample(2)
+@pytest.mark.thorough
 @pytest.mark.parametrize("method", ["see", "compute"])
 def test_a_failure_with_an_image_fails_its_request_alone(method):
     resources = resources_of(FAMILY)

@@ -23,7 +23,7 @@ ALWAYS_ALIKE = ("gemma3", "gemma4", "gemma4_blocks", "mistral3")
 """Families of which every image has all patches that the config tells; nothing is extrapolated for them."""
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(12)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_memory_for_images_is_what_a_server_sets_aside(family: str):
     measured = image_memory(settings_of(memory=BUDGET), 4096, measure_tower(eyes(model_of(family))))

@@ -70,7 +70,7 @@ def test_another_image_shares_no_quantised_page(family):
     assert engine.metrics.tower_runs == 2
 
 
-@pytest.mark.sample(4)
+@pytest.mark.thorough
 def test_the_disk_gives_what_memory_gives(family, tmp_path: Path):
     seen, resources = question(family, 1), resources_of(family)
     memory = Cached(resources, kv=EIGHT)

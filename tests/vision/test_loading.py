@@ -75,7 +75,7 @@ def folder(tmp_path: Path) -> Path:
     return shutil.copytree(folder_of("qwen3_vl"), tmp_path / "model")
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_family_sees(family):
     model = model_of(family)
@@ -91,6 +91,7 @@ def test_every_family_of_the_table_has_a_tiny_model():
 
 
 @pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.sample(6)
 def test_runs_are_what_the_models_own_processor_writes(family):
     """For many sizes: `tests.vision.test_equality` compares two prompts only."""
     import numpy as np
@@ -276,8 +277,8 @@ def test_a_vision_model_that_mlx_lm_does_not_load_is_refused_in_a_sentence(folde
 # -------------------------------------------------------------------------------------------------- quantised
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.sample(16)
 def test_a_quantised_folder_sees(family, tmp_path: Path):
     quantised = tiny_vision_models.quantise(folder_of(family), tmp_path / "four bits")
     model = load(quantised)
@@ -309,6 +310,7 @@ def test_the_towers_memory_is_measured():
 @pytest.mark.parametrize(
     ("seconds", "tokens"), [(0.0, [16, 49, 81]), (0.5, [16, 49, 49]), (2.0, [16, 16]), (60.0, [16, 16])]
 )
+@pytest.mark.sample(2)
 def test_a_slow_tower_is_tried_on_small_images_and_counted_rather_too_high(seconds: float, tokens: list[int]):
     """From half a second on an image is looked at twice, because the first time may be that of compiling."""
     vision, seen, now = eyes(model_of("qwen3_vl")), list[int](), [0.0]
@@ -326,7 +328,6 @@ def test_a_slow_tower_is_tried_on_small_images_and_counted_rather_too_high(secon
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("family", [family for family in FAMILIES if "moe" not in family])
-@pytest.mark.sample(8)
 def test_an_image_leaves_kv_of_the_networks_own_type(family, tmp_path: Path):
     """If an image comes first, its type becomes that of all KV behind it. On a CPU experts need float32."""
     folder = shutil.copytree(folder_of(family), tmp_path / "half")

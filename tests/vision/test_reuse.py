@@ -67,7 +67,7 @@ def test_the_same_image_behind_the_same_words_is_restored_and_not_encoded_again(
     assert engine.metrics.tower_runs == 1
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(12)
 def test_the_next_turn_computes_what_is_new_and_needs_no_pixels(family):
     engine, seen = Cached(resources_of(family)), question(family, 1)
     first = engine.say(seen.ids, 7, images=seen.runs)
@@ -98,6 +98,7 @@ def test_an_image_behind_other_words_is_computed_again_and_not_encoded_again(fam
     assert engine.metrics.tower_runs == 1
 
 
+@pytest.mark.thorough
 def test_what_the_tower_has_seen_is_kept_within_a_limit():
     resources = resources_of("qwen3_vl")
     seen = [question("qwen3_vl", number) for number in (1, 2, 1)]
@@ -186,7 +187,7 @@ def test_a_conversation_with_a_picture_goes_on_after_a_restart(family, tmp_path:
         assert (engine.disk.hits, engine.metrics.tower_runs) == (1, 0)
 
 
-@pytest.mark.sample(2)
+@pytest.mark.thorough
 @pytest.mark.parametrize("family", ["qwen3_vl", "qwen3_5"])
 def test_what_the_disk_has_of_half_an_image_ends_in_front_of_it(family, tmp_path: Path):
     resources, seen = resources_of(family), question(family, 1)
