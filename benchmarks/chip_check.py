@@ -290,7 +290,7 @@ def main(arguments: Sequence[str]) -> int:
         "is_quick": options.quick,
         "parts": [],
     }
-    options.json.write_text(json.dumps(report), encoding="utf-8")  # a wrong place is told at once
+    options.json.write_text(json.dumps(report), encoding="utf-8")  # a wrong place is reported at once
     for part in chosen:
         result = check(part, quick=options.quick, model=options.model, patience=options.patience)
         report["parts"].append(asdict(result))

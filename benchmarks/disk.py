@@ -175,7 +175,7 @@ def restore(
 ) -> None:
     """A cache writes prompts, another one restores them: speed, memory, and bytes of files beside the KV's.
 
-    The time of a restore is told as a share of computing the prompt. The KV is random: computing 100,000
+    The time of a restore is given as a share of computing the prompt. The KV is random: computing 100,000
     tokens takes an hour here. Its time is that of pieces of 256 tokens at five places, taken together as the
     trapezoidal rule does. What is restored comes out of the system's page cache.
 

@@ -241,8 +241,8 @@ def kills(
     the time.
 
     Checked: the server starts each time; each reply is the one that an engine without a cache gives; no file
-    is hurt and no row is rejected; once the scan is over nothing half-written is left; the folder never takes
-    more than its quota and a page (SQLite's log aside).
+    is damaged and no row is rejected; once the scan is over nothing half-written is left; the folder never
+    takes more than its quota and a page (SQLite's log aside).
 
     Args:
         sample: replies that are compared, and as many chats

@@ -59,7 +59,7 @@ class Round:
 def hold(model: Path, folder: Path, turns: int, idle_s: float | None) -> Round:
     """Hold the conversations with the server's end, and a new one, between any two turns.
 
-    A server is killed `idle_s` seconds after its turn, or told to end if that is None.
+    A server is killed `idle_s` seconds after its turn, or asked to end if that is None.
     """
     played = Round(conversations())
     for number in range(turns):
@@ -116,7 +116,7 @@ def restarts(
     three spell differently what they send again, three write the time in front of their system text.
 
     Checked: of a prompt no more is computed than what is new in it and 64 tokens; replies, which are greedy,
-    are those of the server that was never stopped; no file is hurt and no row is rejected.
+    are those of the server that was never stopped; no file is damaged and no row is rejected.
 
     Args:
         idle_s: from the last reply to SIGKILL

@@ -167,8 +167,8 @@ def kv_bits(folder: Path, *, real: Path | None = None) -> None:
     The demo model reads 400 tokens at 12 places of each text and says what comes next, 80 times. Tiny random
     models read random tokens. A real model reads 800 tokens at 4 places of each text: prose, code, JSON, and
     a mix. The first page is exact, as it always is; all else is quantised. `QUANTIZED_KV_START`, which keeps
-    the first 5000 tokens exact, is 0 here. Told is the mean KL divergence in nats (lowest to highest place),
-    and the share of top tokens that stay.
+    the first 5000 tokens exact, is 0 here. A cell has the mean KL divergence in nats (lowest to highest
+    place), and the share of top tokens that stay.
 
     Args:
         real: a model with real weights

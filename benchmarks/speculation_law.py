@@ -55,7 +55,7 @@ def _family(folder: Path, family: str, sees: bool, requests: int, left_s: float,
             Play(world.resources, seed, outcome, world.pictures).run(
                 min(_REQUESTS, requests - outcome.requests)
             )
-        except Exception:  # noqa: BLE001 - whatever breaks is told, with the number of its engine
+        except Exception:  # noqa: BLE001 - whatever breaks is reported, with the number of its engine
             outcome.wrong.append(f"engine {seed}: {traceback.format_exc()}")
         seed += 1
     row(

@@ -209,7 +209,7 @@ def replies(
     round one more prompt is restored, and its logits may differ from those of a fresh computation by less
     than 0.0001: of the nearest of several, since computing a prompt in other pieces changes them too.
 
-    What is wrong is told with the number of its conversation; `--first` with that number plays it again.
+    What is wrong is printed with the number of its conversation; `--first` with that number plays it again.
     Chunks follow the measured speed, so a second run is not the same in every detail.
 
     Args:
@@ -248,7 +248,7 @@ def _play(world: World, account: Account, number: int, *, rounds: int, restarts:
                 conversation.play(rounds)
             finally:
                 conversation.end()
-        except Exception as error:  # noqa: BLE001 - whatever it is, it is told, and the others are played
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is reported, and the others are played
             traceback.print_exc()
             account.wrong.append(f"{account.family}, conversation {number}: {type(error).__name__}: {error}")
         account.conversations += 1

@@ -13,7 +13,7 @@ from start_llm.storage.disk_thread import DiskThread
 
 
 class WallClock:
-    """Wall time in seconds, which moves when it is told to."""
+    """Wall time in seconds, which moves when a test moves it."""
 
     def __init__(self, now: float = 1_700_000_000) -> None:
         self.now = now

@@ -255,6 +255,6 @@ def _in_rows(numbered: Sequence[Sequence[int]]) -> np.ndarray:
 
 
 def _values(case: _Call, axes: Callable[..., Case] | None = None) -> Case:
-    """Parameters are told apart as objects: not all of them can be compared."""
+    """Parameters are distinguished as objects: not all of them can be compared."""
     values = case.params.values()
     return axes(*values) if axes else [id(value) for value in values]

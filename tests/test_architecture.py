@@ -76,13 +76,13 @@ MLX_PLACES = (
 
 def breaches(sources: Sources) -> list[str]:
     """Every sentence is one breach of the rules of this file; none is the goal."""
-    found: list[str] = []
+    problems: list[str] = []
     graph: dict[str, set[str]] = {}
     for module, text in sources.items():
         imported = list(imports(module, text, sources))
         graph[module] = {name for name in imported if name in sources and name != PACKAGE}
-        found += [f"{module} {problem}" for name in imported if (problem := _problem(module, name))]
-    return found + _cycles(graph)
+        problems += [f"{module} {problem}" for name in imported if (problem := _problem(module, name))]
+    return problems + _cycles(graph)
 
 
 def _layer(module: str) -> str:
@@ -129,7 +129,10 @@ def _layer_problem(module: str, imported: str) -> str | None:
 
 def _cycles(graph: Mapping[str, set[str]]) -> list[str]:
     """A package and its own modules are not taken for a cycle: importing one imports the other anyway."""
-    edges = {module: {one for one in others if not _nested(module, one)} for module, others in graph.items()}
+    edges = {
+        module: {neighbour for neighbour in others if not _nested(module, neighbour)}
+        for module, others in graph.items()
+    }
     try:
         TopologicalSorter(edges).prepare()
     except CycleError as error:
@@ -282,11 +285,11 @@ def test_a_planted_breach_is_found(case, package):
     module = f"{PACKAGE}.{place}" if place else PACKAGE
     if case == "a circle in a layer":
         package = package | {f"{PACKAGE}.core.chat": f"from {PACKAGE}.core import errors"}
-    found = breaches(package | {module: package.get(module, "") + "\n" + lines + "\n"})
-    own = [breach for breach in found if expected in breach and module in breach]
-    assert len(own) == 1, found
+    reported = breaches(package | {module: package.get(module, "") + "\n" + lines + "\n"})
+    own = [breach for breach in reported if expected in breach and module in breach]
+    assert len(own) == 1, reported
     # What goes up may go round in a circle too; nothing else is wrong.
-    assert all("in a circle" in breach for breach in found if breach not in own)
+    assert all("in a circle" in breach for breach in reported if breach not in own)
 
 
 @pytest.mark.sample(2)

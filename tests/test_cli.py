@@ -332,10 +332,10 @@ def test_a_folder_for_logs_that_cannot_be_written_stops_nothing(checkout, tiny_m
         assert process.get("/health")["status"] == "ok"
         process.popen.terminate()
         assert process.until_it_ends() == 0
-    told = [line for line in process.lines if "cannot be written" in line]
-    assert [line for line in told if "the server goes on without it." in line]
-    assert [line for line in told if line.startswith("/proc/logs/proxy.log cannot be written")]
-    assert [line for line in told if line.startswith("The trace cannot be written")]
+    notices = [line for line in process.lines if "cannot be written" in line]
+    assert [line for line in notices if "the server goes on without it." in line]
+    assert [line for line in notices if line.startswith("/proc/logs/proxy.log cannot be written")]
+    assert [line for line in notices if line.startswith("The trace cannot be written")]
     assert process.errors == [], "".join(process.errors)
 
 
@@ -557,8 +557,8 @@ def test_what_the_start_has_made_is_left_alone_by_the_collector(monkeypatch: pyt
     started, frozen = Started(), list[bool]()
 
     def look(_: object) -> None:
-        collected = {id(one) for one in gc.get_objects()}
-        frozen.append(not any(id(one) in collected for one in started.made))
+        collected = {id(item) for item in gc.get_objects()}
+        frozen.append(not any(id(item) in collected for item in started.made))
 
     monkeypatch.setattr(cli, "_app", lambda *_: started)
     monkeypatch.setattr(cli, "_leave_on_signals", lambda: None)

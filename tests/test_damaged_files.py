@@ -130,9 +130,9 @@ def opened_tier(folder: Path, notices: Notices) -> DiskTier:
     thread.start()
     while not tier.index.is_complete:
         pass
-    found = tier.index.oldest_first()
-    tier.look(found)
-    tier.verify_later(found)
+    files = tier.index.oldest_first()
+    tier.look(files)
+    tier.verify_later(files)
     assert tier.traffic.wait_for_checks(10)
     assert thread.close(10)
     tier.close()
@@ -213,8 +213,8 @@ def test_a_damaged_file_of_a_running_server_names_none(tmp_path: Path):
     (path,) = tmp_path.iterdir()
     for what, content in tries(path.read_bytes(), 100):
         path.write_bytes(content)
-        for one in running_servers(tmp_path):
-            assert (type(one.pid), type(one.port), type(one.started_at)) == (int, int, float), what
+        for entry in running_servers(tmp_path):
+            assert (type(entry.pid), type(entry.port), type(entry.started_at)) == (int, int, float), what
     file.remove()
 
 
@@ -224,8 +224,8 @@ def test_a_damaged_record_of_a_proxy_names_none(tmp_path: Path):
     path = tmp_path / "proxy.json"
     for what, content in tries(path.read_bytes(), 60):
         path.write_bytes(content)
-        found = record.read()
-        assert found is None or (type(found.pid), type(found.started)) == (int, str), what
+        process = record.read()
+        assert process is None or (type(process.pid), type(process.started)) == (int, str), what
 
 
 # ---------------------------------------------------------------------------------------- written by people
@@ -238,13 +238,13 @@ def test_a_damaged_env_file_is_refused_with_its_line(tmp_path: Path):
     for what, content in tries(whole, 150):
         path.write_bytes(content)
         try:
-            found = read_env_file(path, names)
+            variables = read_env_file(path, names)
         except SettingsError as error:
             assert re.match(rf"{re.escape(str(path))}, line \d+: ", str(error)), what
             continue
-        assert not any("\0" in value for value in found.values()), what
+        assert not any("\0" in value for value in variables.values()), what
         with suppress(SettingsError):
-            settings_table.load(SettingSource(".env", found))
+            settings_table.load(SettingSource(".env", variables))
 
 
 def test_a_damaged_name_of_a_snapshot_names_none(tmp_path: Path):
@@ -254,8 +254,8 @@ def test_a_damaged_name_of_a_snapshot_names_none(tmp_path: Path):
     (folder / "refs").mkdir()
     for what, content in tries(commit.encode(), 60):
         (folder / "refs" / "main").write_bytes(content)
-        found = hub.snapshot("lab/tiny")
-        assert found is None or found.is_relative_to(folder), what
+        snapshot = hub.snapshot("lab/tiny")
+        assert snapshot is None or snapshot.is_relative_to(folder), what
         assert Library((Place("hub", tmp_path),), machine_named("M2 16 GB")).folder("tiny") is None
 
 
@@ -309,8 +309,8 @@ def started(model: Path, root: Path) -> Generator[Server]:
 
 def reply(server: Server) -> tuple[str, int]:
     """Return the text and how many tokens of the prompt were known."""
-    said = server.post("/v1/chat/completions", ASKED)
-    return said["choices"][0]["message"]["content"], said["usage"]["prompt_tokens_details"]["cached_tokens"]
+    body = server.post("/v1/chat/completions", ASKED)
+    return body["choices"][0]["message"]["content"], body["usage"]["prompt_tokens_details"]["cached_tokens"]
 
 
 @pytest.fixture(scope="module")
@@ -333,9 +333,9 @@ def test_a_server_starts_with_six_damaged_files_and_says_so(
     model, whole, text = left
     root = shutil.copytree(whole, tmp_path / "root")
     kept = [path for path in root.rglob("*") if path.suffix in (".db", ".json", ".key") and path.is_file()]
-    hurt = [*kept, *sorted(root.rglob("*.safetensors"))[:1]]
-    assert len(hurt) == 6
-    for path in hurt:
+    damaged = [*kept, *sorted(root.rglob("*.safetensors"))[:1]]
+    assert len(damaged) == 6
+    for path in damaged:
         *_, (_, content) = damages(path.read_bytes(), 2 + seed, seed)
         path.write_bytes(content)
     with started(model, root) as server:

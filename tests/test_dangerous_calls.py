@@ -49,12 +49,12 @@ def _is_false(value: ast.expr) -> bool:
 
 
 def test_the_package_does_nothing_of_the_kind():
-    found = [
+    findings = [
         (path.relative_to(PACKAGE).as_posix(), danger)
         for path in sorted(PACKAGE.rglob("*.py"))
         for danger in dangers(path.read_text())
     ]
-    assert found == [STARTS_ITSELF_AGAIN, READS_YAML, BECOMES_A_CLIENT]
+    assert findings == [STARTS_ITSELF_AGAIN, READS_YAML, BECOMES_A_CLIENT]
 
 
 def test_of_yaml_only_what_runs_no_code_is_used():

@@ -49,8 +49,8 @@ class Class:
 
     @property
     def initializer(self) -> Function | None:
-        found = (part for part in self.node.body if isinstance(part, ast.FunctionDef))
-        return next((part for part in found if part.name == "__init__"), None)
+        functions = (part for part in self.node.body if isinstance(part, ast.FunctionDef))
+        return next((part for part in functions if part.name == "__init__"), None)
 
 
 @cache
@@ -71,9 +71,9 @@ def documented(tree: ast.Module) -> Iterator[tuple[str, Documented, str]]:
 
 def entries(text: str, section: str) -> list[str]:
     """The names that a section of a docstring explains."""
-    found = re.search(rf"^{section}:\n((?: {{4}}.*\n|\n)+)", text + "\n", re.MULTILINE)
+    match = re.search(rf"^{section}:\n((?: {{4}}.*\n|\n)+)", text + "\n", re.MULTILINE)
     names = [
-        name.strip(" *") for entry in _ENTRY.findall(found[1] if found else "") for name in entry.split(",")
+        name.strip(" *") for entry in _ENTRY.findall(match[1] if match else "") for name in entry.split(",")
     ]
     return [name for name in names if name.isidentifier()]
 
@@ -81,8 +81,8 @@ def entries(text: str, section: str) -> list[str]:
 def parameters(function: Function) -> set[str]:
     """The names of a function's parameters."""
     given = function.args
-    starred = [one for one in (given.vararg, given.kwarg) if one]
-    return {one.arg for one in (*given.posonlyargs, *given.args, *given.kwonlyargs, *starred)}
+    starred = [argument for argument in (given.vararg, given.kwarg) if argument]
+    return {argument.arg for argument in (*given.posonlyargs, *given.args, *given.kwonlyargs, *starred)}
 
 
 @cache
@@ -107,17 +107,17 @@ def _attributes(node: ast.ClassDef) -> Iterator[str]:
 
 def attributes_of(name: str) -> set[str]:
     """The attributes of a class, with those of its bases in the package."""
-    found = classes().get(name)
-    return {*found.own, *(one for base in found.bases for one in attributes_of(base))} if found else set()
+    entry = classes().get(name)
+    return {*entry.own, *(attr for base in entry.bases for attr in attributes_of(base))} if entry else set()
 
 
 def parameters_of(name: str) -> set[str]:
     """What makes an instance: the parameters of `__init__`, or the fields."""
-    found = classes().get(name)
-    if found is None:
+    entry = classes().get(name)
+    if entry is None:
         return set()
-    own = parameters(found.initializer) if found.initializer else set(found.own)
-    return own if found.initializer else {*own, *(one for base in found.bases for one in parameters_of(base))}
+    own = parameters(entry.initializer) if entry.initializer else set(entry.own)
+    return own if entry.initializer else {*own, *(arg for base in entry.bases for arg in parameters_of(base))}
 
 
 @cache
@@ -146,28 +146,28 @@ def _names_in(path: str) -> Iterator[str]:
 
 def unknown_names(text: str) -> list[str]:
     """The names in back-ticks that nothing in the package has."""
-    found = [name for name in _NAME.findall(text) if name not in FOREIGN and not (ROOT / name).exists()]
-    return [name for name in found if not known_names().issuperset(name.split("."))]
+    names = [name for name in _NAME.findall(text) if name not in FOREIGN and not (ROOT / name).exists()]
+    return [name for name in names if not known_names().issuperset(name.split("."))]
 
 
 def wrong_in(node: Documented, text: str) -> Iterator[str]:
     """What a docstring names that does not exist."""
-    yield from (f"`{one}`" for one in unknown_names(text))
+    yield from (f"`{name}`" for name in unknown_names(text))
     if isinstance(node, ast.Module):
         return
     is_class = isinstance(node, ast.ClassDef)
     allowed = parameters_of(node.name) if is_class else parameters(node)
-    yield from (f"argument {one}" for one in entries(text, "Args") if one not in allowed)
+    yield from (f"argument {name}" for name in entries(text, "Args") if name not in allowed)
     if is_class:
         known = attributes_of(node.name)
-        yield from (f"attribute {one}" for one in entries(text, "Attributes") if one not in known)
+        yield from (f"attribute {name}" for name in entries(text, "Attributes") if name not in known)
 
 
 def test_docstrings_name_what_exists():
-    found = [(path, *one) for path, tree in trees().items() for one in documented(tree)]
-    assert len(found) > 3000
+    docstrings = [(path, *item) for path, tree in trees().items() for item in documented(tree)]
+    assert len(docstrings) > 3000
     assert [
-        f"{path}, {name}: {one}" for path, name, node, text in found for one in wrong_in(node, text)
+        f"{path}, {name}: {item}" for path, name, node, text in docstrings for item in wrong_in(node, text)
     ] == []
 
 
@@ -192,5 +192,5 @@ def test_what_is_gone_is_found():
 
 def test_no_foreign_name_is_kept_that_no_docstring_has():
     texts = [text for tree in trees().values() for _, _, text in documented(tree)]
-    found = {name for text in texts for name in _NAME.findall(text)}
-    assert set(FOREIGN) <= found
+    names = {name for text in texts for name in _NAME.findall(text)}
+    assert set(FOREIGN) <= names

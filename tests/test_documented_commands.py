@@ -53,13 +53,13 @@ def lines_of(text: str) -> Iterator[str]:
 
 
 def commands() -> list[Documented]:
-    found = (
+    entries = (
         Documented(path.name, re.sub(r"\s+# .*", "", line).strip())
         for path in DOCUMENTS
         for line in lines_of(path.read_text(encoding="utf-8"))
     )
-    is_command = (one for one in found if PROGRAM.match(one.line) and not NAME.fullmatch(one.line))
-    return list({one.line: one for one in is_command}.values())
+    is_command = (entry for entry in entries if PROGRAM.match(entry.line) and not NAME.fullmatch(entry.line))
+    return list({entry.line: entry for entry in is_command}.values())
 
 
 COMMANDS = commands()
@@ -112,21 +112,28 @@ def matching(table: Mapping[str, object], line: str) -> list[str]:
 
 def test_enough_commands_are_found() -> None:
     assert len(COMMANDS) > 60
-    assert {one.document for one in COMMANDS} >= {"README.md", "CONTRIBUTING.md", "install.md", "clients.md"}
+    assert {command.document for command in COMMANDS} >= {
+        "README.md",
+        "CONTRIBUTING.md",
+        "install.md",
+        "clients.md",
+    }
 
 
 def test_each_command_is_run_or_said_why_not() -> None:
     tables = (RUN, ELSEWHERE, PARSED)
-    assert [one for one in COMMANDS if not any(matching(table, one.line) for table in tables)] == []
+    assert [
+        command for command in COMMANDS if not any(matching(table, command.line) for table in tables)
+    ] == []
 
 
 @pytest.mark.parametrize("table", [RUN, ELSEWHERE, PARSED])
 def test_no_row_is_for_a_command_that_is_gone(table: Mapping[str, object]) -> None:
-    assert [row for row in table if not any(re.fullmatch(row, one.line) for one in COMMANDS)] == []
+    assert [row for row in table if not any(re.fullmatch(row, command.line) for command in COMMANDS)] == []
 
 
 def test_no_command_relies_on_what_python_is_there() -> None:
-    programs = [match["program"] for one in COMMANDS if (match := PROGRAM.match(one.line))]
+    programs = [match["program"] for command in COMMANDS if (match := PROGRAM.match(command.line))]
     assert "python" not in programs
 
 
@@ -206,45 +213,49 @@ VALUES = {"SHELL": "bash", "<client>": "pi", "CLIENT": "pi"}
 
 
 def test_the_parser_takes_each_command_of_ours() -> None:
-    ours = [one for one in COMMANDS if re.match(r"(/path/to/repository/)?(scripts/)?start_llm ", one.line)]
+    ours = [
+        command
+        for command in COMMANDS
+        if re.match(r"(/path/to/repository/)?(scripts/)?start_llm ", command.line)
+    ]
     assert len(ours) > 20
-    for one in ours:
-        words = [VALUES.get(word, word) for word in words_behind(one.line)[1:]]
+    for command in ours:
+        words = [VALUES.get(word, word) for word in words_behind(command.line)[1:]]
         if words == ["launch"]:
             words.append("--help")
         try:
             cli._parser().parse_args(words)
         except SystemExit as ended:
-            assert ended.code == 0, one
+            assert ended.code == 0, command
 
 
 def test_the_installer_takes_each_command_of_its_own() -> None:
-    own_ones = [one for one in COMMANDS if "install_and_run.py" in one.line]
+    own_ones = [command for command in COMMANDS if "install_and_run.py" in command.line]
     assert len(own_ones) > 8
-    for one in own_ones:
-        words = words_behind(one.line)
+    for command in own_ones:
+        words = words_behind(command.line)
         behind = words[words.index("install_and_run.py") + 1 :]
         own, tests = install_and_run.split_at_test(behind)
         _, of_the_server = install_and_run.option_parser().parse_known_args(own)
         install_and_run.refuse_unknown(of_the_server)
         cli._parser().parse_args(["serve", *of_the_server])
         paths = [word for word in tests or () if word.startswith("tests/") and "<" not in word]
-        assert all((ROOT / path).exists() for path in paths), one
+        assert all((ROOT / path).exists() for path in paths), command
 
 
 def test_each_script_is_there_and_has_the_options_that_are_named() -> None:
-    for one in COMMANDS:
-        if not re.match(r"\.venv/bin/python (-m )?(scripts|start-llm)", one.line):
+    for command in COMMANDS:
+        if not re.match(r"\.venv/bin/python (-m )?(scripts|start-llm)", command.line):
             continue
-        words = words_behind(one.line)[1:]
+        words = words_behind(command.line)[1:]
         name = f"{words[1].replace('.', '/')}.py" if words[0] == "-m" else words[0]
         if not name.endswith("/..."):
             text = (ROOT / name).read_text(encoding="utf-8")
-            assert all(f'"{word}"' in text for word in words if re.match(r"--\w", word)), one
+            assert all(f'"{word}"' in text for word in words if re.match(r"--\w", word)), command
 
 
 def test_programs_that_are_named_are_there() -> None:
-    for one in COMMANDS:
-        program = next(word for word in shlex.split(one.line) if "=" not in word)
+    for command in COMMANDS:
+        program = next(word for word in shlex.split(command.line) if "=" not in word)
         if program.startswith("scripts/"):
-            assert shutil.which(ROOT / program), one
+            assert shutil.which(ROOT / program), command

@@ -97,7 +97,7 @@ def test_model_types_are_counted():
     text = read(ROOT / "docs" / "model-types.md")
     cached = {row[0]: row[2] for row in rows_of(text) if row[2] in KINDS_OF_REUSE}
     assert cached.keys() == {*model_types()}
-    exact, at_checkpoints = (sum(kind == one for one in cached.values()) for kind in KINDS_OF_REUSE)
+    exact, at_checkpoints = (sum(kind == value for value in cached.values()) for kind in KINDS_OF_REUSE)
     assert f"Prompt cache: {exact} to the token, {at_checkpoints} at checkpoints, 0 none." in text
     assert f"works with {len(cached)} [model types]" in read(README)
 

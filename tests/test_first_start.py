@@ -62,8 +62,8 @@ def test_who_has_a_folder_of_models_is_shown_nothing(start: Any, tmp_path: Path)
         folder.mkdir(parents=True)
         (folder / "config.json").write_text("{}")
     mine = str(tmp_path / "mine")
-    found = tmp_path / "mine" / "lab" / "small"
-    assert start(is_mac=True, model_dir=mine, model_path="lab/small") == f"[{found} is looked for]\n"
+    path = tmp_path / "mine" / "lab" / "small"
+    assert start(is_mac=True, model_dir=mine, model_path="lab/small") == f"[{path} is looked for]\n"
     assert start(is_mac=True, model_dir=mine, model_path="lab/other") == "[lab/other is looked for]\n"
 
 

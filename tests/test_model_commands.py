@@ -115,7 +115,7 @@ def test_fit_warns_of_uniform_4_bits_and_names_the_better_scheme(
     model_dir, tiny_model, capsys, monkeypatch, arguments
 ):
     shutil.copytree(tiny_model("llama", hidden=64, layers=1), model_dir / "second")
-    for variables, is_told in (
+    for variables, is_warned in (
         ({"KV_BITS": "4"}, True),
         ({"KV_BITS": "8"}, False),
         ({"KV_BITS": "4", "PROMPT_CACHE": "off"}, False),
@@ -124,8 +124,8 @@ def test_fit_warns_of_uniform_4_bits_and_names_the_better_scheme(
         for name, value in variables.items():
             monkeypatch.setenv(name, value)
         out = run(capsys, "fit", *arguments)[1]
-        assert ("With uniform 4 bits, 6 to 18 % of the likeliest tokens change" in out) == is_told
-        assert ("KV_QUANT_SCHEME=turboquant" in out) == is_told
+        assert ("With uniform 4 bits, 6 to 18 % of the likeliest tokens change" in out) == is_warned
+        assert ("KV_QUANT_SCHEME=turboquant" in out) == is_warned
 
 
 def test_fit_knows_well_known_models_without_a_network(home, capsys):
@@ -243,5 +243,5 @@ def test_rm_of_what_is_not_listed_or_not_the_users_is_refused_before_the_questio
 
 def test_a_model_dir_is_seen_from_the_repository(monkeypatch):
     monkeypatch.chdir("/")
-    found = {one.name: one.folder for one in model_places(settings_of(model_dir="models"), Hub())}
-    assert found["model-dir"] == ROOT / "models"
+    folders = {place.name: place.folder for place in model_places(settings_of(model_dir="models"), Hub())}
+    assert folders["model-dir"] == ROOT / "models"

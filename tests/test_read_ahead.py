@@ -71,8 +71,8 @@ def reading(
     *known: Beginning, window: int = 1000, may_work: bool = True, talks: Sequence[Talk] = ()
 ) -> Generator[Any]:
     beginnings = Beginnings()
-    for one in known:
-        beginnings.note(one)
+    for beginning in known:
+        beginnings.note(beginning)
     recorded = transcripts(lambda _: b"", lambda _: (), beginnings=beginnings)
     for name, depth, length in talks:
         ids = array("I", range(length))
@@ -103,71 +103,71 @@ def wait_for_works(read_ahead: Any, count: int) -> None:
 
 
 def test_beginnings_are_read_the_one_used_last_first():
-    with reading(of(0), of(1000)) as found:
-        wait_for_works(found, 2)
-    assert [one.prompt.ids[0] for one in found.engine.submitted] == [1000, 0]
-    (request, _) = found.engine.submitted
+    with reading(of(0), of(1000)) as reader:
+        wait_for_works(reader, 2)
+    assert [work.prompt.ids[0] for work in reader.engine.submitted] == [1000, 0]
+    (request, _) = reader.engine.submitted
     assert (request.is_idle_work, request.max_tokens, request.salt) == (True, 0, b"us")
     assert (request.boundaries, len(request.prompt)) == ((LENGTH - 1,), LENGTH)
-    assert found.metrics == IdleMetrics(
+    assert reader.metrics == IdleMetrics(
         works=2, read_tokens=2 * (LENGTH - 1 - FROM_DISK), restored_tokens=2 * FROM_DISK
     )
 
 
 def test_a_request_that_begins_so_has_used_it_once():
-    with reading(of(0)) as found:
-        wait_for_works(found, 1)
+    with reading(of(0)) as reader:
+        wait_for_works(reader, 1)
         for session in ("one", "two"):
-            found.ahead.note_restored((b"us", session), [*range(LENGTH - 1), 7, 7], LENGTH - 1)
-    assert found.metrics.used_tokens == LENGTH - 1
+            reader.ahead.note_restored((b"us", session), [*range(LENGTH - 1), 7, 7], LENGTH - 1)
+    assert reader.metrics.used_tokens == LENGTH - 1
 
 
 def test_requests_of_others_use_nothing():
-    with reading(of(0)) as found:
-        wait_for_works(found, 1)
-        found.ahead.note_restored((b"them", "one"), range(LENGTH), LENGTH - 1)
-        found.ahead.note_restored((b"us", "one"), range(500, 700), 0)
-    assert found.metrics.used_tokens == 0
+    with reading(of(0)) as reader:
+        wait_for_works(reader, 1)
+        reader.ahead.note_restored((b"them", "one"), range(LENGTH), LENGTH - 1)
+        reader.ahead.note_restored((b"us", "one"), range(500, 700), 0)
+    assert reader.metrics.used_tokens == 0
 
 
 def test_a_beginning_that_nobody_uses_counts_as_unused():
-    with reading(of(0)) as found:
-        wait_for_works(found, 1)
+    with reading(of(0)) as reader:
+        wait_for_works(reader, 1)
         for number in range(15):
-            found.ahead.note_restored((b"us", str(number)), range(500, 700), 0)
-        assert not found.ahead._judged
-        found.ahead.note_restored((b"us", "last"), range(500, 700), 0)
-        assert list(found.ahead._judged) == [(0, LENGTH - 1)]
-        found.ahead.note_restored((b"us", "later"), range(LENGTH), LENGTH - 1)
-    assert found.metrics.used_tokens == 0
+            reader.ahead.note_restored((b"us", str(number)), range(500, 700), 0)
+        assert not reader.ahead._judged
+        reader.ahead.note_restored((b"us", "last"), range(500, 700), 0)
+        assert list(reader.ahead._judged) == [(0, LENGTH - 1)]
+        reader.ahead.note_restored((b"us", "later"), range(LENGTH), LENGTH - 1)
+    assert reader.metrics.used_tokens == 0
 
 
 def test_what_does_not_fit_the_window_is_not_read_and_no_more_than_four_are():
-    with reading(*(of(300 * n) for n in range(6)), of(5000, 1000)) as found:
-        wait_for_works(found, 3)
-    assert [one.prompt.ids[0] for one in found.engine.submitted] == [1500, 1200, 900]
+    with reading(*(of(300 * n) for n in range(6)), of(5000, 1000)) as reader:
+        wait_for_works(reader, 3)
+    assert [work.prompt.ids[0] for work in reader.engine.submitted] == [1500, 1200, 900]
 
 
 def test_conversations_that_came_back_are_read_those_with_most_messages_first():
     """Of a long one only what the disk is known to have; none that was asked once, or fills the window."""
     talks = [("once", 2, 500), ("twice", 4, 500), ("often", 20, 1500), ("longer", 30, 3000)]
     other = Beginning(b"them", "pi", array("I", range(100)))
-    with reading(other, of(0, 10), talks=talks, window=2500) as found:
-        found.ahead._tenants[b"us"] = None
-        wait_for_works(found, 3)
-        found.ahead.note_restored((b"us", "twice"), range(500), 499)
-    _, often, twice = found.engine.submitted
+    with reading(other, of(0, 10), talks=talks, window=2500) as reader:
+        reader.ahead._tenants[b"us"] = None
+        wait_for_works(reader, 3)
+        reader.ahead.note_restored((b"us", "twice"), range(500), 499)
+    _, often, twice = reader.engine.submitted
     assert (len(often.prompt), often.salt, often.is_idle_work) == (1501 - 600 + 1, b"us", True)
     assert (len(twice.prompt), twice.salt) == (501, b"us")
-    assert found.metrics.used_tokens == 499
+    assert reader.metrics.used_tokens == 499
 
 
 def test_nothing_is_read_while_the_machine_may_not_work():
-    with reading(of(0), may_work=False) as found:
+    with reading(of(0), may_work=False) as reader:
         time.sleep(0.15)
-    assert not found.engine.submitted
+    assert not reader.engine.submitted
 
 
 def test_without_beginnings_no_thread_is_started():
-    with reading() as found:
-        assert found.ahead._thread is None
+    with reading() as reader:
+        assert reader.ahead._thread is None

@@ -131,7 +131,7 @@ def is_there(name: str, identifiers: set[str]) -> bool:
 NAMING = [
     ROOT / "CLAUDE.md",
     ROOT / ".context" / "LESSONS.md",
-    *(one for one in DOCUMENTS if "adr" not in one.parts),
+    *(path for path in DOCUMENTS if "adr" not in path.parts),
 ]
 
 

@@ -218,8 +218,8 @@ class Desk:
         return self.engine.engine_requests[-1]
 
     def stats(self) -> Any:
-        told = self.transcripts.metrics
-        return replace(self.metrics), told.bound, told.fresh, told.stored.nodes, told.notes
+        counts = self.transcripts.metrics
+        return replace(self.metrics), counts.bound, counts.fresh, counts.stored.nodes, counts.notes
 
     def lines(self) -> list[str]:
         """Return the terminal's lines, without the clock."""
@@ -435,8 +435,8 @@ def heard(desk: Desk, request: ChatRequest | TextRequest | None = None) -> list[
 
 def test_events_come_through_up_to_the_end():
     story: list[list[Event]] = [[Idle()], [Prefilling(3, 5)], [Text("a", (1,))], [Idle()], [Text("b", (2,))]]
-    told = [Idle(), Prefilling(3, 5), Content("a", tokens=(1,)), Idle(), Content("b", tokens=(2,)), DONE]
-    assert heard(Desk(*story, [DONE])) == told
+    expected = [Idle(), Prefilling(3, 5), Content("a", tokens=(1,)), Idle(), Content("b", tokens=(2,)), DONE]
+    assert heard(Desk(*story, [DONE])) == expected
 
 
 def test_text_that_piled_up_is_one_piece():
@@ -475,9 +475,9 @@ def test_reasoning_that_the_prompt_has_opened_needs_no_opening_mark():
 
 def test_reasoning_is_assumed_only_where_the_model_may_think():
     family = replace(THINKER, orphan_close=True)
-    said: list[Event] = [Text("Hm.</think>Yes", (1,)), DONE]
-    assert heard(Desk(said, family=family))[:2] == [Reasoning("Hm.", tokens=(1,)), Content("Yes")]
-    answer = heard(Desk(said, family=family), chat(thinking=Thinking(on=False)))
+    events: list[Event] = [Text("Hm.</think>Yes", (1,)), DONE]
+    assert heard(Desk(events, family=family))[:2] == [Reasoning("Hm.", tokens=(1,)), Content("Yes")]
+    answer = heard(Desk(events, family=family), chat(thinking=Thinking(on=False)))
     assert answer == [Content("Hm.</think>Yes", tokens=(1,)), DONE]
 
 
@@ -809,7 +809,7 @@ def pictured(*numbers: int) -> tuple[EngineRequest, list[int]]:
         return ImageRun(image_tokens(bytes([number]), 4), (9,) * 4, None, inputs)
 
     runs = tuple(run(number) for number in numbers)
-    ids = [token for one in runs for token in (1, 2, 3, 4, *one.tokens)]
+    ids = [token for image_run in runs for token in (1, 2, 3, 4, *image_run.tokens)]
     prompt = ModelTokens((*ids, 5))
     return EngineRequest(prompt=prompt, max_tokens=1, sampling=Sampling(), images=runs), decoded
 
@@ -853,9 +853,9 @@ def test_a_reply_that_runs_away_ends_as_at_its_limit_and_is_not_recorded():
     assert desk.metrics.repetitions == 1
     assert "repeats a piece of 3 tokens for 2,000 tokens; it was ended" in "\n".join(desk.lines())
     assert any("ran away" in line for line in desk.lines())
-    said = "".join(event.text for event in events if isinstance(event, Content))
-    assert said == "ha " * (len(said) // 3), "nothing that was held back is lost"
-    talk = (*chat().messages, Message(role="assistant", content=said), Message(role="user", content="Go on"))
+    reply = "".join(event.text for event in events if isinstance(event, Content))
+    assert reply == "ha " * (len(reply) // 3), "nothing that was held back is lost"
+    talk = (*chat().messages, Message(role="assistant", content=reply), Message(role="user", content="Go on"))
     heard(desk_going_on(desk), replace(chat(), messages=talk))
     assert desk.transcripts.metrics.bound_tokens < end.usage.completion
 
@@ -891,12 +891,12 @@ def test_calls_that_a_conversation_repeats_are_reported_and_the_model_reads_noth
         Message(role="assistant", tool_calls=(call,)),
         Message(role="tool", content="no", tool_call_id="c1"),
     )
-    for count, told in ((3, False), (4, True), (5, False), (8, True)):
+    for count, is_reported in ((3, False), (4, True), (5, False), (8, True)):
         desk = Desk(window=10**5)
         request = replace(chat(), messages=(*chat().messages, *turn * count))
         heard(desk, request)
         words = f"calls read with the same arguments and the same result, {count} times in a row"
-        assert any(words in line for line in desk.lines()) is told
+        assert any(words in line for line in desk.lines()) is is_reported
         quiet = Desk(window=10**5, repetition="off")
         heard(quiet, request)
         assert quiet.metrics.repetitions == 0

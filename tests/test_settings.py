@@ -360,8 +360,8 @@ def test_flags_win_over_the_environment_which_wins_over_the_file(name):
     (low, low_value), (middle, middle_value), (high, high_value) = VALUES[name].good
     texts = {"command line": high, "environment": middle, ".env": low}
     sources = [SettingSource(source, {name: text}) for source, text in texts.items()]
-    found = [value_of(load(*sources[start:]), name) for start in range(3)]
-    assert found == [high_value, middle_value, low_value]
+    values = [value_of(load(*sources[start:]), name) for start in range(3)]
+    assert values == [high_value, middle_value, low_value]
 
 
 @pytest.mark.parametrize("name", ACTING)
@@ -600,11 +600,11 @@ def checks_family(models: Models) -> None:
 
 def checks_cpu_dequantize(models: Models) -> None:
     halved = halve(models.plain, models.wild.parent / "halved")
-    told = "The bfloat16 weights were converted to float32"
+    notice = "The bfloat16 weights were converted to float32"
     with running(halved) as server:
-        assert (told in server.printed()) == (this_device().kind == "CPU")
+        assert (notice in server.printed()) == (this_device().kind == "CPU")
     with running(halved, CPU_DEQUANTIZE="off") as server:
-        assert told not in server.printed()
+        assert notice not in server.printed()
 
 
 def checks_thinking(models: Models) -> None:
@@ -714,8 +714,8 @@ def checks_drafts(models: Models) -> None:
             running(models.plain, SPECULATION=value) as server,
         ):
             reply(server, prompt="one two three four " * 30, max_tokens=60, temperature=0)
-            told = server.get("/stats")["speculation"]
-            assert (told["pays"], told["drafts"] > 0) == (are_made, are_made)
+            stats = server.get("/stats")["speculation"]
+            assert (stats["pays"], stats["drafts"] > 0) == (are_made, are_made)
 
 
 def checks_idle_work(models: Models) -> None:
@@ -756,11 +756,11 @@ def checks_memory(models: Models) -> None:
         # What is measured differs by a tenth from start to start, as buffers are freed in another thread.
         patch.setattr("start_llm.hosting.model_loading.work_reserve", lambda settings, cost: 40_000_000)
         with running(models.plain, MEMORY_BUDGET="100MB") as server:
-            told = server.get("/stats")["admission"]
-        aside = 0.95 * told["memory_budget_bytes"] - told["usable_bytes"]
+            admission = server.get("/stats")["admission"]
+        aside = 0.95 * admission["memory_budget_bytes"] - admission["usable_bytes"]
         with running(models.plain, MEMORY_BUDGET=str(int((aside + 500_000) / 0.95))) as server:
             longest = server.get("/stats")["admission"]["max_safe_context"]
-            assert 10 < longest < told["max_safe_context"]
+            assert 10 < longest < admission["max_safe_context"]
             assert server.get("/v1/models")["data"][0]["context_window"] == longest
             status, _, error = refusal(server, {"prompt": [7] * longest})
             assert (status, error["type"], error["code"]) == (400, "memory_admission", "context_over_budget")
@@ -986,8 +986,8 @@ def checks_uncapped(models: Models) -> None:
 
 def checks_model_dir(models: Models) -> None:
     def listed(server: Server) -> list[str]:
-        found = server.get("/library")["models"]
-        return [one["repo_id"] for one in found if one["place"] == "model-dir"]
+        entries = server.get("/library")["models"]
+        return [entry["repo_id"] for entry in entries if entry["place"] == "model-dir"]
 
     with running(models.plain) as server:
         assert listed(server) == []
@@ -1023,7 +1023,7 @@ def checks_more_models(models: Models) -> None:
             server.post("/v1/completions", {"model": "two", "prompt": [1, 2], "max_tokens": 1})
             assert loaded(server) == {"one", "two"}
         with running(Path(folder) / "one", MORE_MODELS=f"{folder}/one") as server:
-            assert [one["id"] for one in server.get("/v1/models")["data"]] == ["one"]
+            assert [model["id"] for model in server.get("/v1/models")["data"]] == ["one"]
         for more in (f"{folder}/two, {folder}/lab/two", f"{folder}/lab/two,{folder}/two"):
             with (
                 pytest.raises(SettingsError, match="two models are called 'two'"),
@@ -1035,7 +1035,7 @@ def checks_more_models(models: Models) -> None:
 
 
 def loaded(server: Server) -> set[str]:
-    return {one["id"] for one in server.get("/v1/models")["data"] if one["state"] == "loaded"}
+    return {model["id"] for model in server.get("/v1/models")["data"] if model["state"] == "loaded"}
 
 
 @contextmanager
@@ -1140,26 +1140,26 @@ def checks_kv_bits(models: Models) -> None:
 
 def written_formats(folder: str) -> set[str]:
     """What the page files of a folder say of their KV."""
-    told: set[str] = set()
+    formats: set[str] = set()
     for path in (Path(folder) / "pages").rglob("*.safetensors"):
         length = int.from_bytes(path.read_bytes()[:8], "little")
-        told.add(json.loads(path.read_bytes()[8 : 8 + length])["__metadata__"].get("kv_format", ""))
-    return told
+        formats.add(json.loads(path.read_bytes()[8 : 8 + length])["__metadata__"].get("kv_format", ""))
+    return formats
 
 
 def checks_kv_format(**variables: str) -> Callable[[Models], None]:
     """Pages on disk say that they are quantised as the variables ask."""
 
     def check(models: Models) -> None:
-        told: list[set[str]] = []
+        formats: list[set[str]] = []
         plain = {"KV_BITS": "8", "QUANTIZED_KV_START": "256"}
         for settings in (plain, plain | variables):
             with tempfile.TemporaryDirectory() as folder:
                 with running(models.plain, SSD_CACHE_DIR=folder, **settings) as server:
                     known_of(server, [7] * 700)
-                told.append(written_formats(folder))
-        assert told[0] == {"", KVFormat(8, 64, 256).tag}
-        assert told[0] != told[1]
+                formats.append(written_formats(folder))
+        assert formats[0] == {"", KVFormat(8, 64, 256).tag}
+        assert formats[0] != formats[1]
 
     return check
 
@@ -1240,8 +1240,8 @@ def test_layers_that_keep_a_window_stay_exact_and_are_counted_at_start(tiny_mode
         kept = server.get("/stats")["kv_quant"]["layers"]
         exact = layers - kept["kv8"]
         assert 0 < exact < layers
-        told = f"{exact} of the {layers} layers in kv_config.json stay exact: they keep a window or a state."
-        assert told in server.printed()
+        line = f"{exact} of the {layers} layers in kv_config.json stay exact: they keep a window or a state."
+        assert line in server.printed()
     (folder / "kv_config.json").write_text(json.dumps(entries[:1]))
     with (
         pytest.raises(SettingsError, match="this model has no layer whose pages can be quantised"),
@@ -1303,9 +1303,9 @@ def checks_disk_tier(models: Models) -> None:
                 assert known_of(server, [7] * 599) == expected
                 assert f"{folder}/prompt-cache, up to " in server.printed()
                 assert "SSD_CACHE_DIR=off turns it off" in server.printed()
-        kept = [one for one in Path(folder, "prompt-cache").rglob("*") if one.is_file()]
+        kept = [path for path in Path(folder, "prompt-cache").rglob("*") if path.is_file()]
         assert len(kept) > 2
-        assert {one.stat().st_mode & 0o777 for one in kept} == {0o600}
+        assert {path.stat().st_mode & 0o777 for path in kept} == {0o600}
     with tempfile.TemporaryDirectory() as folder, running(models.plain, STATE_ROOT=folder) as server:
         known_of(server, [7] * 599)
         assert not Path(folder, "prompt-cache").exists()
@@ -1314,14 +1314,14 @@ def checks_disk_tier(models: Models) -> None:
 def after_writing(models: Models, **variables: str) -> dict[str, Any]:
     """Return the disk tier's part of `/stats` after several prompts and a restart."""
     with tempfile.TemporaryDirectory() as folder:
-        told: list[dict[str, Any]] = []
+        stats: list[dict[str, Any]] = []
         for _ in range(2):
             with running(models.plain, SSD_CACHE_DIR=folder, **variables) as server:
                 wait_until(lambda: server.get("/stats")["ssd"]["state"] == "on", within_s=10)
-                told.append(server.get("/stats")["ssd"])
+                stats.append(server.get("/stats")["ssd"])
                 for start in range(5):
                     known_of(server, list(range(start, start + 600)))
-        return told[1]
+        return stats[1]
 
 
 def checks_disk_size(models: Models) -> None:
@@ -1418,11 +1418,11 @@ def checks_drift(models: Models) -> None:
     def rules_of_day(day: int) -> dict[str, str]:
         return {"role": "system", "content": f"Today's date: 2026-11-{day}\n{rules}"}
 
-    for value, is_found in (("note", True), ("exact", False)):
+    for value, is_reused in (("note", True), ("exact", False)):
         with running(models.thinker, CACHE_DRIFT_POLICY=value) as server:
             total, _ = usage_of(server, rules_of_day(21), user("Is it?"))
             _, cached = usage_of(server, rules_of_day(22), user("Is it?"))
-            assert (cached > total // 2) == is_found
+            assert (cached > total // 2) == is_reused
 
 
 def checks_partitions(models: Models) -> None:
@@ -1540,8 +1540,8 @@ def checks_traces(models: Models) -> None:
 
 def checks_traced_prompts(models: Models) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        told = {"LOG_ROOT": folder, "ENABLE_REQUEST_LOGGING": "true", "LOG_PROMPTS": "true"}
-        with running(models.plain, **told) as server:
+        variables = {"LOG_ROOT": folder, "ENABLE_REQUEST_LOGGING": "true", "LOG_PROMPTS": "true"}
+        with running(models.plain, **variables) as server:
             words_of = reply(server)
             assert "in clear" in server.printed()
         (line,) = traces(Path(folder))
@@ -1724,10 +1724,10 @@ def checks_backends(_: Models) -> None:
         App(load(environment(PROXY_BACKENDS=others)), Terminal(io.StringIO()))
     config = proxy_config(load(environment(PROXY_BACKENDS=others)))
     assert config.backends == ("http://127.0.0.1:9", "http://127.0.0.1:1", "http://127.0.0.1:2")
-    told = json.loads(configuration(config))
-    bases = [one["litellm_params"]["api_base"] for one in told["model_list"]]
+    parsed = json.loads(configuration(config))
+    bases = [model["litellm_params"]["api_base"] for model in parsed["model_list"]]
     assert bases == [f"{url}/v1" for url in config.backends for _ in range(2)]
-    assert "callbacks" in told["litellm_settings"]
+    assert "callbacks" in parsed["litellm_settings"]
     assert "callbacks" not in json.loads(configuration(proxy_config(load())))["litellm_settings"]
 
 

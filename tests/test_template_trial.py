@@ -25,11 +25,11 @@ ROOT = Path(__file__).resolve().parents[1]
 def test_a_template_is_rendered_as_the_server_renders_it(name: str):
     """With what transformers puts into a template, and without transformers."""
     own = trait_tokenizer(name)
-    said = {
+    special_tokens = {
         f"{kind}_token": own._wrapper.special_tokens_map.get(f"{kind}_token")
         for kind in ("bos", "eos", "pad")
     }
-    assert rendered_samples(TrialTokenizer(own.chat_template, said)) == rendered_samples(own)
+    assert rendered_samples(TrialTokenizer(own.chat_template, special_tokens)) == rendered_samples(own)
 
 
 def test_the_process_of_the_trial_imports_nothing_slow():

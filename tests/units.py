@@ -37,7 +37,7 @@ def unit(nodeid: str) -> str:
 def rank(nodeid: str) -> int:
     """Return a sort key: the units of the table come first."""
     names = [*UNITS]
-    return names.index(one) if (one := unit(nodeid)) in UNITS else len(names)
+    return names.index(name) if (name := unit(nodeid)) in UNITS else len(names)
 
 
 class UnitScheduling(LoadFileScheduling):

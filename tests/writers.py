@@ -60,7 +60,7 @@ class KnownRLock(KnownLock):
 
     def _release_save(self) -> Any:
         count = _locks.held.count(self)
-        _locks.held[:] = [one for one in _locks.held if one is not self]
+        _locks.held[:] = [lock for lock in _locks.held if lock is not self]
         return self._lock._release_save(), count
 
     def _acquire_restore(self, saved: Any) -> None:
@@ -97,7 +97,7 @@ class Recorder:
         self._is_on = True
 
     def note(self, record: object, name: str) -> None:
-        thread, held = threading.current_thread().name, {id(one) for one in _locks.held}
+        thread, held = threading.current_thread().name, {id(lock) for lock in _locks.held}
         key = id(record), type(record).__name__, name
         with self._guard:
             self._records.setdefault(id(record), record)
@@ -110,20 +110,20 @@ class Recorder:
     @property
     def written(self) -> set[str]:
         """The attributes that were written, such as `DiskMetrics.lost`."""
-        return {f"{kind}.{name}" for (_, kind, name), one in self._writes.items() if one.threads}
+        return {f"{kind}.{name}" for (_, kind, name), entry in self._writes.items() if entry.threads}
 
     @property
     def several(self) -> set[str]:
         """The attributes that several threads have written, under a lock or not."""
-        return {f"{kind}.{name}" for (_, kind, name), one in self._writes.items() if len(one.threads) > 1}
+        return {f"{kind}.{name}" for (_, kind, name), entry in self._writes.items() if len(entry.threads) > 1}
 
     @property
     def races(self) -> dict[str, list[str]]:
         """The attributes that several threads have written without a lock that all held, and who has."""
         return {
-            f"{kind}.{name}": sorted(one.threads)
-            for (_, kind, name), one in self._writes.items()
-            if len(one.threads) > 1 and not one.common
+            f"{kind}.{name}": sorted(entry.threads)
+            for (_, kind, name), entry in self._writes.items()
+            if len(entry.threads) > 1 and not entry.common
         }
 
 
@@ -155,10 +155,10 @@ def recording(kinds: Iterable[type]) -> Generator[Recorder]:
 
     patches = [patch.object(kind, "__setattr__", set_attribute) for kind in kinds]
     locks = patch.object(threading, "Lock", KnownLock), patch.object(threading, "RLock", KnownRLock)
-    for one in cast("list[Any]", [*patches, *locks]):
-        one.start()
+    for patcher in cast("list[Any]", [*patches, *locks]):
+        patcher.start()
     try:
         yield recorder
     finally:
-        for one in cast("list[Any]", [*patches, *locks]):
-            one.stop()
+        for patcher in cast("list[Any]", [*patches, *locks]):
+            patcher.stop()

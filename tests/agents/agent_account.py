@@ -69,7 +69,7 @@ class Request:
         meant: the same messages without what it changes each time: they tell what is new.
         read: the messages in the spelling that counts for reuse: what a model has read of them in another one
             has to be read again.
-        news: what the client changed and the model has to be told.
+        news: what the client changed and the model has to read anew.
         max_tokens: of the reply.
         name: of the conversation, if its client gives it one.
     """
@@ -96,12 +96,12 @@ class Rendering:
     """
 
     def __init__(self, folder: Path) -> None:
-        said = read(folder)
-        self._tokenizer = said.tokenizer
-        samples = rendered_samples(said.tokenizer)
-        self._family = detect(said.config, said.tokenizer.chat_template, said.tokenizer.added_tokens, samples)
-        self._facts = audit(said.tokenizer, self._family)
-        self._tools = ToolForms(said.tokenizer, self._facts)
+        data = read(folder)
+        self._tokenizer = data.tokenizer
+        samples = rendered_samples(data.tokenizer)
+        self._family = detect(data.config, data.tokenizer.chat_template, data.tokenizer.added_tokens, samples)
+        self._facts = audit(data.tokenizer, self._family)
+        self._tools = ToolForms(data.tokenizer, self._facts)
 
     def tokens(self, request: Request) -> list[int]:
         """The whole prompt, with the generation tail."""
@@ -201,7 +201,8 @@ class Charge:
     """Tokens that a request has to cost.
 
     Attributes:
-        unavoidable: what the model has not read, has to be told, or has read behind tokens that do not count.
+        unavoidable: what the model has not read, has to read as a change, or has read behind tokens that do
+            not count.
         new: what the client has added to the conversation.
     """
 
@@ -219,10 +220,10 @@ class Ledger:
 
     def charge(self, request: Request) -> Charge:
         """Note the request, and return what it has to cost."""
-        told = len(self._rendering.encode(request.news))
+        news = len(self._rendering.encode(request.news))
         prompt = len(self._rendering.tokens(request))
         unread = self._read.left_of(request, request.read)
-        return Charge(unavoidable=min(prompt, unread + told), new=self._meant.left_of(request, request.meant))
+        return Charge(unavoidable=min(prompt, unread + news), new=self._meant.left_of(request, request.meant))
 
     def heard(self, request: Request, reply: Message) -> None:
         """The server's own reply is computed too, but for what closes it."""

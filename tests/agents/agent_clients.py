@@ -31,7 +31,7 @@ class Change(Enum):
 
     Attributes:
         SPELLING: it says nothing new, and what was computed of the earlier spelling can be used.
-        NEWS: it says how things are now. The model has to be told the lines that changed.
+        NEWS: it says how things are now. The model has to read the lines that changed.
         PREFIX: it says nothing new, but what was computed behind the earlier spelling cannot be used: the
             model was shown a message there that is gone, or nothing proves that the earlier spelling was this
             conversation's.
@@ -119,8 +119,8 @@ def _with_envelopes(newest: Callable[[int], str], older: str) -> Spell:
 def _questions(messages: Sequence[Message], spell: Callable[[int, str], str]) -> list[Message]:
     """The messages, with each user's text as `spell` writes it at its place."""
     return [
-        {**one, "content": spell(at, one["content"])} if one["role"] == "user" else one
-        for at, one in enumerate(messages)
+        {**message, "content": spell(at, message["content"])} if message["role"] == "user" else message
+        for at, message in enumerate(messages)
     ]
 
 
@@ -324,18 +324,18 @@ def _with_reminders(messages: Sequence[Message], _: int) -> list[Message]:
 
 def _with_system_messages(messages: Sequence[Message], _: int) -> list[Message]:
     """Claude Code: after each question, and there they stay."""
-    told: list[Message] = []
+    extended: list[Message] = []
     for index, message in enumerate(messages):
-        told.append(message)
+        extended.append(message)
         if message["role"] == "user":
             text = f"The date has changed. Today's date is now 2026-11-{index + 1:02}."
-            told.append({"role": "system", "content": text})
-    return told
+            extended.append({"role": "system", "content": text})
+    return extended
 
 
 def _with_edited_result(messages: Sequence[Message], number: int) -> list[Message]:
     """From the fourth request on, the first result says something else."""
-    edited = next((index for index, one in enumerate(messages) if one["role"] == "tool"), None)
+    edited = next((index for index, message in enumerate(messages) if message["role"] == "tool"), None)
     if number < FIRST_EDITED or edited is None:
         return list(messages)
     return _first(messages, lambda _: "This result was cleared.", place=edited)

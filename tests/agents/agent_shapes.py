@@ -232,8 +232,8 @@ class Chat:
     def _next(self) -> list[Message]:
         """Return the assistant's words, the results of its calls, and the user's next question."""
         name, prose = f"{self.name}, turn {len(self.asked)}", self.player.rendering.prose
-        said = self.asked[-1][1] if self._is_own else self._fixed_reply(name)
-        calls = said.get("tool_calls") or []
+        reply = self.asked[-1][1] if self._is_own else self._fixed_reply(name)
+        calls = reply.get("tool_calls") or []
         results = [
             {
                 "role": "tool",
@@ -243,7 +243,7 @@ class Chat:
             for number, call in enumerate(calls)
         ]
         user_tokens = USER_TOKENS if calls else USER_TOKENS + RESULT_TOKENS
-        return [said, *results, user(prose(f"User of {name}", user_tokens))]
+        return [reply, *results, user(prose(f"User of {name}", user_tokens))]
 
     @property
     def _is_own(self) -> bool:

@@ -200,11 +200,11 @@ class Played:
 
     @property
     def unavoidable(self) -> int:
-        return sum(one.unavoidable for samples in self.samples.values() for one in samples)
+        return sum(sample.unavoidable for samples in self.samples.values() for sample in samples)
 
     @property
     def computed(self) -> int:
-        return sum(one.computed for samples in self.samples.values() for one in samples)
+        return sum(sample.computed for samples in self.samples.values() for sample in samples)
 
     @property
     def efficiency(self) -> float:
@@ -216,7 +216,7 @@ class Played:
         return {
             name
             for name, samples in self.samples.items()
-            if any(one.excess > SLACK_TOKENS for one in samples)
+            if any(sample.excess > SLACK_TOKENS for sample in samples)
         }
 
     def cells(self) -> list[str]:

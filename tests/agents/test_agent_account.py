@@ -38,8 +38,8 @@ class ComparesTokens:
     def ask(self, request: Request) -> Reply:
         prompt = self.rendering.tokens(request)
         cached = max((common_length(prompt, earlier) for earlier in self.known), default=0)
-        said = {"content": f"Reply {len(self.known)}", "reasoning_content": "Hm.", "tool_calls": [CALL]}
-        message = {"role": "assistant", **said}
+        fields = {"content": f"Reply {len(self.known)}", "reasoning_content": "Hm.", "tool_calls": [CALL]}
+        message = {"role": "assistant", **fields}
         answered = [*request.messages, message]
         self.known.append(self.rendering.tokens(Request.of(answered, request.tools)))
         return Reply(message=message, first_s=0.0, prompt_tokens=len(prompt), cached_tokens=cached)
@@ -87,23 +87,23 @@ def test_what_was_asked_and_answered_is_known_and_the_rest_is_new(rendering):
 
 
 def test_without_any_change_nothing_but_the_new_is_unavoidable(rendering):
-    assert all(one.new == one.unavoidable for one in samples(rendering, Client()))
+    assert all(sample.new == sample.unavoidable for sample in samples(rendering, Client()))
 
 
 @pytest.mark.parametrize("client", named(of_kind(Change.SPELLING)))
 def test_who_only_spells_it_in_another_way_makes_nothing_unavoidable(rendering, client):
-    assert all(one.new == one.unavoidable for one in samples(rendering, client))
+    assert all(sample.new == sample.unavoidable for sample in samples(rendering, client))
 
 
-# ------------------------------------------------------------------------------------------ what must be told
+# ------------------------------------------------------------------------------------------ what must be read
 
 
 @pytest.mark.parametrize("client", named(of_kind(Change.NEWS)))
 def test_of_what_is_so_now_the_changed_lines_are_unavoidable(rendering, client):
-    for number, one in enumerate(samples(rendering, client)):
+    for number, sample in enumerate(samples(rendering, client)):
         before = client.spell(messages(), number - 1) if number else client.spell(messages(), number)
         lines = new_lines(client.spell(messages(), number), before)
-        assert one.unavoidable - one.new == len(rendering.encode("\n".join(lines)))
+        assert sample.unavoidable - sample.new == len(rendering.encode("\n".join(lines)))
 
 
 def messages() -> list[Message]:
@@ -121,13 +121,13 @@ def test_lines_that_are_the_same_or_gone_are_no_news():
 def test_behind_what_may_not_be_used_a_comparison_of_tokens_computes_what_is_unavoidable(rendering, client):
     """No server can do with less: it would have to use tokens that stood behind other ones."""
     played = samples(rendering, client)
-    assert all(0 <= one.unavoidable - one.computed <= OPENING_TOKENS for one in played)
-    assert all(one.unavoidable > one.new for one in played[2:])
+    assert all(0 <= sample.unavoidable - sample.computed <= OPENING_TOKENS for sample in played)
+    assert all(sample.unavoidable > sample.new for sample in played[2:])
 
 
 @pytest.mark.parametrize("client", named(of_kind(Change.CONTENT)))
 def test_new_text_counts_as_new(rendering, client):
-    assert all(one.new == one.unavoidable for one in samples(rendering, client))
+    assert all(sample.new == sample.unavoidable for sample in samples(rendering, client))
 
 
 # ---------------------------------------------------------------- templates that cannot show what agents send
@@ -157,6 +157,6 @@ def test_a_template_whose_roles_alternate_gets_what_the_server_makes_of_a_conver
     with serving(folder) as server:
         player = Player(Counting(f"{server.url}/v1", "default_model"), rendering, own=False)
         account = player.play(SHAPES[shape], SMALL)
-    assert all(counted == told for counted, told in asked)
-    for one in account.samples if trait == "no_system" else ():
-        assert -OPENING_OF_ALL <= one.excess <= SLACK_TOKENS
+    assert all(counted == reported for counted, reported in asked)
+    for sample in account.samples if trait == "no_system" else ():
+        assert -OPENING_OF_ALL <= sample.excess <= SLACK_TOKENS

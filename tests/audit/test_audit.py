@@ -66,15 +66,15 @@ def test_a_reply_is_written_as_the_model_writes_it(trait, on):
 def test_clients_have_nothing_computed_twice(trait, client):
     assert audit_calls(subject_of(trait)).notation
     for thinks in (True, False) if family_of(trait).reasoning else (False,):
-        found = efficiency(subject_of(trait), client, thinks=thinks)
-        assert found
-        assert found.share >= 0.99 or trait == MOVING
+        result = efficiency(subject_of(trait), client, thinks=thinks)
+        assert result
+        assert result.share >= 0.99 or trait == MOVING
 
 
 def test_tools_that_move_are_computed_again_and_again():
-    found = efficiency(subject_of(MOVING), "word for word", thinks=False)
-    assert found
-    assert found.share < 0.6
+    result = efficiency(subject_of(MOVING), "word for word", thinks=False)
+    assert result
+    assert result.share < 0.6
 
 
 @pytest.mark.thorough
@@ -198,9 +198,9 @@ def test_a_server_says_in_one_line_that_nobody_reads_the_calls_of_its_model(tmp_
     template = TRAITS["strips_old_reasoning"].template
     for old, new in UNREAD_CALLS:
         template = template.replace(old, new)
-    said = "No reader knows how this model writes calls; an agent gets them as text"
+    notice = "No reader knows how this model writes calls; an agent gets them as text"
     with serving(trait_folder("strips_old_reasoning", tmp_path / "new", chat_template=template)) as server:
-        (line,) = (line for line in server.printed().splitlines() if said in line)
+        (line,) = (line for line in server.printed().splitlines() if notice in line)
         assert "<<call>> look" in line
     with serving(trait_folder("strips_old_reasoning", tmp_path / "known")) as server:
-        assert said not in server.printed()
+        assert notice not in server.printed()

@@ -98,9 +98,9 @@ def subject_of(kind: str, folder: Path) -> AuditedModel:
     write_tokenizer(folder, backend, template, added)
     config = {"model_type": kind, "eos_token_id": end_ids(backend, added)}
     (folder / "config.json").write_text(json.dumps(config))
-    said = read(folder)
-    family = model_family(Settings(), said.config, said.tokenizer)
-    return AuditedModel(said.tokenizer, family, Preparer(said.tokenizer, family))
+    model = read(folder)
+    family = model_family(Settings(), model.config, model.tokenizer)
+    return AuditedModel(model.tokenizer, family, Preparer(model.tokenizer, family))
 
 
 @pytest.mark.parametrize("kind", ["muse_glimmer", "muse_spark", "inkling"])

@@ -47,7 +47,7 @@ def test_a_part_that_fails_or_takes_too_long_stops_no_other(monkeypatch, tmp_pat
     ]
     assert run(monkeypatch, parts, "--json", tmp_path / "out.json") == 1
     report = json.loads((tmp_path / "out.json").read_text())
-    assert [one["outcome"] for one in report["parts"]] == ["failed", "out of time", "passed"]
+    assert [entry["outcome"] for entry in report["parts"]] == ["failed", "out of time", "passed"]
     failed, late, passed = report["parts"]
     assert (failed["status"], failed["figures"]["tables"]) == (3, [[{"a": "1"}]])
     assert failed["last_lines"] == ["| a |", "|---|", "| 1 |"]
@@ -56,8 +56,8 @@ def test_a_part_that_fails_or_takes_too_long_stops_no_other(monkeypatch, tmp_pat
     assert (passed["last_lines"], passed["figures"]["lines"]) == ([], ["fine"])
     assert report["machine"].keys() >= {"kind", "name", "system", "mlx", "mlx-lm", "python"}
     assert report["is_quick"] is False
-    told = capsys.readouterr().out
-    assert "made up, made up did not pass." in told
+    output = capsys.readouterr().out
+    assert "made up, made up did not pass." in output
 
 
 def test_without_a_fault_the_status_is_0(monkeypatch, tmp_path, capsys):
@@ -128,9 +128,9 @@ def test_tests_are_counted_by_their_outcome(printed: str, counts: Mapping[str, i
 
 
 def test_tables_are_read_by_their_headings():
-    told = tables(TABLE, "")
-    assert told["tables"] == [[{"a": "1", "b": "x"}, {"a": "2", "b": "y"}], [{"c": "3"}]]
-    assert told["lines"] == ["Linux, 2 cores", "All right."]
+    figures = tables(TABLE, "")
+    assert figures["tables"] == [[{"a": "1", "b": "x"}, {"a": "2", "b": "y"}], [{"c": "3"}]]
+    assert figures["lines"] == ["Linux, 2 cores", "All right."]
 
 
 def test_an_unknown_part_and_a_place_that_cannot_be_written_are_refused_first(monkeypatch, tmp_path, capsys):

@@ -74,17 +74,17 @@ def test_the_ends_of_the_conversation_that_rests_longest_go_first():
 
 def test_one_server_computes_each_token_once_whoever_routes():
     for name, router in ROUTERS.items():
-        told = play([SESSION], 5, 1, MACHINE, router())
-        assert told.prompt == 5 * 1600
-        assert told.computed == told.unavoidable == 100 + 5 * 700, name
-        assert told.efficiency == 1
+        outcome = play([SESSION], 5, 1, MACHINE, router())
+        assert outcome.prompt == 5 * 1600
+        assert outcome.computed == outcome.unavoidable == 100 + 5 * 700, name
+        assert outcome.efficiency == 1
 
 
 @pytest.mark.parametrize("router", [by_session, by_prefix])
 def test_who_keeps_conversations_together_pays_for_instructions_alone(router):
-    told = play([SESSION], 20, 4, MACHINE, router())
-    assert told.unavoidable == 100 + 20 * 700
-    assert told.computed == 4 * 100 + 20 * 700
+    outcome = play([SESSION], 20, 4, MACHINE, router())
+    assert outcome.unavoidable == 100 + 20 * 700
+    assert outcome.computed == 4 * 100 + 20 * 700
 
 
 def test_chance_computes_conversations_again():
@@ -95,8 +95,8 @@ def test_chance_computes_conversations_again():
 
 def test_prompts_are_read_one_after_the_other_and_replies_beside():
     at_once = Session(0, 0, (turn(NOTHING, 0, 1000, reply=600_000),))
-    told = play([at_once], 2, 1, Machine(budget=10**9, prefill=0.1, decode=1), by_session())
-    shorter, longer = sorted(told.waits_s)
+    outcome = play([at_once], 2, 1, Machine(budget=10**9, prefill=0.1, decode=1), by_session())
+    shorter, longer = sorted(outcome.waits_s)
     assert shorter == pytest.approx(10_000)
     assert 19_000 < longer <= 20_000, "it waits for the other prompt, not for its reply"
 
@@ -110,11 +110,11 @@ def test_the_recorded_figures_are_whole():
     sessions = recorded_sessions()
     assert len(sessions) == 40
     for session in sessions:
-        for number, one in enumerate(session.turns):
-            assert NOTHING <= one.parent < number
-            assert 0 <= one.shared <= one.prompt
-            assert one.parent == NOTHING or one.shared <= session.turns[one.parent].prompt
-            assert one.wait_s >= 0 and one.reply >= 0
+        for number, request in enumerate(session.turns):
+            assert NOTHING <= request.parent < number
+            assert 0 <= request.shared <= request.prompt
+            assert request.parent == NOTHING or request.shared <= session.turns[request.parent].prompt
+            assert request.wait_s >= 0 and request.reply >= 0
 
 
 def test_a_trace_is_reduced_to_figures():
@@ -124,8 +124,8 @@ def test_a_trace_is_reduced_to_figures():
         [5.5, "/agent_001", 64, 5, 1.0, [[20, 1]]],
         [9000.0, "", 256, 5, 1.0, [[1, 3], [30, 1]]],
     ]
-    told = reduced({"tool_tokens": 40, "system_tokens": 2, "block": 64, "requests": requests})
-    assert told == {
+    figures = reduced({"tool_tokens": 40, "system_tokens": 2, "block": 64, "requests": requests})
+    assert figures == {
         "instructions": 42,
         "requests": [
             [0.0, -1, 0, 200, 5],

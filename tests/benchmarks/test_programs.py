@@ -31,8 +31,8 @@ def commands() -> Iterator[tuple[str, str]]:
     """Document, and what stands behind `benchmarks` in each command."""
     for path in DOCUMENTS:
         text = path.read_text(encoding="utf-8")
-        for found in re.finditer(r"(?:python3? -m |`)benchmarks (?!\.\.\.)([^`\n#|…]+)", text):
-            yield path.name, found[1].strip()
+        for match in re.finditer(r"(?:python3? -m |`)benchmarks (?!\.\.\.)([^`\n#|…]+)", text):
+            yield path.name, match[1].strip()
 
 
 COMMANDS = sorted(set(commands()))

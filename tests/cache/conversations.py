@@ -97,7 +97,7 @@ def reference(plain: Stepper, prompt: Tokens, length: int, images: tuple[ImageRu
     """Return the reply of an engine without a cache, and by how much it was sure."""
     watched = plain.submit(engine_request(prompt, length, top_logprobs=2, images=images))
     plain.finish(watched)
-    scored = [one.top for event in watched.seen if isinstance(event, Text) for one in event.logprobs]
+    scored = [logprob.top for event in watched.seen if isinstance(event, Text) for logprob in event.logprobs]
     return Reference(tuple(watched.tokens), tuple(first.logprob - second.logprob for first, second in scored))
 
 
@@ -185,7 +185,7 @@ def nearest_difference(resources: EngineResources, engine: Cached, turn: Turn) -
 def likeliest(watched: Watched) -> dict[int, float]:
     """The log-probabilities of the likeliest first tokens of a reply."""
     first = next(event.logprobs[0] for event in watched.seen if isinstance(event, Text) and event.logprobs)
-    return {one.token: one.logprob for one in first.top}
+    return {candidate.token: candidate.logprob for candidate in first.top}
 
 
 def _pieces(rng: random.Random, ids: Tokens) -> list[int]:

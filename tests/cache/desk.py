@@ -84,9 +84,9 @@ class Desk:
 
     def begin(self, ids: Sequence[int], boundaries: Sequence[int] = (), salt: bytes = b"") -> OpenedSequence:
         """Everything but the last token is computed."""
-        told = self.cache.peek(tuple(ids), salt, boundaries)
+        peeked = self.cache.peek(tuple(ids), salt, boundaries)
         opened = self.cache.open(tuple(ids), salt, boundaries)
-        assert opened.restored == told
+        assert opened.restored == peeked
         ends = [end for end in opened.checkpoint_positions if end < len(ids) - 1]
         for end in [*ends, len(ids) - 1]:
             self.compute(opened, ids[:end])

@@ -93,9 +93,9 @@ class OnDisk(Cached):
         assert self.thread.close(10)
         self.tier.close()
         assert not self.errors
-        is_hurt = any(reason != "missing" for reason in self.disk.rejected)
-        told = [line.partition(" (")[0] for line in self.reported if not line.startswith(DAMAGED_RECORD)]
-        assert told == [DAMAGED] * is_hurt
+        is_damaged = any(reason != "missing" for reason in self.disk.rejected)
+        reports = [line.partition(" (")[0] for line in self.reported if not line.startswith(DAMAGED_RECORD)]
+        assert reports == [DAMAGED] * is_damaged
 
 
 @contextmanager

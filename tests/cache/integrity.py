@@ -32,14 +32,14 @@ def check_cache(cache: PromptCache) -> None:
 
 def check_store(store: PageStore) -> None:
     check_tree(store.tree, store.seq_caches, store.checkpoints)
-    idle = [one for one in store.seq_caches if not one.is_active]
-    pages = {id(one.page): one.page for one in store.checkpoints}
+    idle = [item for item in store.seq_caches if not item.is_active]
+    pages = {id(item.page): item.page for item in store.checkpoints}
     for usage, parts in (
-        (store.idle_usage, [store.usage_of(one) for one in idle]),
+        (store.idle_usage, [store.usage_of(item) for item in idle]),
         (store.checkpoint_usage, [checkpoint_usage(page) for page in pages.values()]),
     ):
-        found = sum(parts, MemoryUsage())
-        _demand(usage == found, f"{usage} is counted where {found} is")
+        total = sum(parts, MemoryUsage())
+        _demand(usage == total, f"{usage} is counted where {total} is")
     for seq_cache in idle:
         length = length_of(store.layers, seq_cache.caches)
         _demand(
@@ -84,11 +84,11 @@ def check_tree(
         _check_page(page, seq_caches, tree.page_size)
     everywhere = [*pages, *tree._roots.values()]
     _demand(
-        _same([one for page in everywhere for one in page.checkpoints], checkpoints),
+        _same([item for page in everywhere for item in page.checkpoints], checkpoints),
         "a checkpoint is listed in one place only",
     )
     _demand(
-        _same([one for page in everywhere for one in page.seq_caches], seq_caches),
+        _same([item for page in everywhere for item in page.seq_caches], seq_caches),
         "a sequence cache is listed in one place only",
     )
     for seq_cache in seq_caches:
@@ -133,9 +133,9 @@ def _check_page(page: Page, seq_caches: Sequence[SequenceCache], page_size: int)
     _demand(page.holder is not None or not page.has_nothing_after, "a lost page is kept for nothing")
     if isinstance(page.holder, SequenceCache):
         seq_cache = page.holder
-        _demand(any(one is seq_cache for one in seq_caches), "a page lies in a sequence cache that is gone")
+        _demand(any(item is seq_cache for item in seq_caches), "a page lies in a sequence cache that is gone")
         _demand(
-            any(one is page for one in seq_cache.path),
+            any(item is page for item in seq_cache.path),
             "a page lies in a sequence cache that does not know it",
         )
 
@@ -163,7 +163,7 @@ def _check_seq_cache(seq_cache: SequenceCache, page_size: int) -> None:
     left = len(seq_cache.tokens) - seq_cache.end_page.end
     _demand(0 <= left < page_size, "a sequence cache's path is too long, or too short")
     _demand(
-        any(one is seq_cache for one in seq_cache.end_page.seq_caches),
+        any(item is seq_cache for item in seq_cache.end_page.seq_caches),
         "a sequence cache does not stand at its end",
     )
 

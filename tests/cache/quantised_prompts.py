@@ -30,8 +30,8 @@ def packed_runs(engine: Cached) -> list[PageRun]:
 def interrupted(engine: Cached, prompt: tuple[int, ...], **more: Any) -> None:
     """Fill the cache with a prompt whose pages end up in a run: another one that begins like it went on."""
     engine.say(prompt, boundaries=(len(prompt) - 1,), **more)
-    for one in list(engine.cache._store.seq_caches):
-        engine.cache._store.split_into_pages(one)
+    for seq_cache in list(engine.cache._store.seq_caches):
+        engine.cache._store.split_into_pages(seq_cache)
     check_cache(engine.cache)
 
 
@@ -125,6 +125,6 @@ class PromptBehindPages:
 def _logprobs_of(network: Any, ids: Sequence[int], caches: Sequence[Any]) -> mx.array:
     with mx.stream(generation_stream):
         logits = network(mx.array([ids]), cache=caches)[0].astype(mx.float32)
-        found = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
-        mx.eval(found)
-    return found
+        logprobs = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
+        mx.eval(logprobs)
+    return logprobs

@@ -35,9 +35,9 @@ STATE_BYTES = FakeState(1).nbytes
 def test_places_are_ascending_and_have_something_to_compute_on_both_sides(
     boundaries, done, total, matched, repeated, known
 ):
-    found = choose_positions(boundaries, done, total, matched, repeated, known)
-    assert found == sorted(set(found))
-    assert all(done < place < total for place in found)
+    places = choose_positions(boundaries, done, total, matched, repeated, known)
+    assert places == sorted(set(places))
+    assert all(done < place < total for place in places)
 
 
 @given(st.lists(st.integers(1, 500), min_size=1).map(sorted))
@@ -83,12 +83,12 @@ def test_who_reads_messages_again_keeps_the_state_in_front_of_the_last_one_too()
 def test_places_in_a_text_are_ascending_few_and_end_in_front_of_its_last_token(
     done, total, known, window, most
 ):
-    found = choose_positions_in_text(done, total + 1, known, most, step_in_text(window))
+    places = choose_positions_in_text(done, total + 1, known, most, step_in_text(window))
     total += 1
-    assert found == sorted(set(found))
-    assert all(done < place < total for place in found)
-    assert found[-1:] == [total - 1][: done < total - 1]
-    assert len(found) <= most + 2
+    assert places == sorted(set(places))
+    assert all(done < place < total for place in places)
+    assert places[-1:] == [total - 1][: done < total - 1]
+    assert len(places) <= most + 2
 
 
 def test_a_text_keeps_state_at_its_end_and_at_every_step_that_it_can_afford():
@@ -153,8 +153,8 @@ def dropped(
     newest: Checkpoint, token_bytes: float, boundaries: Sequence[int], *, is_tight: bool
 ) -> int | None:
     """Return where the checkpoint is that is dropped."""
-    found = checkpoint_to_drop(newest, token_bytes, boundaries, is_tight=is_tight)
-    return found and found.position
+    checkpoint = checkpoint_to_drop(newest, token_bytes, boundaries, is_tight=is_tight)
+    return checkpoint and checkpoint.position
 
 
 def test_few_checkpoints_that_save_enough_are_all_kept():

@@ -50,8 +50,8 @@ def test_known_is_the_longest_prefix_that_was_noted_to_the_token(noted, asked, s
         book.note(tokens, other)
     known = book.known(asked, salt=salt)
     assert known == max((common_length(asked, tokens) for other, tokens in noted if other == salt), default=0)
-    found = data.draw(st.integers(0, known // SIZE))
-    assert book.known(asked, salt=salt, pages=found) == known
+    pages = data.draw(st.integers(0, known // SIZE))
+    assert book.known(asked, salt=salt, pages=pages) == known
 
 
 @given(noted=st.lists(TOKENS, max_size=8), limit=st.integers(0, 2000))
@@ -86,19 +86,19 @@ def test_what_was_found_in_the_tree_is_known_although_it_was_never_noted():
 
 
 def test_the_oldest_are_forgotten_and_what_is_noted_again_is_young():
-    one = Book()
-    one.note([0] * SIZE)
-    book = Book(max_bytes=3 * one.computed_prefixes.nbytes)
+    entry = Book()
+    entry.note([0] * SIZE)
+    book = Book(max_bytes=3 * entry.computed_prefixes.nbytes)
     first, second, third, fourth = ([n] * SIZE for n in range(4))
     for tokens in (first, second, third, first[:2], fourth):
         book.note(tokens)
-    assert [book.known(one) for one in (first, second, third, fourth)] == [SIZE, 0, SIZE, SIZE]
+    assert [book.known(entry) for entry in (first, second, third, fourth)] == [SIZE, 0, SIZE, SIZE]
 
 
 def test_what_lies_after_something_forgotten_is_not_known():
-    one = Book()
-    one.note([0] * SIZE)
-    book = Book(max_bytes=2 * one.computed_prefixes.nbytes)
+    single = Book()
+    single.note([0] * SIZE)
+    book = Book(max_bytes=2 * single.computed_prefixes.nbytes)
     book.note(range(12))
     assert book.known(range(12)) == 0
     assert book.known(range(12), pages=1) == 12

@@ -147,11 +147,11 @@ def test_every_token_of_a_prompt_was_computed_or_reused(kind, prompts, ends, bud
 def test_whoever_asks_gets_what_is_counted_however_many_ask_at_once(kind, prompts, budget):
     desk = Desk(kind, budget=budget)
     opened = [desk.begin(ids) for ids in prompts]
-    told = [one.restored for one in opened]
-    assert Counter(one.miss for one in told if one.miss) == desk.metrics.misses
-    assert sum(one.tokens for one in told) == desk.metrics.reused_tokens
-    for one, ids in zip(opened, prompts, strict=True):
-        desk.end(one, ids)
+    restores = [item.restored for item in opened]
+    assert Counter(item.miss for item in restores if item.miss) == desk.metrics.misses
+    assert sum(item.tokens for item in restores) == desk.metrics.reused_tokens
+    for item, ids in zip(opened, prompts, strict=True):
+        desk.end(item, ids)
 
 
 class Ledger:
@@ -162,7 +162,7 @@ class Ledger:
 
     def unavoidable(self, ids: Sequence[int], salt: bytes) -> int:
         """Tokens of a prompt that were never computed before, and at least its last one."""
-        known = (common_length(tuple(ids), one) for one in self._computed.get(salt, ()))
+        known = (common_length(tuple(ids), earlier) for earlier in self._computed.get(salt, ()))
         return len(ids) - min(max(known, default=0), len(ids) - 1)
 
     def note(self, tokens: Sequence[int], salt: bytes) -> None:

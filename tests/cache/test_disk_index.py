@@ -33,10 +33,10 @@ def test_a_scan_finds_what_was_written(tmp_path: Path):
     files = [cached(FIRST, ROOT, 5), CachedFile("states", SECOND, FIRST, 7, 9)]
     for file in files:
         made(tmp_path, file)
-    found = {one.cached.name: one.cached for one in scan(tmp_path) if one.cached}
-    assert found.keys() == {file.name for file in files}
+    by_name = {scanned.cached.name: scanned.cached for scanned in scan(tmp_path) if scanned.cached}
+    assert by_name.keys() == {file.name for file in files}
     for file in files:
-        same = found[file.name]
+        same = by_name[file.name]
         assert (same.parent, same.nbytes, same.used_ns) == (file.parent, file.nbytes, file.used_ns)
         assert same.header is None
 
@@ -57,8 +57,8 @@ def test_other_names_are_none_of_ours(tmp_path: Path, name: str):
     path = tmp_path / name
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(b"12345")
-    (found,) = scan(tmp_path)
-    assert (found.cached, found.nbytes, found.is_left_over) == (None, 5, name.endswith(".tmp"))
+    (scanned,) = scan(tmp_path)
+    assert (scanned.cached, scanned.nbytes, scanned.is_left_over) == (None, 5, name.endswith(".tmp"))
 
 
 def test_no_link_is_followed(tmp_path: Path):
@@ -66,7 +66,7 @@ def test_no_link_is_followed(tmp_path: Path):
     made(tmp_path / "elsewhere", cached(FIRST, ROOT))
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder" / "pages").symlink_to(tmp_path / "elsewhere" / "pages")
-    assert [one.cached for one in scan(tmp_path / "folder")] == [None]
+    assert [scanned.cached for scanned in scan(tmp_path / "folder")] == [None]
 
 
 def test_a_folder_that_cannot_be_read_hides_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -80,7 +80,7 @@ def test_a_folder_that_cannot_be_read_hides_nothing_else(tmp_path: Path, monkeyp
         return real(folder)
 
     monkeypatch.setattr(os, "scandir", scandir)
-    assert [one.cached.name for one in scan(tmp_path) if one.cached] == [file.name]
+    assert [scanned.cached.name for scanned in scan(tmp_path) if scanned.cached] == [file.name]
 
 
 def test_it_knows_what_follows_a_prefix():

@@ -1,4 +1,4 @@
-"""The disk tier: what is written when, hurt files, full and slow disks, and who may use a folder."""
+"""The disk tier: what is written when, damaged files, full and slow disks, and who may use a folder."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def stored_plain(plain: EngineResources, tmp_path: Path) -> Path:
     return tmp_path
 
 
-# ------------------------------------------------------------------------------------------------- hurt files
+# ---------------------------------------------------------------------------------------------- damaged files
 
 
 def flipped(path: Path, whole: bytes, rng: random.Random) -> None:
@@ -95,7 +95,7 @@ def flipped(path: Path, whole: bytes, rng: random.Random) -> None:
 
 
 def swapped(path: Path, whole: bytes, rng: random.Random) -> None:
-    other = rng.choice([one for one in files(path.parents[2]) if one != path])
+    other = rng.choice([file for file in files(path.parents[2]) if file != path])
     path.write_bytes(other.read_bytes())
 
 
@@ -310,9 +310,9 @@ def test_states_of_conversations_that_diverge_within_a_page_stay(tiny_model: Tin
     resources = resources_of(tiny_model, "qwen3_5")
     prompts = [(*PROMPT[:100], number, *range(15)) for number in range(12)]
     with on_disk(resources, tmp_path) as engine:
-        said = [engine.say(prompt, 6, boundaries=(100, 114)).tokens for prompt in prompts]
+        replies = [engine.say(prompt, 6, boundaries=(100, 114)).tokens for prompt in prompts]
     with on_disk(resources, tmp_path) as engine:
-        for prompt, reply in zip(prompts, said, strict=True):
+        for prompt, reply in zip(prompts, replies, strict=True):
             assert cached(engine.say((*prompt, *reply, 7), 2)) == 116 + 6
 
 
@@ -549,8 +549,8 @@ def test_what_finds_no_room_is_reported_once(
     real = os.statvfs
 
     def full(folder: Path) -> Any:
-        found = real(folder)
-        return SimpleNamespace(f_bavail=0, f_frsize=found.f_frsize)
+        disk = real(folder)
+        return SimpleNamespace(f_bavail=0, f_frsize=disk.f_frsize)
 
     engine = OnDisk(plain, tmp_path, limits=DiskLimits(max_size=wanted, pause_s=0.2), idle_s=0)
     settled(lambda: engine.tier.worker.scanned.is_over)
@@ -649,10 +649,10 @@ def test_the_ends_of_conversations_go_before_their_beginnings(plain: EngineResou
 def test_a_share_is_of_what_is_free_or_ours(plain: EngineResources, tmp_path: Path):
     disk = os.statvfs(tmp_path)
     free = disk.f_bavail * disk.f_frsize
-    for share, told in ((0.5, 0.5), (1.0, 0.8), (2**60, 0.8)):
+    for share, fraction in ((0.5, 0.5), (1.0, 0.8), (2**60, 0.8)):
         with on_disk(plain, tmp_path, limits=DiskLimits(max_size=share)) as engine:
             settled(lambda: engine.tier.worker.scanned.is_over)
-            assert engine.disk.max_bytes == pytest.approx(told * free, rel=0.05)
+            assert engine.disk.max_bytes == pytest.approx(fraction * free, rel=0.05)
 
 
 @pytest.mark.thorough
@@ -747,16 +747,16 @@ class Hanging:
 
 @pytest.fixture
 def hanging(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hanging]:
-    one, real = Hanging(), os.preadv
+    disk, real = Hanging(), os.preadv
 
     def waits(*arguments) -> int:
-        one.hangs.set()
-        assert one.goes_on.wait(30)
+        disk.hangs.set()
+        assert disk.goes_on.wait(30)
         return real(*arguments)
 
     monkeypatch.setattr(os, "preadv", waits)
-    yield one
-    one.goes_on.set()
+    yield disk
+    disk.goes_on.set()
 
 
 @pytest.mark.thorough
@@ -784,8 +784,8 @@ def test_a_disk_that_hangs_is_waited_for_once_and_not_for_ever(
         settled(lambda: engine.restorer._running[0].read.is_over)
         engine.say((9, 9, 9), 2)
         assert engine.say(PROMPT, 6, boundaries=ENDS).tokens == expected
-        said = [engine.reported.pop(0).partition("cache ")[2] for _ in range(2)]
-        assert said == ["does not answer. Prompts are computed meanwhile.", "answers again."]
+        lines = [engine.reported.pop(0).partition("cache ")[2] for _ in range(2)]
+        assert lines == ["does not answer. Prompts are computed meanwhile.", "answers again."]
         engine.cache.shrink(10**9)
         assert cached(engine.say(PROMPT, 6, boundaries=ENDS)) > 280
         assert (engine.disk.hits > 0, engine.metrics.failures) == (True, 0)
@@ -869,14 +869,14 @@ def test_who_leaves_while_it_waits_harms_nobody(resources, stored: Path, expecte
 def test_several_that_wait_have_room_reserved(plain: EngineResources, tmp_path: Path, slow_reads):
     prompts = [tokens(random.Random(seed), 300, 300) for seed in range(6)]
     with on_disk(plain, tmp_path) as engine:
-        said = [engine.say(prompt, 4, boundaries=ENDS).tokens for prompt in prompts]
+        replies = [engine.say(prompt, 4, boundaries=ENDS).tokens for prompt in prompts]
     slow_reads[0] = 0.01
     with on_disk(plain, tmp_path) as engine:
         everyone = [engine.submit(engine_request(prompt, 4, boundaries=ENDS)) for prompt in prompts]
         engine.step_until(lambda: engine.loop.schedule.restoring)
         assert len(engine.loop.schedule.restoring) <= 4
         engine.finish(*everyone)
-        assert [watched.tokens for watched in everyone] == said
+        assert [watched.tokens for watched in everyone] == replies
         assert all(cached(watched) == 299 for watched in everyone)
 
 
@@ -903,13 +903,13 @@ def test_a_preempted_reply_is_restored_from_the_disk_too(plain: EngineResources,
 @pytest.mark.sample(2)
 def test_a_folder_is_listed_verified_and_cleared(resources, stored: Path):
     (stored / "mine.txt").write_text("mine")
-    told = report(stored)
-    assert told.files["pages"] + told.files["states"] == len(files(stored))
-    assert sum(told.nbytes.values()) == folder_size(stored)
+    listing = report(stored)
+    assert listing.files["pages"] + listing.files["states"] == len(files(stored))
+    assert sum(listing.nbytes.values()) == folder_size(stored)
     assert report(stored, verifies=True).unusable == {}
-    hurt = files(stored)[1]
-    hurt.write_bytes(hurt.read_bytes()[:-1])
-    assert report(stored, verifies=True).unusable == {hurt: "truncated"}
+    damaged = files(stored)[1]
+    damaged.write_bytes(damaged.read_bytes()[:-1])
+    assert report(stored, verifies=True).unusable == {damaged: "truncated"}
     lock = Lock(stored / LOCK)
     lock.take()
     with pytest.raises(BlockingIOError):

@@ -65,22 +65,22 @@ def left(desk: Desk, ids: tuple[int, ...]) -> int:
 @pytest.mark.parametrize("kind", NETWORKS)
 def test_no_more_conversations_are_kept_than_allowed_whatever_memory_there_is(kind):
     desk = Desk(kind, max_conversations=2)
-    said = [talk(desk, n) for n in range(5)]
-    assert [left(desk, ids) for ids in said] == [0, 0, 0, SIZE, SIZE]
-    desk.serve((*said[3], 1))
+    conversations = [talk(desk, n) for n in range(5)]
+    assert [left(desk, ids) for ids in conversations] == [0, 0, 0, SIZE, SIZE]
+    desk.serve((*conversations[3], 1))
     talk(desk, 7)
-    assert [left(desk, ids) for ids in said] == [0, 0, 0, SIZE, 0], (
+    assert [left(desk, ids) for ids in conversations] == [0, 0, 0, SIZE, 0], (
         "the one that goes was not used for longest"
     )
 
 
 def test_conversations_count_wherever_they_lie():
     desk = Desk(max_conversations=None)
-    said = [talk(desk, n) for n in range(6)]
+    conversations = [talk(desk, n) for n in range(6)]
     for seq_cache in desk.store.seq_caches[::2]:
         desk.store.split_into_pages(seq_cache)
     desk.limit(max_conversations=3)
-    assert [left(desk, ids) for ids in said] == [0, 0, 0, SIZE, SIZE, SIZE]
+    assert [left(desk, ids) for ids in conversations] == [0, 0, 0, SIZE, SIZE, SIZE]
 
 
 @pytest.mark.parametrize("limits", [{"max_conversations": 6}, {"budget_bytes": 6 * BYTES}])
@@ -248,7 +248,7 @@ def test_without_a_budget_all_goes_but_what_a_sequence_stands_on(kind):
 
 
 def test_what_is_listed_twice_is_let_go_once():
-    """A state that was used after the caches after it: it goes by itself, and is told of when they go."""
+    """A state that was used after the caches after it: it goes by itself, and learns when they go."""
     clock = Clock()
     desk = Desk("hybrid", budget=10_000, clock=clock)
     desk.serve(range(19), boundaries=(17, 18))

@@ -125,14 +125,14 @@ def test_caches_that_came_out_of_a_batch_keep_nothing_of_it():
 def test_settled_caches_are_never_there_twice(are_views):
     others = active_bytes()
     caches = [KVCache() for _ in range(8)]
-    for one in caches:
-        one.keys, one.values = mx.zeros((1, 2, 4096, 64)) + 1, mx.zeros((1, 2, 4096, 64)) + 2
-        one.offset = 4096
-    mx.eval([one.state for one in caches])
+    for cache in caches:
+        cache.keys, cache.values = mx.zeros((1, 2, 4096, 64)) + 1, mx.zeros((1, 2, 4096, 64)) + 2
+        cache.offset = 4096
+    mx.eval([cache.state for cache in caches])
     if are_views:
-        for one in caches:
-            one.keys, one.values = (cast("mx.array", array)[..., :2048, :] for array in one.state[:2])
-            one.offset = 2048
+        for cache in caches:
+            cache.keys, cache.values = (cast("mx.array", array)[..., :2048, :] for array in cache.state[:2])
+            cache.offset = 2048
     before = active_bytes()
     mx.reset_peak_memory()
     materialize(caches)

@@ -40,15 +40,15 @@ def cache_conversation(folder: Path, prompt: Sequence[int] = PROMPT, *, has_stat
 def files(folder: Path, kind: str = "pages") -> list[Path]:
     """Those of a conversation, in the order of their tokens."""
     index = DiskIndex()
-    for found in scan(folder):
-        if found.cached and found.cached.kind == kind:
-            index.add(found.cached)
-    known = {one.key for one in index.oldest_first()}
-    (first,) = (one for one in index.oldest_first() if one.parent not in known)
+    for scanned in scan(folder):
+        if scanned.cached and scanned.cached.kind == kind:
+            index.add(scanned.cached)
+    known = {file.key for file in index.oldest_first()}
+    (first,) = (file for file in index.oldest_first() if file.parent not in known)
     path = [first]
     while after := index.after("pages", path[-1].key):
         path.append(after[0])
-    return [one.path(folder) for one in path]
+    return [file.path(folder) for file in path]
 
 
 @pytest.mark.sample(2)
@@ -74,10 +74,10 @@ def rewritten(path: Path, **changes: Any) -> None:
     """Change what a file says, with right checksums."""
     kind, key = ("pages" if "/pages/" in str(path) else "states"), bytes.fromhex(path.stem[-32:])
     with opened_file(path, kind, key) as file:
-        contents = [bytearray(one.nbytes) for one in file.header.tensors.values()]
-        file.read_into([[memoryview(one)] for one in contents])
+        contents = [bytearray(tensor.nbytes) for tensor in file.header.tensors.values()]
+        file.read_into([[memoryview(tensor)] for tensor in contents])
         header: FileHeader = replace(file.header, **changes)
-    write_file(path, header, [memoryview(one) for one in contents])
+    write_file(path, header, [memoryview(tensor) for tensor in contents])
 
 
 @pytest.mark.sample(2)
@@ -312,9 +312,9 @@ def test_beginnings_are_written_first(tmp_path: Path, monkeypatch: pytest.Monkey
         keys = [page.key.hex() for page in engine.cache._store.seq_caches[-1].path]
         engine.cache.disk.flush(0.1)
         settled(lambda: not engine.disk.queue)
-        found = {path.stem[-32:] for path in files_in(tmp_path)}
-        assert 2 <= len(found) < len(keys)
-        assert found == {*keys[: len(found)]}
+        written = {path.stem[-32:] for path in files_in(tmp_path)}
+        assert 2 <= len(written) < len(keys)
+        assert written == {*keys[: len(written)]}
 
 
 def test_one_beginning_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -358,14 +358,14 @@ def test_files_behind_a_damaged_one_are_checked(tmp_path: Path):
 def test_damaged_files_that_no_prompt_has_read_are_written_again_once_their_content_is_computed(
     tmp_path: Path,
 ):
-    """Nobody reads the pages behind a hurt state, nor would anybody write them if they passed for whole."""
+    """Nobody reads the pages behind a damaged state, nor would anybody write them if they seemed whole."""
     cache_conversation(tmp_path, has_state=True)
-    hurt = [*(tmp_path / "states").rglob("*.safetensors"), *files(tmp_path)[2:6]]
-    for path in hurt:
+    damaged = [*(tmp_path / "states").rglob("*.safetensors"), *files(tmp_path)[2:6]]
+    for path in damaged:
         path.write_bytes(bytes(path.stat().st_size))
     with on_disk(resources(has_state=True), tmp_path) as engine:
         assert cached(engine.say(PROMPT, 3, boundaries=(290,))) == 0
-    assert engine.disk.rejected == {"header": len(hurt)}
+    assert engine.disk.rejected == {"header": len(damaged)}
     with on_disk(resources(has_state=True), tmp_path) as engine:
         assert cached(engine.say(PROMPT, 3, boundaries=(290,))) == 290
         check(engine)

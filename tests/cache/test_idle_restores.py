@@ -31,11 +31,11 @@ def test_pages_that_idle_work_reads_are_evicted_before_those_that_requests_use(
         (restored,) = [event for event in work.seen if isinstance(event, Restored)]
         assert restored.disk_tokens > 500
         assert {page.last_used for page in engine.cache._store.tree.pages()} == {0}
-        assert {one.last_used for one in engine.cache._store.seq_caches} == {0}
+        assert {seq_cache.last_used for seq_cache in engine.cache._store.seq_caches} == {0}
         assert not engine.tier.index.take_touched()
         again: Any = engine.say((*PROMPT[:690], 5, 6), 2, (600, 690))
-        (found,) = [event for event in again.seen if isinstance(event, Restored)]
-        assert found.disk_tokens <= 32 and found.tokens >= 690, (
+        (reused,) = [event for event in again.seen if isinstance(event, Restored)]
+        assert reused.disk_tokens <= 32 and reused.tokens >= 690, (
             "a state near the end may be on the disk alone"
         )
         assert 0 not in {page.last_used for page in engine.cache._store.tree.pages()}

@@ -40,7 +40,7 @@ def keeping(clock: Clock, **changes: Any) -> Cached:
 
 def say(stepper: Cached, ids: tuple[int, ...], *kept: tuple[int, int], **more: Any) -> int:
     """Return how many tokens were restored."""
-    asked = engine_request(ids, 2, kept=tuple(KeptPrefix(*one) for one in kept), **more)
+    asked = engine_request(ids, 2, kept=tuple(KeptPrefix(*prefix) for prefix in kept), **more)
     request = stepper.submit(asked)
     stepper.finish(request)
     return restored(request)
@@ -75,8 +75,8 @@ def test_it_outlives_what_was_used_later_while_it_is_to_stay(has_state: bool):
         clock.now += HOUR / 10
         say(stepper, prompt(seed), boundaries=(100, 590))
     assert stepper.cached.evictions
-    found = say(stepper, (*ids[:PLACE], *prompt(20, 50)), boundaries=(PLACE, 370))
-    assert found == (PLACE if has_state else pytest.approx(PLACE, abs=32))
+    count = say(stepper, (*ids[:PLACE], *prompt(20, 50)), boundaries=(PLACE, 370))
+    assert count == (PLACE if has_state else pytest.approx(PLACE, abs=32))
 
 
 @pytest.mark.thorough
@@ -203,9 +203,9 @@ def test_a_preempted_prompt_goes_on_as_its_own_though_another_one_took_its_cache
 def test_states_that_are_to_stay_are_not_dropped_for_later_ones_of_the_conversation():
     talk = Conversations()
     places = [talk.keep(range(5 + 40 * n)) for n in range(MAX_OF_A_CONVERSATION + 1)]
-    for one in places[1:-1]:
-        one.kept_until = 100.0
-    ends = [one.position for one in places]
+    for checkpoint in places[1:-1]:
+        checkpoint.kept_until = 100.0
+    ends = [checkpoint.position for checkpoint in places]
     assert checkpoint_to_drop(places[-1], CHEAP, ends, is_tight=False, now=50.0) is None
     assert checkpoint_to_drop(places[-1], CHEAP, ends, is_tight=True, now=50.0) is not None, "memory is short"
     assert checkpoint_to_drop(places[-1], CHEAP, ends, is_tight=False, now=100.0) is not None

@@ -119,8 +119,8 @@ class Grows:
 
 
 def feed(tokens: mx.array, cache: list[Grows]) -> mx.array:
-    for one in cache:
-        one.tokens += tokens.shape[1]
+    for layer in cache:
+        layer.tokens += tokens.shape[1]
     return tokens
 
 
@@ -141,8 +141,8 @@ def test_a_window_that_keeps_its_first_tokens_is_counted_but_not_reused():
 
 def test_layers_are_named_in_the_words_of_the_field():
     caches = [KVCache(), RotatingKVCache(16), ArraysCache(2), LayerCache(16), object()]
-    told = ["full attention", "sliding window", "recurrent state", "compressed attention", "object"]
-    assert [label_of(cache) for cache in caches] == told
+    labels = ["full attention", "sliding window", "recurrent state", "compressed attention", "object"]
+    assert [label_of(cache) for cache in caches] == labels
 
 
 def test_every_class_has_words_and_what_can_be_used_again_is_counted():

@@ -293,7 +293,7 @@ def test_each_layer_has_its_own_bits_and_others_stay_exact():
     wanted = [there_and_back(EIGHT, exact.leaves[0][1])[1], exact.leaves[1][1]]
     wanted.append(there_and_back(KVFormat(4, 32, 0), exact.leaves[2][1])[1])
     assert [len(leaf) for leaf in page.leaves] == [4, 2, 4]
-    assert all(mx.array_equal(found[1], one) for found, one in zip(back.leaves, wanted, strict=True))
+    assert all(mx.array_equal(actual[1], array) for actual, array in zip(back.leaves, wanted, strict=True))
     at_rest = layers.kv_at_rest(caches)
     assert (at_rest.mode, at_rest.layers) == ("mixed (kv_config.json)", {"kv8": 1, "bf16": 1, "kv4": 1})
 
@@ -360,9 +360,9 @@ def test_a_quantised_run_can_be_cut_further_and_is_not_quantised_twice():
     for index in range(len(pieces)):
         pieces.keep(index, 300, 500)
     assert pieces.nbytes == pieces.bytes_of(300, 500)
-    found = layers.cut(layers.assemble([pieces.part(300, 500)], None, 200), 0, 200)
-    for leaf, other in zip(wanted.leaves, found.leaves, strict=True):
-        assert all(mx.array_equal(one, two) for one, two in zip(leaf, other, strict=True))
+    actual = layers.cut(layers.assemble([pieces.part(300, 500)], None, 200), 0, 200)
+    for leaf, other in zip(wanted.leaves, actual.leaves, strict=True):
+        assert all(mx.array_equal(first, two) for first, two in zip(leaf, other, strict=True))
 
 
 def test_a_leaf_that_its_model_has_quantised_is_left_alone():
@@ -438,9 +438,9 @@ def test_what_a_hit_says_is_within_the_bound_of_its_format(family, resources, fo
     assert 0 < sizes[1] < 0.3 * sizes[0], "of float32"
     (known,) = {engine.cache.peek(question, b"", ()).tokens for engine in (exact, quantised)}
     assert known >= 10 * PAGE - 2
-    truth, found = (log_probabilities(engine, question, known) for engine in (exact, quantised))
-    assert not mx.array_equal(truth, found), "nothing was quantised"
-    assert divergence(truth, found) <= BOUNDS[family][form.of_layer(0).name]
+    truth, measured = (log_probabilities(engine, question, known) for engine in (exact, quantised))
+    assert not mx.array_equal(truth, measured), "nothing was quantised"
+    assert divergence(truth, measured) <= BOUNDS[family][form.of_layer(0).name]
 
 
 @pytest.mark.thorough
@@ -454,8 +454,8 @@ def test_a_model_that_was_trained_is_as_sure_as_before_of_a_text(form, most):
     )
     lost: list[float] = []
     for place in range(0, len(ids) - 480, len(ids) // 6):
-        found = [behind(resources, ids[place : place + 480], 400, kv) for kv in (None, form)]
-        lost.append(divergence(*found))
+        logprobs = [behind(resources, ids[place : place + 480], 400, kv) for kv in (None, form)]
+        lost.append(divergence(*logprobs))
     assert len(lost) >= 5
     assert 0 < fmean(lost) <= most
 
@@ -479,17 +479,17 @@ def test_restoring_and_cutting_in_every_turn_loses_nothing_more(resources, form)
         )
     assert seen[0]
     for later in seen[1:]:
-        assert all(mx.array_equal(one, two) for one, two in zip(seen[0], later, strict=True))
+        assert all(mx.array_equal(first, two) for first, two in zip(seen[0], later, strict=True))
 
 
 @pytest.mark.sample(2)
 def test_a_sequence_that_is_continued_in_place_is_exact(resources):
     plain, engine = Cached(resources), Cached(resources, kv=FOUR)
     prompt = tokens(random.Random(8), 150, 150)
-    first = [one.say(prompt, 6, (149,)) for one in (plain, engine)]
+    first = [variant.say(prompt, 6, (149,)) for variant in (plain, engine)]
     assert first[0].tokens == first[1].tokens
     longer = (*prompt, *first[0].tokens, 3, 4, 5)
-    second = [one.say(longer, 6, (len(longer) - 1,)) for one in (plain, engine)]
+    second = [variant.say(longer, 6, (len(longer) - 1,)) for variant in (plain, engine)]
     assert second[0].tokens == second[1].tokens
     assert engine.cached.reused_in_place == plain.cached.reused_in_place == 1
 
@@ -563,9 +563,9 @@ def test_files_say_their_format_and_are_as_small_as_pages_in_memory(resources, t
         finally:
             engine.stop()
         headers = [_header(path) for path in page_files(tmp_path / name)]
-        told = {header.kv_format for header in headers}
-        assert told == ({""} if kv is None else {"", form.tag})
-        sizes[name] = sorted(sum(one.nbytes for one in header.tensors.values()) for header in headers)
+        formats = {header.kv_format for header in headers}
+        assert formats == ({""} if kv is None else {"", form.tag})
+        sizes[name] = sorted(sum(tensor.nbytes for tensor in header.tensors.values()) for header in headers)
     assert sizes["quantised"][0] < 0.55 * sizes["exact"][0]
 
 

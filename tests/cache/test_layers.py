@@ -118,8 +118,8 @@ def fed(kind: Kind, length: int, chunk: int = 1000) -> list[Any]:
 def feed(kind: Kind, caches: list[Any], done: int, count: int, chunk: int = 1000) -> list[Any]:
     seen: list[Any] = []
     for start in range(done, done + count, chunk):
-        seen = [kind.feeder.feed(one, start, min(chunk, done + count - start)) for one in caches]
-        mx.eval([one.state for one in caches])
+        seen = [kind.feeder.feed(layer, start, min(chunk, done + count - start)) for layer in caches]
+        mx.eval([layer.state for layer in caches])
     return seen
 
 
@@ -134,23 +134,23 @@ def arrays_of(value: Any) -> list[np.ndarray]:
 
 def content(caches: list[Any]) -> list[np.ndarray]:
     """Return the values in the caches, whatever room they have left and wherever a window is turned to."""
-    found: list[Any] = []
+    values: list[Any] = []
     for leaf in leaves(caches):
         if isinstance(leaf, RotatingKVCache):
-            found += [leaf._temporal_order(part)[..., -WINDOW:, :] for part in (leaf.keys, leaf.values)]
+            values += [leaf._temporal_order(part)[..., -WINDOW:, :] for part in (leaf.keys, leaf.values)]
         elif isinstance(leaf, ArraysCache):
-            found += leaf.cache
+            values += leaf.cache
         else:
-            found.append(leaf.keys_and_values())
-    return arrays_of(found)
+            values.append(leaf.keys_and_values())
+    return arrays_of(values)
 
 
 def leaves(caches: list[Any]) -> Iterator[Any]:
-    for one in caches:
-        if isinstance(one, CacheList):
-            yield from leaves(list(one.caches))
+    for layer in caches:
+        if isinstance(layer, CacheList):
+            yield from leaves(list(layer.caches))
         else:
-            yield one
+            yield layer
 
 
 def offsets(caches: list[Any]) -> list[int]:
@@ -158,9 +158,9 @@ def offsets(caches: list[Any]) -> list[int]:
 
 
 def assert_equal(left: list[np.ndarray], right: list[np.ndarray]) -> None:
-    assert [one.shape for one in left] == [one.shape for one in right]
-    for one, other in zip(left, right, strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)
+    assert [array.shape for array in left] == [array.shape for array in right]
+    for array, other in zip(left, right, strict=True):
+        np.testing.assert_allclose(array, other, rtol=1e-5, atol=1e-5)
 
 
 def restored(layers: Layers, caches: list[Any], length: int) -> list[Any]:
@@ -229,8 +229,8 @@ def test_caches_can_be_put_back_to_where_their_state_was_kept(kind):
     layers.trim(caches, 50)
     assert_equal(content(caches), content(fed(kind, 50)))
     expected = fed(kind, 50)
-    for one in (caches, expected):
-        feed(kind, one, 50, 20)
+    for cache_list in (caches, expected):
+        feed(kind, cache_list, 50, 20)
     assert_equal(content(caches), content(expected))
 
 
@@ -325,10 +325,10 @@ def test_settled_caches_are_computed_and_let_go_of_the_batch_that_they_are_slice
     kind = Kind(lambda: [RotatingKVCache(500), ArraysCache(1), KVCache()], Feeder(heads, key=256, value=128))
     before = active_bytes()
     sequences = [fed(kind, 390) for _ in range(4)]
-    merged = [type(one[0]).merge(list(one)) for one in zip(*sequences, strict=True)]
-    mx.eval([one.state for one in merged])
+    merged = [type(layer[0]).merge(list(layer)) for layer in zip(*sequences, strict=True)]
+    mx.eval([layer.state for layer in merged])
     expected = content(sequences[0])
-    caches = [one.extract(0) for one in merged]
+    caches = [layer.extract(0) for layer in merged]
     layers = Layers(Caches(kind.make))
     materialize(caches)
     del sequences, merged
@@ -432,10 +432,10 @@ def test_a_network_goes_on_from_a_restored_position_as_if_it_had_computed_it(nam
     for length in (1, 20, 40, 119):
         caches = layers.fresh()
         network(ids[:, :length], cache=caches)
-        mx.eval([one.state for one in caches])
+        mx.eval([layer.state for layer in caches])
         copy = restored(layers, caches, length)
         network(ids[:, :5], cache=caches)  # the source goes another way
-        mx.eval([one.state for one in caches])
+        mx.eval([layer.state for layer in caches])
         logits = np.array(network(ids[:, length:], cache=copy)[0, -1])
         assert np.abs(logits - computed).max() < 1e-4 * np.abs(computed).max()
 

@@ -26,10 +26,10 @@ def run(*arguments: object) -> int:
 @pytest.mark.parametrize("flag", ["--ssd-cache-dir", "--paged-ssd-cache-dir"])
 def test_it_tells_what_is_there(folder: Path, flag: str, capsys: pytest.CaptureFixture[str]):
     assert run("status", flag, folder) == 0
-    told = capsys.readouterr().out
+    output = capsys.readouterr().out
     pages = list((folder / "pages").rglob("*.safetensors"))
-    assert f"{len(pages)} files, {sum(path.stat().st_size for path in pages):,} bytes" in told
-    assert "states" in told
+    assert f"{len(pages)} files, {sum(path.stat().st_size for path in pages):,} bytes" in output
+    assert "states" in output
 
 
 def test_the_environment_names_the_folder_too(folder: Path, monkeypatch, capsys: pytest.CaptureFixture[str]):
@@ -42,9 +42,9 @@ def test_it_names_the_damaged_files(folder: Path, capsys: pytest.CaptureFixture[
     path = files(folder)[2]
     path.write_bytes(path.read_bytes()[:-1])
     assert run("verify", "--ssd-cache-dir", folder) == 1
-    told = capsys.readouterr().out
-    assert f"{path.relative_to(folder)}: truncated" in told
-    assert "Damaged files: 1." in told
+    output = capsys.readouterr().out
+    assert f"{path.relative_to(folder)}: truncated" in output
+    assert "Damaged files: 1." in output
 
 
 def test_it_removes_what_is_there(folder: Path, capsys: pytest.CaptureFixture[str]):

@@ -90,9 +90,9 @@ def test_what_is_planted_is_found(model_type: str, planted: Callable[[Any], Laye
 
 def test_every_type_has_a_configuration():
     """Its own class takes it; a new type of mlx_lm asks for a sequence."""
-    found = list(model_types.model_types())
-    assert len(found) > 120
-    for model_type in found:
+    types = list(model_types.model_types())
+    assert len(types) > 120
+    for model_type in types:
         assert model_types.config_of(model_type)["model_type"] == model_type
 
 

@@ -26,16 +26,16 @@ CONTENT = [RANDOM.randbytes(layout.nbytes) for layout in TENSORS.values()]
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     path = tmp_path / "pages" / "00" / KEY.hex()
-    assert write_file(path, HEADER, [memoryview(one) for one in CONTENT]) == HEADER.nbytes
+    assert write_file(path, HEADER, [memoryview(part) for part in CONTENT]) == HEADER.nbytes
     return path
 
 
 def read(path: Path) -> list[bytes]:
     with opened_file(path, "pages", KEY) as file:
         assert file.header == HEADER
-        targets = [bytearray(one.nbytes) for one in file.header.tensors.values()]
-        file.read_into([[memoryview(one)] for one in targets])
-    return [bytes(one) for one in targets]
+        targets = [bytearray(tensor.nbytes) for tensor in file.header.tensors.values()]
+        file.read_into([[memoryview(tensor)] for tensor in targets])
+    return [bytes(tensor) for tensor in targets]
 
 
 def test_what_was_written_is_read(path: Path):
@@ -44,9 +44,9 @@ def test_what_was_written_is_read(path: Path):
 
 
 def test_any_reader_of_the_container_opens_it(path: Path):
-    # The library for NumPy knows no bfloat16, so the tensor of that type is told as another one of its size.
+    # The library for NumPy knows no bfloat16, so the tensor of that type is given as another one of its size.
     names = {**TENSORS, "kv.0.1": TensorLayout("F16", (1, 2, 4, 3))}
-    write_file(path, FileHeader("pages", KEY, PARENT, TOKENS, names), [memoryview(one) for one in CONTENT])
+    write_file(path, FileHeader("pages", KEY, PARENT, TOKENS, names), [memoryview(part) for part in CONTENT])
     tensors = load_file(path)
     assert tensors["tokens"].tolist() == list(TOKENS)
     assert tensors["kv.0.0"].shape == (1, 2, 4, 3)
@@ -60,7 +60,7 @@ def test_data_begins_at_a_multiple_of_4096(path: Path):
 
 def test_a_tensor_is_read_into_several_buffers(path: Path):
     first, rest = bytearray(40), bytearray(56)
-    others = [[memoryview(bytearray(one.nbytes))] for one in list(TENSORS.values())[1:]]
+    others = [[memoryview(bytearray(tensor.nbytes))] for tensor in list(TENSORS.values())[1:]]
     with opened_file(path, "pages", KEY) as file:
         file.read_into([[memoryview(first), memoryview(bytearray(0)), memoryview(rest)], *others])
     assert bytes(first + rest) == CONTENT[0]
@@ -115,7 +115,7 @@ def test_what_is_no_such_file_is_refused(path: Path, change: str):
     ],
 )
 def test_another_file_in_its_place_is_refused(path: Path, header: FileHeader, reason: str):
-    write_file(path, header, [memoryview(one) for one in CONTENT])
+    write_file(path, header, [memoryview(part) for part in CONTENT])
     with pytest.raises(RejectedFile) as raised:
         read(path)
     assert raised.value.reason == reason
@@ -156,6 +156,6 @@ def test_an_error_while_writing_leaves_nothing_behind(path: Path, monkeypatch: p
 
     monkeypatch.setattr(os, "writev", full)
     with pytest.raises(OSError, match="No space"):
-        write_file(path, HEADER, [memoryview(one) for one in CONTENT])
-    assert [one.name for one in path.parent.iterdir()] == [path.name]
+        write_file(path, HEADER, [memoryview(item) for item in CONTENT])
+    assert [item.name for item in path.parent.iterdir()] == [path.name]
     assert path.read_bytes() == before

@@ -169,9 +169,9 @@ def test_the_deepest_checkpoint_within_the_prompt_counts(stored):
     for length in (3, 8, 10, 11, 16):
         stored.checkpoint(LONG[:length])
     stored.checkpoint((*LONG[:12], 1))
-    found = [stored.plan(LONG[:length], has_state=True) for length in range(2, 19)]
-    assert [plan.length for plan in found] == [0, 0, *[3] * 5, 8, 8, 10, *[11] * 5, 16, 16]
-    for plan in found[2:]:
+    plans = [stored.plan(LONG[:length], has_state=True) for length in range(2, 19)]
+    assert [plan.length for plan in plans] == [0, 0, *[3] * 5, 8, 8, 10, *[11] * 5, 16, 16]
+    for plan in plans[2:]:
         assert plan.checkpoint
         assert plan.checkpoint.position == plan.length
         assert plan.path == tuple(path[: plan.length // SIZE])

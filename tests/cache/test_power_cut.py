@@ -61,14 +61,14 @@ def test_what_was_not_synced_is_a_miss(
     resources, left: dict[Path, bytes], tally: Tally, tmp_path: Path, seed: int
 ):
     rng, plain = random.Random(seed), Stepper(resources)
-    hurt: dict[Path, bytes] = {}
+    damaged: dict[Path, bytes] = {}
     for place, whole in left.items():
         path = tmp_path / place
         path.parent.mkdir(parents=True, exist_ok=True)
         content = unsynced(whole, rng) if rng.random() < 0.3 else whole
         path.write_bytes(content)
         if content != whole:
-            hurt[path] = content
+            damaged[path] = content
     (tmp_path / WRITTEN).write_bytes(bytes(40))
     (tmp_path / LOCK).write_bytes(bytes(40))
     with on_disk(resources, tmp_path) as engine:
@@ -77,13 +77,13 @@ def test_what_was_not_synced_is_a_miss(
             tally.compare(watched.tokens, reference(plain, (*prompt, 7, 7), 5))
         assert engine.metrics.failures == 0
         rejected = engine.disk.rejected.total()
-        assert rejected == sum(not path.exists() for path in hurt), "each is counted, and gone"
+        assert rejected == sum(not path.exists() for path in damaged), "each is counted, and gone"
     with on_disk(resources, tmp_path) as engine:
         settled(lambda: engine.tier.worker.scanned.is_over)
         for prompt in PROMPTS:
             watched = engine.say((*prompt, 7, 7), 5, boundaries=(100, len(prompt) - 4))
             tally.compare(watched.tokens, reference(plain, (*prompt, 7, 7), 5))
-        assert not engine.disk.rejected or hurt, "what was written again is whole"
+        assert not engine.disk.rejected or damaged, "what was written again is whole"
 
 
 @pytest.mark.thorough

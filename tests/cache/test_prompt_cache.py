@@ -109,10 +109,10 @@ class Machine(RuleBasedStateMachine):
     def _open(self, ids: tuple[int, ...], salt: bytes, data: st.DataObject) -> None:
         boundaries = sorted(data.draw(st.sets(st.integers(1, len(ids)), max_size=3)))
         before = deepcopy(self.cache._metrics)
-        told = self.cache.peek(ids, salt, boundaries)
+        peeked = self.cache.peek(ids, salt, boundaries)
         assert self.cache._metrics == before, "a question is counted"
         opened = self.cache.open(ids, salt, boundaries)
-        assert opened.restored == told
+        assert opened.restored == peeked
         self._check_opened(opened, ids, salt)
         sequence = LiveRow(opened.seq_cache, ids, salt, opened.checkpoint_positions, opened.seq_cache.caches)
         self.sequences.append(sequence)
@@ -243,7 +243,7 @@ class Machine(RuleBasedStateMachine):
             self.layers.fails_after = None
 
     def _drop(self, sequence: LiveRow) -> None:
-        self.sequences = [one for one in self.sequences if one is not sequence]
+        self.sequences = [row for row in self.sequences if row is not sequence]
 
     # ----------------------------------------------------------------------------------------- what must hold
 
@@ -509,10 +509,10 @@ def test_what_an_old_conversation_leaves_when_its_caches_go_is_as_old_as_it_was(
         desk.serve(range(100 * n, 100 * n + 11))
     oldest = desk.cache._store.seq_caches[0]
     desk.cache._store.split_into_pages(oldest)
-    kept = [one for page in (oldest.root, *oldest.path) for one in page.checkpoints]
-    own = [one for one in kept if [*one.tail] == oldest.tokens[one.page.end :][: len(one.tail)]]
+    kept = [item for page in (oldest.root, *oldest.path) for item in page.checkpoints]
+    own = [item for item in kept if [*item.tail] == oldest.tokens[item.page.end :][: len(item.tail)]]
     left = [*oldest.path, *oldest.end_page.children.values(), *own]
-    assert max(one.last_used for one in left) == oldest.last_used
+    assert max(item.last_used for item in left) == oldest.last_used
 
 
 def test_two_things_that_go_together_are_not_let_go_twice():

@@ -41,15 +41,15 @@ def test_it_finds_what_a_search_through_all_items_finds(seed: int):
             index.append(items[-1])
         asked = tail(rng)
         assert (len(index), ids(list(index))) == (len(items), ids(items))
-        assert ids(index.equal_to(asked)) == ids([one for one in items if one.tail == asked])
-        begins = [one for one in items if one.tail[: len(asked)] == asked]
+        assert ids(index.equal_to(asked)) == ids([entry for entry in items if entry.tail == asked])
+        begins = [entry for entry in items if entry.tail[: len(asked)] == asked]
         assert ids(list(index.beginning_with(asked))) == ids(begins)
         is_begun = list(index.beginnings_of(asked))
-        assert ids(is_begun) == ids([one for one in items if asked[: len(one.tail)] == one.tail])
-        assert [len(one.tail) for one in is_begun] == sorted(
-            (len(one.tail) for one in is_begun), reverse=True
+        assert ids(is_begun) == ids([entry for entry in items if asked[: len(entry.tail)] == entry.tail])
+        assert [len(entry.tail) for entry in is_begun] == sorted(
+            (len(entry.tail) for entry in is_begun), reverse=True
         )
-        found = list(index.by_common_length(asked))
-        assert ids([one for one, _ in found]) == ids(items)
-        assert all(length == common_length(one.tail, asked) for one, length in found)
-        assert [length for _, length in found] == sorted((length for _, length in found), reverse=True)
+        matches = list(index.by_common_length(asked))
+        assert ids([entry for entry, _ in matches]) == ids(items)
+        assert all(length == common_length(entry.tail, asked) for entry, length in matches)
+        assert [length for _, length in matches] == sorted((length for _, length in matches), reverse=True)

@@ -109,9 +109,9 @@ def test_cached_tokens_are_those_that_were_not_computed(resources):
     asked = [prompt, prompt, (*prompt, 5), prompt[:77], (*prompt[:50], 9, 9), (*system, 4), (*system, 5)]
     for ids in asked:
         forwarded.clear()
-        told = usage(engine.say(ids, 5, boundaries=(60, len(ids) - 3)))
-        assert told.prompt == len(ids)
-        assert told.prompt - 1 - told.cached == sum(forwarded) - 1 - 5
+        counts = usage(engine.say(ids, 5, boundaries=(60, len(ids) - 3)))
+        assert counts.prompt == len(ids)
+        assert counts.prompt - 1 - counts.cached == sum(forwarded) - 1 - 5
 
 
 @pytest.mark.sample(4)
@@ -120,8 +120,8 @@ def test_a_conversation_computes_only_what_is_new(resources):
     prompt = tokens(rng, 150, 150)
     for turn in range(4):
         watched = engine.say(prompt, 7)
-        told = usage(watched)
-        assert told.cached == (0 if turn == 0 else told.prompt - 20)
+        counts = usage(watched)
+        assert counts.cached == (0 if turn == 0 else counts.prompt - 20)
         prompt = (*prompt, *watched.tokens, *tokens(rng, 20, 20))
     assert engine.cached.reused_in_place == 3
 
@@ -235,15 +235,15 @@ def test_after_a_cache_has_failed_it_is_used_again(resources, tally, method):
 def test_a_token_that_no_way_to_compute_gives_is_wrong(resources):
     """A token that a comparison lets pass as a tie inside of the network has to be said without a cache."""
     ids = tokens(random.Random(9), 90, 90)
-    said = reference(Stepper(resources), ids, 1).ids[0]
-    assert says_too(resources.network, ids, said)
-    assert not says_too(resources.network, ids, said + 1)
-    sure = Reference((said,), (1.0,))
-    assert Tally().difference([said + 1], sure, lambda _: False) == (
-        f"token 0 is {said + 1}, not {said}; its logit leads by 1.0000"
+    token = reference(Stepper(resources), ids, 1).ids[0]
+    assert says_too(resources.network, ids, token)
+    assert not says_too(resources.network, ids, token + 1)
+    sure = Reference((token,), (1.0,))
+    assert Tally().difference([token + 1], sure, lambda _: False) == (
+        f"token 0 is {token + 1}, not {token}; its logit leads by 1.0000"
     )
     tied = Tally()
-    assert tied.difference([said + 1], sure, lambda place: place == 0) is None
+    assert tied.difference([token + 1], sure, lambda place: place == 0) is None
     assert tied.ties == 1
 
 

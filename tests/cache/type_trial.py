@@ -127,7 +127,7 @@ class Trial:
         self.finding = Finding(model_type, _classes(layers), _reuse(layers))
 
     def run(self) -> Finding:
-        """Ask. What raises is told as wrong, and the next step begins with a fresh engine."""
+        """Ask. What raises is reported as wrong, and the next step begins with a fresh engine."""
         self.finding.felt = felt(self._network)
         if self.finding.felt < LEAST_FELT:
             self.finding.wrong["cold"] = f"it hears too little of its prompt: {self.finding.felt:.1e}"
@@ -139,19 +139,19 @@ class Trial:
     def _guarded(self, step: str, action: Callable[[], None]) -> None:
         try:
             action()
-        except Exception as error:  # noqa: BLE001 - whatever it is, it is told
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is reported
             traceback.print_exc()
             self.finding.wrong.setdefault(step, f"{type(error).__name__}: {error}")
 
     def _alone(self) -> None:
         engine = self._engine()
         first = self._some(150)
-        said = self._ask(engine, "cold", first)
-        onward = (*first, *said, *self._some(30))
-        said = self._ask(engine, "next turn", onward)
+        reply = self._ask(engine, "cold", first)
+        onward = (*first, *reply, *self._some(30))
+        reply = self._ask(engine, "next turn", onward)
         self._ask(engine, "branch", (*first[:100], *self._some(40)))
         self._ask(engine, "edit", (*first[:85], *self._some(3), *first[88:]))
-        self._ask(engine, "return", (*onward, *said, *self._some(20)))
+        self._ask(engine, "return", (*onward, *reply, *self._some(20)))
         if engine.cache.supports_reuse:
             ids = (*onward, *self._some(50))
             self.finding.difference = restored_difference(self._network, engine.cache, ids, (len(ids) - 3,))
@@ -168,8 +168,8 @@ class Trial:
             everyone = [self._submit(engine, prompt) for prompt in prompts]
             engine.finish(*everyone)
             for prompt, watched in zip(prompts, everyone, strict=True):
-                said = self._check(TOGETHER, prompt, watched)
-                self._ask(engine, TOGETHER, (*prompt, *said, *self._some(9)))
+                reply = self._check(TOGETHER, prompt, watched)
+                self._ask(engine, TOGETHER, (*prompt, *reply, *self._some(9)))
         self.finding.widest = engine.widest
         if engine.metrics.failures:
             self._is_wrong(TOGETHER, f"{engine.metrics.failures} passes raised, and rows went on alone")
@@ -184,25 +184,25 @@ class Trial:
     def _ask(self, engine: Engine, step: str, prompt: Tokens) -> Tokens:
         watched = self._submit(engine, prompt)
         engine.finish(watched)
-        said = self._check(step, prompt, watched)
+        reply = self._check(step, prompt, watched)
         is_new = step == "cold" or not engine.cache.supports_reuse
         if isinstance(watched.ending, Finished) and not is_new and not watched.ending.usage.cached:
             self._is_wrong(step, f"nothing of {len(prompt)} tokens was known")
-        return said
+        return reply
 
     def _check(self, step: str, prompt: Tokens, watched: Watched) -> Tokens:
-        said = tuple(watched.tokens)
-        if len(said) != REPLY:
-            self._is_wrong(step, f"{len(said)} tokens and {watched.ending}")
+        reply = tuple(watched.tokens)
+        if len(reply) != REPLY:
+            self._is_wrong(step, f"{len(reply)} tokens and {watched.ending}")
         elif step not in self.finding.wrong:
             theirs = reference(self._plain, prompt, REPLY)
 
             def plain_says_too(place: int) -> bool:
-                return says_too(self._network, (*prompt, *said[:place]), said[place])
+                return says_too(self._network, (*prompt, *reply[:place]), reply[place])
 
-            if difference := self._tally.difference(said, theirs, plain_says_too):
+            if difference := self._tally.difference(reply, theirs, plain_says_too):
                 self._is_wrong(step, f"a prompt of {len(prompt)} tokens: {difference}")
-        return said
+        return reply
 
     def _is_wrong(self, step: str, what: str) -> None:
         self.finding.wrong.setdefault(step, what)

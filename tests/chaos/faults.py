@@ -53,7 +53,7 @@ class Record:
 
 
 class Recorded(Generation):
-    """A generation that notes what it is told."""
+    """A generation that notes what it receives."""
 
     def __init__(self, engine_request: EngineRequest) -> None:
         super().__init__(engine_request)
@@ -121,13 +121,13 @@ class Faults:
         wait for it, which the engine does not.
         """
         time.sleep(self._slowness_s)
-        is_looked_at = tokens.shape[1] > 1 or self._is_on_its_way()
-        if is_looked_at and self.poison in cast("list[int]", tokens.flatten().tolist()):
+        is_checked = tokens.shape[1] > 1 or self._is_on_its_way()
+        if is_checked and self.poison in cast("list[int]", tokens.flatten().tolist()):
             self.poisoned += 1
             raise Breakdown(f"{ON_PURPOSE}: poison")
 
     def _is_on_its_way(self) -> bool:
-        self._suspects = [one for one in self._suspects if not (one.cancelled or one.record.ending)]
+        self._suspects = [entry for entry in self._suspects if not (entry.cancelled or entry.record.ending)]
         return bool(self._suspects)
 
     def _note(self, engine_request: EngineRequest) -> Recorded:

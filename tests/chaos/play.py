@@ -355,13 +355,13 @@ def _compare(
 ) -> None:
     """Failures have a planted reason, clients got what the engine wrote, and that is what is true."""
     records = faults.records
-    failed = [one for one in records if isinstance(one.ending, Failed)]
+    failed = [entry for entry in records if isinstance(entry.ending, Failed)]
     outcome.problems += [
-        f"failed: {one.ending}"
-        for one in failed
-        if isinstance(one.ending, Failed) and ON_PURPOSE not in one.ending.message
+        f"failed: {entry.ending}"
+        for entry in failed
+        if isinstance(entry.ending, Failed) and ON_PURPOSE not in entry.ending.message
     ]
-    innocent = [one for one in failed if not faults.is_poisoned(one)]
+    innocent = [entry for entry in failed if not faults.is_poisoned(entry)]
     if len(innocent) > faults.fired.total():
         outcome.problems.append(f"{faults.fired.total()} faults, and {len(innocent)} requests failed of them")
     written = _by_mark(model, records)
@@ -369,10 +369,10 @@ def _compare(
     outcome.problems += [
         f"{mark} was told of a failure, and did not fail"
         for mark in account.failed
-        if not any(isinstance(one.ending, Failed) for one in written.get(mark, []))
+        if not any(isinstance(entry.ending, Failed) for entry in written.get(mark, []))
     ]
     outcome.heard = len(account.heard)
-    greedy = [one for one in records if one.is_greedy and one.tokens]
+    greedy = [entry for entry in records if entry.is_greedy and entry.tokens]
     for record in rng.sample(greedy, min(crowd.sampled, len(greedy))):
         outcome.compared += 1
         if wrong := _difference(model, record, outcome.tally):
@@ -382,23 +382,23 @@ def _compare(
 
 
 def _difference(model: LoadedModel, record: Record, tally: Tally) -> str | None:
-    prompt, said = record.engine_request.prompt.ids, record.tokens
-    ids = (*prompt, *said)
-    reference = greedy_reference(model.network, prompt, len(said))
+    prompt, reply = record.engine_request.prompt.ids, record.tokens
+    ids = (*prompt, *reply)
+    reference = greedy_reference(model.network, prompt, len(reply))
     return tally.difference(
-        said,
+        reply,
         reference,
-        lambda place: says_too(model.network, ids[: len(prompt) + place], said[place]),
+        lambda place: says_too(model.network, ids[: len(prompt) + place], reply[place]),
     )
 
 
 def _by_mark(model: LoadedModel, records: Sequence[Record]) -> dict[str, list[Record]]:
     """The requests by the mark in their last question."""
-    found: dict[str, list[Record]] = {}
+    grouped: dict[str, list[Record]] = {}
     for record in records:
         marks = _MARK.findall(_text(model, record.engine_request.prompt.ids[-80:]))
-        found.setdefault(marks[-1] if marks else "", []).append(record)
-    return found
+        grouped.setdefault(marks[-1] if marks else "", []).append(record)
+    return grouped
 
 
 def _misheard(
@@ -406,7 +406,7 @@ def _misheard(
 ) -> list[str]:
     """Replies that no record of their question has."""
     return [
-        f"{heard} was not written: {[(one.ending, one.tokens) for one in written.get(heard.mark, [])]}"
+        f"{heard} was not written: {[(entry.ending, entry.tokens) for entry in written.get(heard.mark, [])]}"
         for heard in all_heard
         if not any(_is_of(model, heard, record) for record in written.get(heard.mark, []))
     ]
@@ -420,5 +420,5 @@ def _is_of(model: LoadedModel, heard: Heard, record: Record) -> bool:
 
 def _text(model: LoadedModel, tokens: Sequence[int]) -> str:
     ends = model.tokenizer.eos_token_ids
-    said = b"".join(model.tokenizer.token_bytes(token) for token in tokens if token not in ends)
-    return said.decode(errors="replace")
+    raw = b"".join(model.tokenizer.token_bytes(token) for token in tokens if token not in ends)
+    return raw.decode(errors="replace")

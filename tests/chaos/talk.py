@@ -68,7 +68,7 @@ class Account:
             self.heard.append(heard)
 
     def note_failure(self, mark: str) -> None:
-        """The client with this mark was told that its request failed."""
+        """The client with this mark learned that its request failed."""
         with self._lock:
             self.failed.append(mark)
 
@@ -99,7 +99,7 @@ def _chat(talk: Messages, length: int) -> dict[str, Any]:
 
 
 def _text(talk: Messages, length: int) -> dict[str, Any]:
-    prompt = "\n".join(f"{one['role']}: {one['content']}" for one in talk)
+    prompt = "\n".join(f"{message['role']}: {message['content']}" for message in talk)
     return {"prompt": prompt, "max_tokens": length, "return_token_ids": True}
 
 
@@ -208,7 +208,7 @@ class Talker:
         headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
         began = time.monotonic()
         try:
-            status, told, raw = _post(port, protocol.path, body, headers)
+            status, reply_headers, raw = _post(port, protocol.path, body, headers)
         except (OSError, http.client.HTTPException) as error:
             if at_proxy and self._endpoints.proxy_is_up() != (True, kills):
                 self._account.count("lost with the proxy")
@@ -216,7 +216,7 @@ class Talker:
                 self._account.complain(f"{where}: {error!r} after {time.monotonic() - began:.1f} s")
             return None
         try:
-            return self._read(protocol, body, mark, (status, told, raw), where)
+            return self._read(protocol, body, mark, (status, reply_headers, raw), where)
         except wire.COMPLAINTS as error:
             if at_proxy and self._endpoints.proxy_is_up() != (True, kills):
                 self._account.count("lost with the proxy")
@@ -273,12 +273,12 @@ def _post(
     try:
         connection.request("POST", path, json.dumps(body), dict(headers))
         reply = connection.getresponse()
-        told = {name.lower(): value for name, value in reply.getheaders()}
+        reply_headers = {name.lower(): value for name, value in reply.getheaders()}
         try:
-            return reply.status, told, reply.read()
+            return reply.status, reply_headers, reply.read()
         except http.client.IncompleteRead as error:
             if ON_PURPOSE.encode() in error.partial:
-                return reply.status, told, error.partial
+                return reply.status, reply_headers, error.partial
             raise
     finally:
         connection.close()

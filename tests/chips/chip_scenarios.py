@@ -180,7 +180,7 @@ def beside(cost: Cost, contexts: Sequence[int], prompt: int, pacing: Pacing = OU
     replies = _replies(engine, contexts)
     began_s = engine.device.now
     engine.run_until(lambda: _are_on(replies, began_s, SETTLING_STEPS))
-    step_s = (engine.device.now - began_s) / max(one.tokens_between(began_s, float("inf")) for one in replies)
+    step_s = (engine.device.now - began_s) / max(row.tokens_between(began_s, float("inf")) for row in replies)
     came_s = engine.device.now
     stream = engine.submit(_own_tokens(len(contexts), prompt), 2)
     engine.run_until(lambda: stream.token_s)

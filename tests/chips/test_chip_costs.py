@@ -22,11 +22,11 @@ PUBLISHED = {
 
 
 def chip(name: str) -> ChipSpec:
-    return next(one for one in CHIPS if one.name == name)
+    return next(spec for spec in CHIPS if spec.name == name)
 
 
 def model(name: str) -> ModelSpec:
-    return next(one for one in MODELS if one.name == name)
+    return next(spec for spec in MODELS if spec.name == name)
 
 
 @pytest.mark.parametrize("name", PUBLISHED)

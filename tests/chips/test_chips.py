@@ -28,7 +28,7 @@ COLLAPSED = Pacing(TimeLimits(), Collapsed)
 
 def cost(chip: str, model: str) -> Cost:
     return Cost(
-        next(one for one in CHIPS if one.name == chip), next(one for one in MODELS if one.name == model)
+        next(spec for spec in CHIPS if spec.name == chip), next(spec for spec in MODELS if spec.name == model)
     )
 
 
@@ -51,30 +51,30 @@ def test_whole_chunks_with_nobody_else_there_are_as_fast_as_bare():
 def test_a_collapsed_pacer_fails_alone():
     outcome = alone(cost("M3 Max", "Flash"), 2_000, COLLAPSED)
     assert outcome is not None
-    assert any("of bare speed" in one for one in outcome.failed)
+    assert any("of bare speed" in failure for failure in outcome.failed)
 
 
 @pytest.mark.thorough
 def test_whole_chunks_beside_replies_fail_for_their_stalls_and_for_the_share_of_the_replies():
     outcome = running(cost("M3 Max", "8B"), BARE)
     assert outcome is not None
-    assert any("kept" in one for one in outcome.failed)
-    assert any("stall" in one for one in outcome.failed)
+    assert any("kept" in failure for failure in outcome.failed)
+    assert any("stall" in failure for failure in outcome.failed)
 
 
 @pytest.mark.thorough
 def test_a_prompt_that_gets_no_time_beside_replies_fails():
     outcome = running(cost("M2", "8B"), Pacing(TimeLimits(decode_share=0.75)))
     assert outcome is not None
-    assert any("prompt took" in one for one in outcome.failed)
+    assert any("prompt took" in failure for failure in outcome.failed)
 
 
 @pytest.mark.long
 def test_agents_share_their_system_text_and_wait_for_one_another():
-    one, four = (work(cost("H100", "8B"), count, BARE) for count in (1, 4))
-    assert max(one.ttft_s) < max(four.ttft_s) < 2 * max(one.ttft_s)
-    assert one.unanswered == four.unanswered == 0
-    assert one.tokens_s < four.tokens_s
+    single, four = (work(cost("H100", "8B"), count, BARE) for count in (1, 4))
+    assert max(single.ttft_s) < max(four.ttft_s) < 2 * max(single.ttft_s)
+    assert single.unanswered == four.unanswered == 0
+    assert single.tokens_s < four.tokens_s
 
 
 def test_a_reply_has_its_token_when_the_step_is_done_and_the_next_step_runs_meanwhile():

@@ -113,7 +113,7 @@ def write_agents_model(tmp: Path, commands: Mapping[str, str] = {QUESTION: COMMA
     """
     trait = TRAITS[_FORM.trait]
     suffixes = {question: f"-{number}" for number, question in enumerate(commands)}
-    said = {
+    texts = {
         _ANSWER: _FORM.answer(ANSWER),
         _SUMMARY: _FORM.answer(f"<summary>\n{SUMMARY}\n</summary>"),
         **{
@@ -123,8 +123,8 @@ def write_agents_model(tmp: Path, commands: Mapping[str, str] = {QUESTION: COMMA
         },
         **{script: _FORM.calls(*ERRANDS[question]) for question, script in _ERRANDS.items()},
     }
-    quiet = {f"<|{name}|>": text for name, text in said.items()}
-    thinking = {f"<|{name}+|>": _FORM.reasoning(REASONING) + text for name, text in said.items()}
+    quiet = {f"<|{name}|>": text for name, text in texts.items()}
+    thinking = {f"<|{name}+|>": _FORM.reasoning(REASONING) + text for name, text in texts.items()}
     hook = _HOOK
     values = {"NAMES": [*CALLS], "REQUESTS": [*REQUESTS]}
     pairs = {"ERRANDS": _ERRANDS, "SUFFIXES": suffixes}

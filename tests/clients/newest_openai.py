@@ -84,7 +84,7 @@ def responses(client: Any) -> set[str]:
     other: Any = {"comparison_response_id": "resp_of_nobody"}
     lost = client.responses.create(**asked, prompt_cache_options=other)
     kinds = [
-        one.prompt_cache_diagnostics and one.prompt_cache_diagnostics.type for one in (same, changed, lost)
+        item.prompt_cache_diagnostics and item.prompt_cache_diagnostics.type for item in (same, changed, lost)
     ]
     assert kinds == ["cache_hit", "cache_miss", "comparison_response_not_found"], kinds
     warm: Any = {"prewarm": True}
@@ -107,7 +107,7 @@ def main(url: str) -> None:
     client = OpenAI(base_url=url, api_key="sk-local", max_retries=0)
     fields = {"chat": chat(client), "responses": responses(client), "others": others(client)}
     print(
-        json.dumps({"version": openai.__version__, **{name: sorted(found) for name, found in fields.items()}})
+        json.dumps({"version": openai.__version__, **{name: sorted(names) for name, names in fields.items()}})
     )
 
 

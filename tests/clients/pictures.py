@@ -86,17 +86,17 @@ _HOOK = """
 
 def write_seeing_model(tmp: Path) -> Path:
     """The folder of a model with the template of Qwen's: it opens a picture if a question says `LOOK`."""
-    said = {one.script: _FORM.calls(one.call) for one in OPENERS} | {_ANSWER: _FORM.answer(SEEN)}
+    scripts = {opener.script: _FORM.calls(opener.call) for opener in OPENERS} | {_ANSWER: _FORM.answer(SEEN)}
     hook = _HOOK
-    rows = [[one.tool, one.argument, one.script] for one in OPENERS]
+    rows = [[opener.tool, opener.argument, opener.script] for opener in OPENERS]
     for name, value in {"ANSWER": _ANSWER, "LOOK": LOOK, "OPENERS": rows}.items():
         hook = hook.replace(name, repr(value))
     return tiny_vision_models.build_chain(
         tmp / "seeing",
-        cut(_TRAIT, said),
+        cut(_TRAIT, scripts),
         hidden=320,
         vocab=_TRAIT.vocabulary,
-        words=[*said],
+        words=[*scripts],
         chat_template=_TRAIT.template + hook,
         added=_TRAIT.added,
     )
@@ -158,7 +158,7 @@ class Witness:
     def new_prompts(self) -> list[AskedPrompt]:
         """Those since the last time."""
         asked, self._asked = self._asked, []
-        return [AskedPrompt(len(one.prompt), _shown(one)) for one in asked]
+        return [AskedPrompt(len(request.prompt), _shown(request)) for request in asked]
 
     def names_of(self, file: bytes) -> tuple[int, ...]:
         """The tokens that name a file."""
@@ -195,7 +195,7 @@ def places(line: Line) -> list[str]:
     """In which message each image of a prompt stands: its role, or `tool`."""
     prompt = line["prompt"]
     assert prompt.count(HIDDEN_IMAGE) == prompt.count(_IMAGE) == line["images"]
-    return [_message_at(prompt[: found.start()]) for found in re.finditer(re.escape(_IMAGE), prompt)]
+    return [_message_at(prompt[: match.start()]) for match in re.finditer(re.escape(_IMAGE), prompt)]
 
 
 def _message_at(before: str) -> str:

@@ -77,8 +77,8 @@ def efficiency(lines: Sequence[Line], before: Line | None, *, has_asides: bool) 
     """
     computed, again = 0, 0
     for line in lines:
-        said = before["completion_tokens"] if before and has_asides else 0
-        again += max(0, line["lost_tokens"] - said)
+        reply_tokens = before["completion_tokens"] if before and has_asides else 0
+        again += max(0, line["lost_tokens"] - reply_tokens)
         computed += line["computed_tokens"]
         before = line
     return 1 - again / computed if computed else 0.0

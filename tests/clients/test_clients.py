@@ -46,7 +46,7 @@ def test_the_older_claude_changes_its_header_with_every_request(
     agent, tunnel = installed(AGENTS["claude-2.1.126"], clients_home), Tunnel(endpoints.ports[8080])
     (turn,) = converse(agent, clients_home, tunnel.port, endpoints.trace, tmp_path, turns=1)
     tunnel.close()
-    systems = [str(one.body["system"]) for one in tunnel.heard("/v1/messages")]
+    systems = [str(request.body["system"]) for request in tunnel.heard("/v1/messages")]
     marks = [mark for system in systems for mark in re.findall(r"cch=\w+", system)]
     assert turn.status == 0, turn.printed
     assert len(marks) == len(set(marks)) == len(turn.lines) == 2, marks

@@ -82,7 +82,7 @@ class Overflow(NamedTuple):
     """The reaction of a client to a prompt that has become too long before it saw that.
 
     Attributes:
-        agent: the client; one that is not launched has not been told how small the window is.
+        agent: the client; one that is not launched does not know how small the window is.
         notes: lines of the notes. With the last one, the prompt is longer than the window.
         status: of its exit in that turn.
         says: what it prints then; an answer, if it compacts.

@@ -34,15 +34,15 @@ def test_three_turns_with_the_demo_model(
     agent = installed(HELD[name], clients_home)
     talk = Talk(agent, clients_home, demo_endpoints.ports[port], demo_endpoints.trace, tmp_path)
     (talk.place.work / NOTE).write_text("The kettle sings at nine.\nNot before.\n")
-    said = {
+    answers = {
         f"Use the {tool} tool to run {COMMAND}": f"{RETURNED}The kettle sings at nine.",
         "Reply with the single word pelican": "pelican",
         "Who are you?": ANSWER,
     }
-    turns = [talk.say(question) for question in said]
-    print("\n\n".join(f"> {question}\n{turn.printed}" for question, turn in zip(said, turns, strict=True)))
+    turns = [talk.say(question) for question in answers]
+    print("\n\n".join(f"> {question}\n{turn.printed}" for question, turn in zip(answers, turns, strict=True)))
     assert [turn.status for turn in turns] == [0, 0, 0]
-    assert [turn.printed.strip() for turn in turns] == list(said.values())
+    assert [turn.printed.strip() for turn in turns] == list(answers.values())
     assert [len(turn.lines) for turn in turns] == [2, 1, 1], "the first turn calls the tool"
     assert min(turn.cached for turn in turns[1:]) >= 0.9
     assert min(turn.efficiency for turn in turns[1:]) >= 0.97

@@ -35,8 +35,8 @@ def test_codex_applies_a_patch(port: int, endpoints: Endpoints, clients_home: Pa
     turn, after = talk.say(PATCH), talk.ask()
     tunnel.close()
     (offered, *_), *_ = [
-        [tool for tool in one.body["tools"] if tool.get("name") == "apply_patch"]
-        for one in tunnel.heard("/v1/responses")
+        [tool for tool in request.body["tools"] if tool.get("name") == "apply_patch"]
+        for request in tunnel.heard("/v1/responses")
     ]
     assert offered["type"] == "custom"
     assert offered["format"]["syntax"] == "lark"

@@ -46,8 +46,8 @@ PATH = {"PATH": "/usr/bin:/bin"}
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with serving(write_agents_model(tmp_path_factory.mktemp("agents"))) as one:
-        yield one
+    with serving(write_agents_model(tmp_path_factory.mktemp("agents"))) as running:
+        yield running
 
 
 @pytest.mark.parametrize("thinking", [True, False])
@@ -59,16 +59,16 @@ def test_a_question_is_a_call_and_a_result_an_answer(server: Server, name: str, 
     messages = [{"role": "user", "content": f"{QUESTION} (1)"}]
     for _ in range(2):
         asked = {"messages": messages, "tools": tools, "enable_thinking": thinking}
-        said = post(server, asked).json["choices"][0]["message"]
-        (call,) = said["tool_calls"]
+        reply = post(server, asked).json["choices"][0]["message"]
+        (call,) = reply["tool_calls"]
         assert call["function"]["name"] == name
         arguments = json.loads(call["function"]["arguments"])
         assert COMMAND in arguments.values() or [COMMAND] in arguments.values()
-        messages += [said, {"role": "tool", "tool_call_id": call["id"], "content": "It says this."}]
+        messages += [reply, {"role": "tool", "tool_call_id": call["id"], "content": "It says this."}]
         aside = {"role": "user", "content": "Nobody asked for this."}
-        said = post(server, {**asked, "messages": [*messages, aside]}).json["choices"][0]["message"]
-        assert said["content"] == ANSWER
-        messages += [said, {"role": "user", "content": f"{QUESTION} (2)"}]
+        reply = post(server, {**asked, "messages": [*messages, aside]}).json["choices"][0]["message"]
+        assert reply["content"] == ANSWER
+        messages += [reply, {"role": "user", "content": f"{QUESTION} (2)"}]
 
 
 def test_who_has_no_tool_gets_an_answer(server: Server):
@@ -82,11 +82,11 @@ def test_who_has_no_tool_gets_an_answer(server: Server):
 def test_who_asks_for_a_summary_gets_one(server: Server, words: str, role: str):
     tools = [tool("bash", command="string")]
     messages = [{"role": "user", "content": QUESTION}, {"role": role, "content": f"{words} of this."}]
-    said = post(server, {"messages": messages, "tools": tools}).json["choices"][0]["message"]
-    assert said["content"] == f"<summary>\n{SUMMARY}\n</summary>"
-    messages += [said, {"role": "user", "content": QUESTION}]
-    said = post(server, {"messages": messages, "tools": tools}).json["choices"][0]["message"]
-    assert ("tool_calls" in said) == (role == "user"), "what a system text asks for holds"
+    reply = post(server, {"messages": messages, "tools": tools}).json["choices"][0]["message"]
+    assert reply["content"] == f"<summary>\n{SUMMARY}\n</summary>"
+    messages += [reply, {"role": "user", "content": QUESTION}]
+    reply = post(server, {"messages": messages, "tools": tools}).json["choices"][0]["message"]
+    assert ("tool_calls" in reply) == (role == "user"), "what a system text asks for holds"
 
 
 @pytest.mark.sample(4)
@@ -97,9 +97,9 @@ def test_an_errand_is_its_calls(server: Server, question: str):
         tool(name, **{key: _TYPES[type(value)] for key, value in given.items()}) for name, given in calls
     ]
     asked = {"messages": [{"role": "user", "content": f"{question} (1)"}], "tools": tools[:1]}
-    said = post(server, asked).json["choices"][0]["message"]["tool_calls"]
-    functions = [call["function"] for call in said]
-    assert [(one["name"], json.loads(one["arguments"])) for one in functions] == [*calls]
+    tool_calls = post(server, asked).json["choices"][0]["message"]["tool_calls"]
+    functions = [call["function"] for call in tool_calls]
+    assert [(function["name"], json.loads(function["arguments"])) for function in functions] == [*calls]
 
 
 _TYPES: Mapping[type, str] = {str: "string", int: "integer", bool: "boolean"}
@@ -143,9 +143,9 @@ class _Quiet(http.server.SimpleHTTPRequestHandler):
 def test_a_client_learns_of_nothing_but_its_own_place(name: str, tmp_path: Path):
     place = Place(home=tmp_path / "home", work=tmp_path / "work", url="http://127.0.0.1:1")
     agent = AGENTS[name]
-    told = [*agent.files(place).values(), *agent.environment(place).values()]
-    assert any(place.url in text for text in told)
-    urls = [word for text in told for word in text.replace('"', " ").split() if "://" in word]
+    texts = [*agent.files(place).values(), *agent.environment(place).values()]
+    assert any(place.url in text for text in texts)
+    urls = [word for text in texts for word in text.replace('"', " ").split() if "://" in word]
     assert [url for url in urls if not url.startswith(place.url)] == []
     assert "hello" in agent.first(place, "hello")
     assert "hello" in agent.later(place, "hello")
@@ -161,8 +161,8 @@ def witness() -> Witness:
 
 @pytest.fixture(scope="module")
 def seeing(witness: Witness, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with serving(write_seeing_model(tmp_path_factory.mktemp("seeing")), witness.app) as one:
-        yield one
+    with serving(write_seeing_model(tmp_path_factory.mktemp("seeing")), witness.app) as running:
+        yield running
 
 
 @pytest.mark.thorough
@@ -171,14 +171,14 @@ def test_a_picture_is_opened_and_described(seeing: Server, witness: Witness, ope
     file = png(OPENERS.index(opener))
     tools = [tool("other"), tool(opener.tool, **{opener.argument: "string"})]
     messages: list[Any] = [{"role": "user", "content": f"{LOOK} (1)"}]
-    said = post(seeing, {"messages": messages, "tools": tools}).json["choices"][0]["message"]
-    (call,) = said["tool_calls"]
+    reply = post(seeing, {"messages": messages, "tools": tools}).json["choices"][0]["message"]
+    (call,) = reply["tool_calls"]
     assert (call["function"]["name"], json.loads(call["function"]["arguments"])) == (
         opener.tool,
         {opener.argument: PICTURE},
     )
     image = {"type": "image_url", "image_url": {"url": data_url(file)}}
-    messages += [said, {"role": "tool", "tool_call_id": call["id"], "content": [image]}]
+    messages += [reply, {"role": "tool", "tool_call_id": call["id"], "content": [image]}]
     witness.new_prompts()
     for aside in ([], [{"role": "user", "content": "Nobody asked for this."}]):
         asked = {"messages": [*messages, *aside], "tools": tools}

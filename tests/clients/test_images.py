@@ -107,7 +107,7 @@ class Answer:
         return places(self.longest)
 
     def __str__(self) -> str:
-        sizes = ", ".join(f"{width} x {height}" for width, height in (one.size for one in self.images))
+        sizes = ", ".join(f"{width} x {height}" for width, height in (image.size for image in self.images))
         return f"{self.turn}; images {sizes or 'none'} at {self.places}, {self.looks} looks"
 
 
@@ -154,8 +154,8 @@ def test_a_picture_is_seen_once(
     files = [png(secrets.randbits(64)) for _ in range(2)]
     answers = [show.picture(files[0]), show.words(), show.picture(files[1])]
     for answer, shown in zip(answers, (files[:1], files[:1], files), strict=True):
-        assert [one.image.data for one in answer.images] == shown
-        assert [one.tokens for one in answer.images] == [*map(seeing.witness.names_of, shown)]
+        assert [picture.image.data for picture in answer.images] == shown
+        assert [picture.tokens for picture in answer.images] == [*map(seeing.witness.names_of, shown)]
         assert answer.places == [way.place] * len(shown)
     assert [answer.looks for answer in answers] == [1, 0, 1]
     assert min(answer.turn.efficiency for answer in answers[1:]) >= 0.97
@@ -185,9 +185,11 @@ def test_a_large_picture_is_shrunk_once(
     talk = Talk(agent, clients_home, seeing.endpoints.ports[8080], seeing.endpoints.trace, tmp_path)
     show = Show(f"{name}, {how}", way, talk, seeing)
     answers = [show.picture(png(secrets.randbits(64), *LARGE)), show.words()]
-    files = {one.image.data for answer in answers for one in answer.images}
+    files = {image.image.data for answer in answers for image in answer.images}
     (file,) = files
-    assert [one.tokens for answer in answers for one in answer.images] == [seeing.witness.names_of(file)] * 2
+    assert [image.tokens for answer in answers for image in answer.images] == [
+        seeing.witness.names_of(file)
+    ] * 2
     assert [answer.looks for answer in answers] == [1, 0]
     assert min(answers[1].turn.efficiency, answers[1].turn.cached) >= 0.97
     assert answers[0].images[0].size == SHRUNK[name]

@@ -63,8 +63,8 @@ def test_sub_agents_and_late_tools_cost_the_conversation_nothing(
         assert ANSWER in turn.printed
     delegated, searched, last = turns
     assert len(delegated.lines) == 2 + 2 * 2, str(delegated)
-    asked, found = searched.lines
-    assert ["notebook_path" in line["prompt"] for line in (asked, found)] == [False, True]
+    asked, followup = searched.lines
+    assert ["notebook_path" in line["prompt"] for line in (asked, followup)] == [False, True]
     assert min(turn.efficiency for turn in turns) >= 0.97
     assert last.cached >= 0.97
 

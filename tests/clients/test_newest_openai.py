@@ -57,6 +57,6 @@ def test_its_types_hold_for_each_object(port: int, demo_endpoints: Endpoints, cl
         [str(python), str(SCRIPT), url], check=False, capture_output=True, text=True, timeout=300
     )
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    assert found.pop("version").startswith("3.57.")
-    assert {name: set(fields) for name, fields in found.items()} == OURS
+    report = json.loads(done.stdout)
+    assert report.pop("version").startswith("3.57.")
+    assert {name: set(fields) for name, fields in report.items()} == OURS

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 
 def commands_of(parser: argparse.ArgumentParser) -> Mapping[str, argparse.ArgumentParser]:
     """The parsers of its commands, by name."""
-    groups = (one for one in parser._actions if isinstance(one, argparse._SubParsersAction))
+    groups = (action for action in parser._actions if isinstance(action, argparse._SubParsersAction))
     return {name: below for group in groups for name, below in group.choices.items()}
 
 

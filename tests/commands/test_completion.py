@@ -91,7 +91,7 @@ def offered_by_fish(line: str, folder: Path) -> list[str]:
         timeout=20,
     )
     assert done.stderr == ""
-    return [one.partition("\t")[0].rstrip("/") for one in done.stdout.splitlines()]
+    return [entry.partition("\t")[0].rstrip("/") for entry in done.stdout.splitlines()]
 
 
 @pytest.mark.sample(3)

@@ -165,7 +165,7 @@ def test_a_model_that_the_server_has_is_loaded(server: Server, started: list[Seq
     user = User(state_of(server), "2", "llama", "q")
     Menu(user.world).open()
     assert "llama is loaded, and answers requests that name it." in user.lines
-    assert {one["id"]: one["state"] for one in server.get("/v1/models")["data"]}["llama"] == "loaded"
+    assert {model["id"]: model["state"] for model in server.get("/v1/models")["data"]}["llama"] == "loaded"
     assert (started, user.ran) == ([], [])
 
 
@@ -294,9 +294,9 @@ def test_the_models_of_this_machine_are_listed_with_what_serves_them(
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setattr("start_llm.library.hub.HF_HUB_CACHE", str(tmp_path / "hub"))
-    head, found = cli._models_in_menu()
+    head, rows = cli._models_in_menu()
     assert head[0] == "model"
-    (demo,) = (one for one in found if one.cells[0] == "demo")
+    (demo,) = (row for row in rows if row.cells[0] == "demo")
     assert demo.word == str(ROOT / "models" / "demo")
 
 

@@ -73,9 +73,9 @@ def test_the_file_of_a_server_is_its_owners_alone(demo):
     (path,) = (shell.state / "servers").iterdir()
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
-    told = json.loads(path.read_text())
-    assert told["pid"] == process.pid
-    assert path.name == f"{process.pid}-{told['url'].rpartition(':')[2]}.json"
+    record = json.loads(path.read_text())
+    assert record["pid"] == process.pid
+    assert path.name == f"{process.pid}-{record['url'].rpartition(':')[2]}.json"
 
 
 def a_server(port: int = 8080, started_at: float = 1.0) -> RunningServer:
@@ -86,9 +86,9 @@ def a_server(port: int = 8080, started_at: float = 1.0) -> RunningServer:
 def test_a_server_is_loading_until_it_tells_that_it_is_ready(tmp_path):
     file = ServerFile(tmp_path)
     file.write(a_server())
-    assert [one.is_loading for one in running_servers(tmp_path)] == [True]
+    assert [server.is_loading for server in running_servers(tmp_path)] == [True]
     file.tell_ready()
-    assert [one.is_loading for one in running_servers(tmp_path)] == [False]
+    assert [server.is_loading for server in running_servers(tmp_path)] == [False]
     file.remove()
     assert list(tmp_path.iterdir()) == []
     file.remove()
@@ -98,7 +98,7 @@ def test_the_newest_server_is_the_first(tmp_path):
     files = [ServerFile(tmp_path) for _ in range(2)]
     for file, port, began in zip(files, (1, 2), (5.0, 7.0), strict=True):
         file.write(a_server(port, began))
-    assert [one.port for one in running_servers(tmp_path)] == [2, 1]
+    assert [server.port for server in running_servers(tmp_path)] == [2, 1]
     for file in files:
         file.remove()
 
@@ -164,9 +164,9 @@ def test_status_tells_what_the_server_does(demo):
         subprocess.run([*command, "-d", body], check=True, capture_output=True, timeout=60)
     done = shell.run("status", "--json")
     assert (done.returncode, done.stderr) == (0, "")
-    told = json.loads(done.stdout)
-    assert told["running"] is True
-    (server,) = told["servers"]
+    status = json.loads(done.stdout)
+    assert status["running"] is True
+    (server,) = status["servers"]
     assert (server["pid"], server["url"], server["proxy_url"]) == (process.pid, url_of(shell), None)
     assert (server["state"], server["model"], server["other_models"]) == ("ok", "demo", [])
     assert server["requests"]["answered"] - before["requests"]["answered"] == 2
@@ -268,11 +268,11 @@ def test_without_a_server_there_is_nothing_to_stop(shell):
 
 @pytest.mark.long
 def test_stop_waits_for_running_requests_and_now_does_not(shell):
-    said: list[str] = []
+    sent: list[str] = []
     with served(shell, DRAIN_SECONDS="30") as process, talking(url_of(shell)):
         folder = shell.state / "servers"
-        assert stop(lambda: running_servers(folder), None, 9, said.append, patience_s=0.5, at_once=False) == 1
-        assert said[-1] == "It has not ended within 0.5 s. `start_llm stop --now` ends it at once."
+        assert stop(lambda: running_servers(folder), None, 9, sent.append, patience_s=0.5, at_once=False) == 1
+        assert sent[-1] == "It has not ended within 0.5 s. `start_llm stop --now` ends it at once."
         assert process.poll() is None
         assert shell.run("stop", "--now").returncode == 0
         assert process.wait(5) == 130
@@ -305,16 +305,16 @@ def sleeper(port: int) -> Generator[tuple[subprocess.Popen[bytes], RunningServer
 
 
 def test_of_several_servers_one_is_named():
-    with sleeper(81) as (one, first), sleeper(82) as (other, second):
+    with sleeper(81) as (first_process, first), sleeper(82) as (other, second):
 
         def running() -> list[RunningServer]:
-            known = {one: first, other: second}
+            known = {first_process: first, other: second}
             return [server for process, server in known.items() if process.poll() is None]
 
         with pytest.raises(CommandError, match="2 servers run, on the ports 81, 82"):
             stop(running, None, 9, print, patience_s=5, at_once=False)
         assert stop(running, 82, 9, print, patience_s=5, at_once=False) == 0
-        assert (one.poll(), other.poll()) == (None, -signal.SIGTERM)
+        assert (first_process.poll(), other.poll()) == (None, -signal.SIGTERM)
         assert stop(running, 82, 9, print, patience_s=5, at_once=False) == 3
         assert stop(running, None, 9, print, patience_s=5, at_once=False) == 0
 
@@ -352,10 +352,10 @@ def test_a_server_of_another_user_is_refused():
 @needs_root
 @pytest.mark.skipif(not Path("/proc/net/tcp").exists(), reason="lsof may show more than /proc does")
 def test_a_process_of_another_user_on_the_port_is_reported(shell):
-    said: list[str] = []
+    lines: list[str] = []
     with other_server(shell.home) as port, as_nobody():
-        assert stop(list, None, port, said.append, patience_s=1, at_once=False) == 3
-    assert said == [f"No server of yours is running. A process of another user listens on port {port}."]
+        assert stop(list, None, port, lines.append, patience_s=1, at_once=False) == 3
+    assert lines == [f"No server of yours is running. A process of another user listens on port {port}."]
 
 
 @needs_root
@@ -393,16 +393,16 @@ def test_an_address_behind_the_clients_name_is_ours(form, shell, demo):
 
 def test_of_several_servers_the_one_of_the_settings_is_the_first():
     newest, oldest = a_server(82, 5.0), a_server(81, 1.0)
-    found = [one.url for one in addresses(settings_of(proxy_is_on=False, server_port=81), [newest, oldest])]
-    assert found == [oldest.url, newest.url]
-    found = [one.url for one in addresses(settings_of(proxy_is_on=False, server_port=80), [newest, oldest])]
-    assert found == [newest.url, oldest.url, "http://127.0.0.1:80"]
+    urls = [item.url for item in addresses(settings_of(proxy_is_on=False, server_port=81), [newest, oldest])]
+    assert urls == [oldest.url, newest.url]
+    urls = [item.url for item in addresses(settings_of(proxy_is_on=False, server_port=80), [newest, oldest])]
+    assert urls == [newest.url, oldest.url, "http://127.0.0.1:80"]
 
 
 def test_the_proxy_of_a_running_server_comes_before_the_server():
     server = replace(a_server(82), proxy_url="http://127.0.0.1:4082")
-    found = addresses(settings_of(access_keys=("own",), proxy_keys=("theirs",)), [server])
-    assert found[:2] == [("http://127.0.0.1:4082", "theirs"), ("http://127.0.0.1:82", "own")]
+    candidates = addresses(settings_of(access_keys=("own",), proxy_keys=("theirs",)), [server])
+    assert candidates[:2] == [("http://127.0.0.1:4082", "theirs"), ("http://127.0.0.1:82", "own")]
 
 
 @pytest.mark.thorough

@@ -54,9 +54,9 @@ exit 0"""
 
 def calls(home: Path) -> list[str]:
     path = home / "calls"
-    told = path.read_text().splitlines() if path.exists() else []
+    lines = path.read_text().splitlines() if path.exists() else []
     path.unlink(missing_ok=True)
-    return told
+    return lines
 
 
 def a_command(words: list[str], folder: str = "/a b/100%") -> ServiceCommand:
@@ -91,8 +91,8 @@ def test_install_writes_the_unit_and_starts_it(systemd):
         "enable start_llm.service",
         "restart start_llm.service",
     ]
-    for told in ("journalctl --user --unit start_llm", "service uninstall", "enable-linger"):
-        assert told in done.stdout
+    for hint in ("journalctl --user --unit start_llm", "service uninstall", "enable-linger"):
+        assert hint in done.stdout
     assert "does not see this shell's MLX_PORT, STATE_ROOT, PROXY" in done.stdout.replace("\n", " ")
 
 
@@ -200,8 +200,8 @@ def test_systemd_accepts_the_unit_with_awkward_names(tmp_path):
         done = subprocess.run(
             verify, check=False, capture_output=True, text=True, env=environment, timeout=60
         )
-        told = [line for line in done.stderr.splitlines() if path.name in line]
-        assert bool(told) == (name == "bad"), done.stderr
+        complaints = [line for line in done.stderr.splitlines() if path.name in line]
+        assert bool(complaints) == (name == "bad"), done.stderr
 
 
 # --------------------------------------------------------------------------------------------------- launchd
@@ -221,8 +221,8 @@ def settings(tmp_path) -> Settings:
 
 
 def test_an_agent_is_written_and_started(launchd, settings, shell, tmp_path):
-    said: list[str] = []
-    assert install_service(launchd, settings, ["--demo"], said.append) == 0
+    lines: list[str] = []
+    assert install_service(launchd, settings, ["--demo"], lines.append) == 0
     agent = plistlib.loads(launchd.path.read_bytes())
     assert launchd.path == shell.home / "Library" / "LaunchAgents" / "local.start_llm.plist"
     assert agent["ProgramArguments"][1:] == [str(ROOT / "install_and_run.py"), "--demo"]
@@ -231,13 +231,13 @@ def test_an_agent_is_written_and_started(launchd, settings, shell, tmp_path):
     assert agent["StandardOutPath"] == agent["StandardErrorPath"] == str(tmp_path / "logs" / "service.log")
     assert (tmp_path / "logs").is_dir()
     name = f"gui/{os.getuid()}/local.start_llm"
-    told = [line for line in calls(shell.home) if not line.startswith("print ")]
-    assert told == [
+    commands = [line for line in calls(shell.home) if not line.startswith("print ")]
+    assert commands == [
         f"bootout {name}",
         f"enable {name}",
         f"bootstrap gui/{os.getuid()} {launchd.path}",
     ]
-    assert any(line == f"  logs: tail -F '{tmp_path}/logs/service.log'" for line in said)
+    assert any(line == f"  logs: tail -F '{tmp_path}/logs/service.log'" for line in lines)
 
 
 def test_an_agent_that_cannot_be_started_leaves_no_file(launchd, settings, shell):
@@ -249,14 +249,14 @@ def test_an_agent_that_cannot_be_started_leaves_no_file(launchd, settings, shell
 
 @pytest.mark.thorough
 def test_an_agent_is_looked_at_and_removed(launchd, settings, shell):
-    said: list[str] = []
-    assert tell_service(launchd, said.append) == 3
+    lines: list[str] = []
+    assert tell_service(launchd, lines.append) == 3
     install_service(launchd, settings, [], print)
     for state, status in (("running", 0), ("waiting", 3)):
         (shell.home / "state").write_text(state)
-        assert tell_service(launchd, said.append) == status
+        assert tell_service(launchd, lines.append) == status
     calls(shell.home)
-    assert uninstall_service(launchd, said.append) == 0
+    assert uninstall_service(launchd, lines.append) == 0
     assert calls(shell.home)[0] == f"bootout gui/{os.getuid()}/local.start_llm"
     assert not launchd.path.exists()
     assert not (shell.home / "loaded").exists(), "it has ended"

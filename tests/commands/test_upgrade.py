@@ -93,8 +93,8 @@ class Clone:
     def installed(self) -> dict[str, str]:
         """The environment's files, and copies of it."""
         paths = [path for path in self.root.rglob("*") if path.is_file()]
-        found = {str(path.relative_to(self.root)): path for path in paths}
-        return {name: path.read_text() for name, path in found.items() if name.startswith(".venv")}
+        files = {str(path.relative_to(self.root)): path for path in paths}
+        return {name: path.read_text() for name, path in files.items() if name.startswith(".venv")}
 
     def command(self) -> list[str]:
         return [sys.executable, "-m", "start_llm", "upgrade"]
@@ -124,8 +124,8 @@ def test_the_newest_commit_is_taken_and_what_it_requires_is_installed(clone):
     old, new = clone.head, clone.publish()
     done = clone.upgrade()
     assert (done.returncode, done.stderr) == (0, "")
-    told, pages = done.stdout.splitlines()[-2:]
-    assert told == f"start_llm {__version__} ({old[:9]}) is now start_llm 10.9.9 ({new[:9]})."
+    summary, pages = done.stdout.splitlines()[-2:]
+    assert summary == f"start_llm {__version__} ({old[:9]}) is now start_llm 10.9.9 ({new[:9]})."
     assert "those pages go first when there is need for room" in pages, "other libraries give other keys"
     assert clone.head == new
     installed = clone.installed()
@@ -244,9 +244,9 @@ def test_changed_files_are_named_and_nothing_is_done(clone):
     clone.publish()
     (clone.root / "requirements.txt").write_text("mine\n")
     (clone.root / "notes").touch()
-    said = refusal(clone)
-    assert "has changed files. Commit them, or put them aside with git stash:\n  requirements.txt\n" in said
-    assert "notes" not in said, "files that git does not know are in nobody's way"
+    text = refusal(clone)
+    assert "has changed files. Commit them, or put them aside with git stash:\n  requirements.txt\n" in text
+    assert "notes" not in text, "files that git does not know are in nobody's way"
 
 
 @pytest.mark.thorough
@@ -306,8 +306,8 @@ def test_each_tool_upgrades_what_it_has_installed(source, tmp_path):
         prefix.mkdir()
         if receipt:
             (prefix / receipt).touch()
-        (told,) = lines_for(origin_of(source), prefix, "/bin/python")
-        return told
+        (command,) = lines_for(origin_of(source), prefix, "/bin/python")
+        return command
 
     assert line("uv-receipt.toml") == f"uv tool install --force --python 3.12 '{source}'"
     assert line("pipx_metadata.json") == f"pipx install --force --python python3.12 '{source}'"
@@ -327,6 +327,6 @@ def test_other_origins(tmp_path):
     assert lines_for(git, tmp_path, "python") == [
         "python -m pip install --upgrade git+https://example.org/start_llm"
     ]
-    (told,) = lines_for({"url": "file:///a.whl", "archive_info": {}}, tmp_path, "python")
-    assert told.startswith("It came from file:///a.whl: install a newer one")
+    (advice,) = lines_for({"url": "file:///a.whl", "archive_info": {}}, tmp_path, "python")
+    assert advice.startswith("It came from file:///a.whl: install a newer one")
     assert "It came from a package index" in lines_for({}, tmp_path, "python")[0]

@@ -71,8 +71,8 @@ def test_a_line_that_does_not_parse_is_reported(line, tmp_path):
     ],
 )
 def test_a_slip_in_a_name_is_refused_with_the_name_that_was_meant(name, meant, tmp_path):
-    said = refusal(tmp_path, f"PROXY=off\n{name}=2\n".encode())
-    assert said == f"FILE, line 2: there is no setting {name}. Did you mean {meant}?"
+    message = refusal(tmp_path, f"PROXY=off\n{name}=2\n".encode())
+    assert message == f"FILE, line 2: there is no setting {name}. Did you mean {meant}?"
 
 
 def test_all_lines_that_are_refused_are_reported_at_once(tmp_path):

@@ -1,4 +1,4 @@
-"""Names of other servers in `.env`: told, and never taken from the environment."""
+"""Names of other servers in `.env`: reported, and never taken from the environment."""
 
 from __future__ import annotations
 

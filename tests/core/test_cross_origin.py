@@ -1,4 +1,4 @@
-"""Which pages may use the server, and what their browsers are told."""
+"""Which pages may use the server, and what their browsers are answered."""
 
 import pytest
 

@@ -68,11 +68,11 @@ def wait_until(is_so: Callable[[], bool]) -> None:
 
 def test_rows_outlive_the_process_each_in_its_table(path):
     with opened(path) as database:
-        one, other = database.table("one"), database.table("other")
-        one.put(b"a", b"1")
+        first, other = database.table("one"), database.table("other")
+        first.put(b"a", b"1")
         other.put(b"a", b"2")
-        one.put(b"", b"\0")
-        one.put(b"only a key")
+        first.put(b"", b"\0")
+        first.put(b"only a key")
     with opened(path) as database:
         assert kept(database, "one") == [(b"a", b"1"), (b"", b"\0"), (b"only a key", b"")]
         assert kept(database, "other") == [(b"a", b"2")]
@@ -293,7 +293,7 @@ def test_nobody_else_can_read_it(path, mask):
         with opened(path, write_after_s=0.01) as database:
             database.table("things").put(b"a")
             wait_until(lambda: database.metrics.written == 1)
-            modes = {one.name: stat.S_IMODE(one.stat().st_mode) for one in path.parent.iterdir()}
+            modes = {file.name: stat.S_IMODE(file.stat().st_mode) for file in path.parent.iterdir()}
     finally:
         os.umask(before)
     assert modes == {"a.db": 0o600, "a.db-wal": 0o600}
@@ -321,7 +321,7 @@ def test_the_file_does_not_grow_with_what_is_gone(path):
                 sizes.append(database.metrics.nbytes)
     assert max(sizes) < 3 * 200 * 20_000 + 8 * 2**20
     assert path.stat().st_size < 2 * 200 * 20_000
-    assert [one.name for one in path.parent.iterdir()] == ["a.db"]
+    assert [file.name for file in path.parent.iterdir()] == ["a.db"]
 
 
 def test_an_emptied_file_becomes_small(path):
@@ -339,16 +339,16 @@ def test_an_emptied_file_becomes_small(path):
 
 def assert_whole_or_fresh(path: Path, rows: list[tuple[bytes, bytes]], what: str) -> bool:
     """After damage there is all or nothing, and the file can be used. Return whether there is nothing."""
-    told = list[str]()
-    with opened(path, told) as database:
-        found = kept(database)
-        assert sorted(found) in ([], sorted(rows)), what
-        assert bool(told) == bool(database.metrics.resets), (what, told)
-        assert database.metrics.is_on, (what, told)
+    notices = list[str]()
+    with opened(path, notices) as database:
+        kept_rows = kept(database)
+        assert sorted(kept_rows) in ([], sorted(rows)), what
+        assert bool(notices) == bool(database.metrics.resets), (what, notices)
+        assert database.metrics.is_on, (what, notices)
         database.table("more").put(b"new")
     with opened(path) as database:
         assert kept(database, "more") == [(b"new", b"")], what
-    return not found
+    return not kept_rows
 
 
 @pytest.mark.thorough
@@ -378,14 +378,14 @@ def test_a_flipped_bit_in_a_value_is_always_found(path):
 def test_damage_that_is_no_text_is_reported_in_one_line(path):
     """SQLite quotes it in its messages, and Python cannot decode them (lesson 165)."""
     fill(path, 12)
-    whole, chance, told = path.read_bytes(), random.Random(7), list[str]()
+    whole, chance, notices = path.read_bytes(), random.Random(7), list[str]()
     for _ in range(60):
         place = whole.index(b"CREATE TABLE") + chance.randrange(-60, 150)
         path.write_bytes(whole[:place] + chance.randbytes(48) + whole[place + 48 :])
-        with opened(path, told) as database:
+        with opened(path, notices) as database:
             assert database.metrics.is_on
-    assert len(told) == 60
-    assert all(line.isprintable() and len(line) < 300 for line in told)
+    assert len(notices) == 60
+    assert all(line.isprintable() and len(line) < 300 for line in notices)
 
 
 @pytest.mark.thorough
@@ -442,15 +442,15 @@ def torn_logs(log: bytes) -> Iterator[bytes]:
 def test_a_log_that_was_not_written_whole_gives_an_earlier_state(path, tmp_path):
     states, here = states_in_a_log(path, 12), tmp_path / "copy"
     log = (tmp_path / "left" / "a.db-wal").read_bytes()
-    found = list[int]()
+    indexes = list[int]()
     for torn in torn_logs(log):
         shutil.rmtree(here, ignore_errors=True)
         shutil.copytree(tmp_path / "left", here)
         (here / "a.db-wal").write_bytes(torn)
         with opened(here / "a.db") as database:
-            found.append([[], *states].index(sorted(kept(database))))
+            indexes.append([[], *states].index(sorted(kept(database))))
             assert database.metrics.is_on
-    assert len({*found}) > 10, "one after the other"
+    assert len({*indexes}) > 10, "one after the other"
 
 
 @pytest.mark.thorough
@@ -480,12 +480,12 @@ def test_a_file_of_another_format_is_begun_anew_and_that_is_reported(path, chang
     connection = sqlite3.connect(path, isolation_level=None)
     connection.execute(change)
     connection.close()
-    told = list[str]()
-    with opened(path, told) as database:
+    notices = list[str]()
+    with opened(path, notices) as database:
         assert kept(database) == []
         assert (database.metrics.resets, database.metrics.is_on) == (1, True)
-    assert len(told) == 1
-    assert told[0].startswith("a.db is ")
+    assert len(notices) == 1
+    assert notices[0].startswith("a.db is ")
 
 
 @pytest.mark.parametrize(
@@ -514,14 +514,14 @@ def test_a_row_that_somebody_changed_is_not_believed(path, change):
 
 
 def assert_off(path: Path, reason: str) -> None:
-    told = list[str]()
-    with opened(path, told) as database:
+    notices = list[str]()
+    with opened(path, notices) as database:
         table = database.table("things")
         table.put(b"a")
         table.touch(b"a")
         assert (table.rows(), database.pending, database.metrics.is_on) == ([], 0, False)
-    assert len(told) == 1
-    assert reason in told[0]
+    assert len(notices) == 1
+    assert reason in notices[0]
 
 
 def test_a_folder_that_cannot_be_made_is_reported(tmp_path):
@@ -558,8 +558,8 @@ def test_no_other_process_gets_the_file_after_a_second_try_in_this_one(path):
 
 def test_what_cannot_be_written_is_written_later(path, monkeypatch):
     monkeypatch.setattr(module, "_RETRY_AFTER_S", 0.02)
-    told, value = list[str](), os.urandom(100_000)
-    with opened(path, told, write_after_s=0.01) as database:
+    notices, value = list[str](), os.urandom(100_000)
+    with opened(path, notices, write_after_s=0.01) as database:
         table = database.table("things")
         table.put(b"before")
         wait_until(lambda: database.metrics.written == 1)
@@ -573,7 +573,7 @@ def test_what_cannot_be_written_is_written_later(path, monkeypatch):
         table.put(b"a", value + b"!")
         table.touch(b"before")
         table.delete(b"b")
-        assert (len(told), "disk is full" in told[0]) == (1, True)
+        assert (len(notices), "disk is full" in notices[0]) == (1, True)
         connection.execute("PRAGMA max_page_count=100000")
         wait_until(lambda: database.metrics.written > 1)
     with opened(path) as database:
@@ -638,11 +638,11 @@ def test_the_end_tells_what_it_could_not_write(path, monkeypatch):
         raise sqlite3.OperationalError("database or disk is full")
 
     fill(path, 1)
-    told = list[str]()
-    with opened(path, told) as database:
+    sentences = list[str]()
+    with opened(path, sentences) as database:
         monkeypatch.setattr(DatabaseFile, "write", full)
         database.table("things").put(b"a")
-    assert [sentence.partition(":")[0].partition(" (")[0] for sentence in told] == [
+    assert [sentence.partition(":")[0].partition(" (")[0] for sentence in sentences] == [
         "a.db cannot be written",
         "a.db could not be written",
     ]
@@ -652,32 +652,32 @@ def test_the_end_tells_what_it_could_not_write(path, monkeypatch):
 
 def test_if_too_much_is_pending_nothing_is_kept(path):
     fill(path)
-    told = list[str]()
-    with opened(path, told, write_after_s=0.01, max_pending_bytes=100_000) as database:
+    notices = list[str]()
+    with opened(path, notices, write_after_s=0.01, max_pending_bytes=100_000) as database:
         table = database.table("things")
         table.put(b"a", bytes(100_000))
         table.put(b"b")
-        wait_until(lambda: len(told) == 1)
+        wait_until(lambda: len(notices) == 1)
         assert (database.pending, database.metrics.is_on, path.exists()) == (0, False, False)
-    assert "given up" in told[0]
-    assert len(told) == 1
+    assert "given up" in notices[0]
+    assert len(notices) == 1
     with opened(path) as database:
         assert kept(database) == []
 
 
 def test_damage_that_is_found_while_it_is_written_ends_it(path, monkeypatch):
     fill(path)
-    told = list[str]()
+    notices = list[str]()
 
     def write(self, *changes):
         raise sqlite3.DatabaseError("database disk image is malformed")
 
-    with opened(path, told, write_after_s=0.01) as database:
+    with opened(path, notices, write_after_s=0.01) as database:
         monkeypatch.setattr(DatabaseFile, "write", write)
         database.table("things").put(b"a")
-        wait_until(lambda: len(told) == 1)
+        wait_until(lambda: len(notices) == 1)
         assert (database.metrics.is_on, path.exists()) == (False, False)
-    assert "malformed" in told[0]
+    assert "malformed" in notices[0]
 
 
 # ----------------------------------------------------------------------------------------------------- killed

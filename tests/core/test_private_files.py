@@ -64,13 +64,13 @@ def test_a_file_in_the_place_of_a_folder_is_reported(tmp_path):
 
 
 def test_a_lock_has_one_holder(tmp_path):
-    one, other = Lock(tmp_path / "lock"), Lock(tmp_path / "lock")
-    assert one.take()
+    lock, other = Lock(tmp_path / "lock"), Lock(tmp_path / "lock")
+    assert lock.take()
     assert not other.take()
     assert other.holder() == str(os.getpid())
     other.release()
     assert (tmp_path / "lock").exists(), "it was not its own to give back"
-    one.release()
+    lock.release()
     assert not (tmp_path / "lock").exists()
     assert other.take()
     other.release()

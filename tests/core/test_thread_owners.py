@@ -119,8 +119,8 @@ def test_what_says_that_the_engine_thread_owns_it_is_checked():
 
 
 def modules() -> list[ModuleType]:
-    found = [path.relative_to(PACKAGE.parent).with_suffix("") for path in PACKAGE.rglob("*.py")]
-    texts = {path: (PACKAGE.parent / path).with_suffix(".py").read_text(encoding="utf-8") for path in found}
+    paths = [path.relative_to(PACKAGE.parent).with_suffix("") for path in PACKAGE.rglob("*.py")]
+    texts = {path: (PACKAGE.parent / path).with_suffix(".py").read_text(encoding="utf-8") for path in paths}
     return [
         import_module(".".join(path.parts))
         for path, text in texts.items()
@@ -130,9 +130,9 @@ def modules() -> list[ModuleType]:
 
 def is_given_to_the_engine(module: ModuleType, kind: type) -> bool:
     """Plain records, exceptions and protocols of such a module are only values."""
-    said = "Owned by the engine thread" in f"{module.__doc__} {kind.__doc__}"
+    is_owned = "Owned by the engine thread" in f"{module.__doc__} {kind.__doc__}"
     is_record = hasattr(kind, "__dataclass_fields__") or issubclass(kind, tuple)
-    return said and not is_record and not getattr(kind, "_is_protocol", False)
+    return is_owned and not is_record and not getattr(kind, "_is_protocol", False)
 
 
 def public_members(kind: type) -> list[tuple[str, Any]]:

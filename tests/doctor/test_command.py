@@ -27,8 +27,8 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def findings_of(*given: Finding) -> Any:
     def examine(_settings: Settings, _model: Path, findings: Findings, _extent: Extent) -> None:
-        for one in given:
-            findings.add(one)
+        for finding in given:
+            findings.add(finding)
 
     return examine
 
@@ -49,16 +49,16 @@ def model(tiny_model: TinyModel) -> Path:
 
 
 def test_it_prints_a_page_and_writes_a_report(model: Path, tmp_path: Path, monkeypatch, capsys):
-    found = (
+    findings = (
         Finding("port", "fine", "8080 is free", {"port": 8080}),
         Finding("memory", "look", "too little"),
     )
-    monkeypatch.setattr(report, "examine", findings_of(*found))
+    monkeypatch.setattr(report, "examine", findings_of(*findings))
     assert run("--model", model, "--json", tmp_path / "doctor.json") == 0
-    told = capsys.readouterr().out
-    assert "port         fine      8080 is free" in told
-    assert "memory       LOOK      too little" in told
-    assert "Nothing is wrong." in told
+    page = capsys.readouterr().out
+    assert "port         fine      8080 is free" in page
+    assert "memory       LOOK      too little" in page
+    assert "Nothing is wrong." in page
     written = json.loads((tmp_path / "doctor.json").read_text())
     assert written["verdict"] == "fine"
     assert written["findings"][0] == {
@@ -81,8 +81,8 @@ def test_a_report_is_json_even_if_a_number_is_none():
     findings.add(
         Finding("network", "fault", "NaN", {"nats": float("nan"), "typical": float("inf"), "n": 1.5})
     )
-    (told,) = json.loads(findings.as_json(), parse_constant=pytest.fail)["findings"]
-    assert told["figures"] == {"nats": "nan", "typical": "inf", "n": 1.5}
+    (finding,) = json.loads(findings.as_json(), parse_constant=pytest.fail)["findings"]
+    assert finding["figures"] == {"nats": "nan", "typical": "inf", "n": 1.5}
 
 
 def test_nothing_is_downloaded(tmp_path: Path, capsys):
@@ -140,7 +140,7 @@ def test_who_interrupts_it_finds_nothing_left_behind(model: Path, tmp_path: Path
 @pytest.mark.long
 def test_a_whole_examination_of_a_small_model(model: Path, tmp_path: Path, capsys):
     assert run("--model", model, "--json", tmp_path / "doctor.json") == 0
-    by_topic = {one["topic"]: one for one in json.loads((tmp_path / "doctor.json").read_text())["findings"]}
+    by_topic = {row["topic"]: row for row in json.loads((tmp_path / "doctor.json").read_text())["findings"]}
     assert by_topic["truth"]["figures"]["conversations"] == 50
     assert by_topic["decode"]["verdict"] == "fine"
 
@@ -153,7 +153,7 @@ def test_a_quick_examination_looks_at_all_topics_with_fewer_conversations(
     assert "This takes about a minute" in capsys.readouterr().out
     written = (tmp_path / "doctor.json").read_text()
     assert str(tmp_path) not in written, "it says nothing of where the user has what"
-    by_topic = {one["topic"]: one for one in json.loads(written)["findings"]}
+    by_topic = {finding["topic"]: finding for finding in json.loads(written)["findings"]}
     assert by_topic.keys() >= {"device", "network", "truth", "decode", "peak memory", "reuse", "restart"}
     assert by_topic["truth"]["figures"]["conversations"] <= QUICK.conversations
 

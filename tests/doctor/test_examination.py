@@ -55,7 +55,7 @@ def examined(model: Path, extent: Extent = FEW, **settings: Any) -> list[Finding
 
 
 def verdicts(findings: list[Finding]) -> Counter[tuple[str, str]]:
-    return Counter((one.topic, one.verdict) for one in findings)
+    return Counter((finding.topic, finding.verdict) for finding in findings)
 
 
 def count(finding: Finding, name: str) -> int:
@@ -65,26 +65,26 @@ def count(finding: Finding, name: str) -> int:
 
 
 def faults(findings: list[Finding]) -> dict[str, str]:
-    return {one.topic: one.text for one in findings if one.verdict == "fault"}
+    return {finding.topic: finding.text for finding in findings if finding.verdict == "fault"}
 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_healthy_server_has_no_fault_and_leaves_nothing_behind(family: str, tiny_model: TinyModel):
     before = sorted(Path(os.environ["STATE_ROOT"]).rglob("*"))
-    found = examined(tiny_model(family, hidden=128, layers=2), MANY)
-    assert faults(found) == {}
+    findings = examined(tiny_model(family, hidden=128, layers=2), MANY)
+    assert faults(findings) == {}
     if family == FAMILIES[-1]:
         again = examined(tiny_model(family, hidden=128, layers=2), MANY)
-        assert verdicts(found) == verdicts(again), "it says the same each time"
-    by_topic = {one.topic: one for one in found}
+        assert verdicts(findings) == verdicts(again), "it says the same each time"
+    by_topic = {finding.topic: finding for finding in findings}
     truth, restart = by_topic["truth"], by_topic["restart"]
     assert [count(truth, name) for name in ("conversations", "replies", "tokens")] == [8, 24, 192]
     assert count(truth, "restored_tokens") > count(truth, "prompt_tokens") / 2
     assert count(restart, "disk_tokens") > 1000
-    shapes = [one for one in found if one.topic == "reuse"]
+    shapes = [finding for finding in findings if finding.topic == "reuse"]
     assert len(shapes) == 7
-    assert all(count(one, "cached_tokens") > 400 for one in shapes)
+    assert all(count(finding, "cached_tokens") > 400 for finding in shapes)
     kept = sorted(Path(os.environ["STATE_ROOT"]).rglob("*"))
     assert [
         path for path in kept if path not in before and path.name not in ("weights.json", "seal.key")
@@ -153,17 +153,17 @@ def test_a_file_that_the_disk_changed_between_two_starts_is_found(model: Path, m
             path.write_bytes(content)
 
     monkeypatch.setattr(ExaminedServer, "stop", stop_and_damage)
-    found = faults(examined(model))
-    assert "not read as they were written" in found["disk tier"]
-    assert "nothing came back from the disk" in found["restart"]
+    texts = faults(examined(model))
+    assert "not read as they were written" in texts["disk tier"]
+    assert "nothing came back from the disk" in texts["restart"]
 
 
 @pytest.mark.long
 def test_a_disk_that_is_slower_than_computing_is_reported_and_no_fault(model: Path, monkeypatch):
     monkeypatch.setattr(RestorePace, "is_slower", lambda *_: True)
-    found = {one.topic: one for one in examined(model)}
-    assert found["restart"].verdict == "fine"
-    assert found["restart"].text.endswith("some were computed, which is faster than this disk")
+    by_topic = {finding.topic: finding for finding in examined(model)}
+    assert by_topic["restart"].verdict == "fine"
+    assert by_topic["restart"].text.endswith("some were computed, which is faster than this disk")
 
 
 @pytest.mark.long
@@ -174,32 +174,32 @@ def test_a_damaged_file_of_the_user_is_found_and_left_alone(model: Path, tmp_pat
     content[-9] ^= 1
     assemble_damaged.write_bytes(content)
     before = {path: path.read_bytes() for path in files(tmp_path)}
-    found = {one.topic: one for one in examined(model, ssd_folder=str(tmp_path))}
-    assert found["cached files"].verdict == "fault"
-    assert found["cached files"].figures["hurt"] == 1
-    assert found["truth"].verdict == "fine"
+    by_topic = {finding.topic: finding for finding in examined(model, ssd_folder=str(tmp_path))}
+    assert by_topic["cached files"].verdict == "fault"
+    assert by_topic["cached files"].figures["hurt"] == 1
+    assert by_topic["truth"].verdict == "fine"
     assert {path: path.read_bytes() for path in files(tmp_path)} == before
 
 
 @pytest.mark.long
 def test_without_a_prompt_cache_reuse_is_not_judged(model: Path):
-    found = verdicts(examined(model, cache_is_on=False))
-    assert found["reuse", "skipped"] == 1
-    assert "restart" not in {topic for topic, _ in found}
-    assert found["truth", "fine"] == 1
+    counts = verdicts(examined(model, cache_is_on=False))
+    assert counts["reuse", "skipped"] == 1
+    assert "restart" not in {topic for topic, _ in counts}
+    assert counts["truth", "fine"] == 1
 
 
 @pytest.mark.long
 def test_pages_with_fewer_bits_are_no_fault(model: Path):
-    found = {one.topic: one for one in examined(model, MANY, kv_bits=4, kv_quant_start=0)}
-    assert found["truth"].verdict == "look"
-    assert "KV_BITS" in found["truth"].text
+    by_topic = {finding.topic: finding for finding in examined(model, MANY, kv_bits=4, kv_quant_start=0)}
+    assert by_topic["truth"].verdict == "look"
+    assert "KV_BITS" in by_topic["truth"].text
 
 
 @pytest.mark.thorough
 def test_a_server_that_does_not_start_is_a_finding(model: Path):
-    found = examined(model, memory=1000)
-    assert "MEMORY_BUDGET" in faults(found)["server"]
+    findings = examined(model, memory=1000)
+    assert "MEMORY_BUDGET" in faults(findings)["server"]
     assert not list(Path(os.environ["STATE_ROOT"]).glob("doctor-*"))
 
 
@@ -207,6 +207,6 @@ def test_a_folder_that_cannot_be_loaded_is_named_without_its_path(model: Path, t
     broken = tmp_path / "broken"
     shutil.copytree(model, broken)
     (broken / "tokenizer.json").write_text("{")
-    told = faults(examined(broken))["server"]
-    assert "broken" in told
-    assert str(tmp_path) not in told
+    text = faults(examined(broken))["server"]
+    assert "broken" in text
+    assert str(tmp_path) not in text

@@ -113,7 +113,7 @@ class Play:
         )
 
     def run(self, requests: int) -> None:
-        """Raises what breaks; what differs is told to the outcome."""
+        """Raises what breaks; what differs is written to the outcome."""
         while requests > 0:
             turns = [self._asked() for _ in range(min(requests, self._chance.choice([1, 1, 1, 2, 3])))]
             requests -= len(turns)
@@ -172,17 +172,17 @@ class Play:
         return turn
 
     def _check(self, turn: Asked) -> None:
-        said, outcome = turn.watched.tokens, self._outcome
+        tokens, outcome = turn.watched.tokens, self._outcome
         outcome.requests += 1
         is_given_up = turn.watched.generation.cancelled
         outcome.given_up += is_given_up
-        if not is_given_up and len(said) != turn.length:
-            outcome.wrong.append(f"{len(said)} tokens instead of {turn.length}; {turn.watched.ending}")
-        found = outcome.tally.difference(
-            said, turn.expected, lambda place: said[place] in self._undrafted(turn, said[:place])
+        if not is_given_up and len(tokens) != turn.length:
+            outcome.wrong.append(f"{len(tokens)} tokens instead of {turn.length}; {turn.watched.ending}")
+        difference = outcome.tally.difference(
+            tokens, turn.expected, lambda place: tokens[place] in self._undrafted(turn, tokens[:place])
         )
-        if found:
-            outcome.wrong.append(f"a prompt of {len(turn.prompt)} tokens, {turn.sampling}: {found}")
+        if difference:
+            outcome.wrong.append(f"a prompt of {len(turn.prompt)} tokens, {turn.sampling}: {difference}")
 
     def _undrafted(self, turn: Asked, reply: Sequence[int]) -> Iterator[int]:
         """What engines without drafts say next that compute prompt and reply in other pieces."""

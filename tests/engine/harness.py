@@ -122,7 +122,7 @@ def stepped(decoder: Decoder) -> list[Sampled]:
     """A step of all sequences, as the loop takes it."""
     while decoder.queued:
         join_next(decoder)
-    return [one for group in decoder.groups for one in group.step()]
+    return [sample for group in decoder.groups for sample in group.step()]
 
 
 class Stepper:

@@ -55,9 +55,9 @@ def test_a_request_waits_for_one_chunk_of_prompts_that_nobody_waits_for(has_stat
     alone = passes_to_first_token(*watched(has_state=has_state, clock=Clock()))
     stepper, passes = watched(has_state=has_state, clock=Clock())
     others = [stepper.submit(background((n, *LONGER))) for n in range(3)]
-    stepper.step_until(lambda: any(one.progress for one in others))
+    stepper.step_until(lambda: any(other.progress for other in others))
     assert passes_to_first_token(stepper, passes) <= MOST * alone
-    assert not any(one.look() and one.ending for one in others)
+    assert not any(other.look() and other.ending for other in others)
     stepper.finish(*others)
     assert stepper.metrics.prefilled_tokens == len(LONG) - 1 + 3 * len(LONG), "nothing is computed twice"
     check(stepper)
@@ -69,11 +69,11 @@ def test_replies_that_nobody_waits_for_pause_while_a_prompt_is_read(has_state: b
     alone = passes_to_first_token(*watched(has_state=has_state, clock=Clock()))
     stepper, passes = watched(has_state=has_state, clock=Clock())
     others = [stepper.submit(background(prompt, 200)) for prompt in PROMPTS[:3]]
-    stepper.step_until(lambda: all(one.tokens for one in others))
+    stepper.step_until(lambda: all(other.tokens for other in others))
     assert passes_to_first_token(stepper, passes) <= MOST * alone
     stepper.finish(*others)
-    for one, prompt in zip(others, PROMPTS, strict=False):
-        assert one.tokens == [n % VOCABULARY for n in range(prompt[-1] + 1, prompt[-1] + 201)]
+    for other, prompt in zip(others, PROMPTS, strict=False):
+        assert other.tokens == [n % VOCABULARY for n in range(prompt[-1] + 1, prompt[-1] + 201)]
 
 
 @pytest.mark.thorough
@@ -132,13 +132,13 @@ def test_a_short_one_does_not_stop_a_long_prompt():
 def test_replies_that_nobody_waits_for_leave_their_places_at_once(places: int):
     stepper, passes = watched(clock=Clock(), max_sequences=places)
     others = [stepper.submit(background(prompt, 100)) for prompt in PROMPTS[:places]]
-    stepper.step_until(lambda: all(one.tokens for one in others))
+    stepper.step_until(lambda: all(other.tokens for other in others))
     passes_to_first_token(stepper, passes)
-    assert not any(one.look() and one.ending for one in others)
+    assert not any(other.look() and other.ending for other in others)
     stepper.finish(*others)
     read = sum(len(prompt) - 1 for prompt in (LONG, *PROMPTS[:places]))
     assert stepper.metrics.prefilled_tokens == read
-    assert [len(one.tokens) for one in others] == [100] * places
+    assert [len(other.tokens) for other in others] == [100] * places
 
 
 def test_one_that_waits_takes_no_place_of_a_reply():
@@ -181,14 +181,14 @@ def test_it_ends_in_its_stated_time_however_many_others_come():
     while not (other.look() and other.ending):
         stepper.step()
         clock.now += 0.1
-        if any(one.ending for one in others if one.look()):
+        if any(request.ending for request in others if request.look()):
             number += 1
-            others = [one for one in others if not one.ending]
+            others = [request for request in others if not request.ending]
             others.append(stepper.submit(engine_request((number, *LONG[::-1]), 1)))
     assert number > 5
     assert BACKGROUND_PATIENCE_S <= clock.now - came < BACKGROUND_PATIENCE_S + 5
-    for one in others:
-        one.generation.cancel()
+    for request in others:
+        request.generation.cancel()
     stepper.step(2)
 
 
@@ -204,7 +204,7 @@ def test_after_its_patience_it_is_a_request_like_any_other():
     schedule.add(title, SPEED)
     clock.now += BACKGROUND_PATIENCE_S
     schedule.add(request, SPEED)
-    assert [one.generation for one in drained(schedule)] == [title, request]
+    assert [entry.generation for entry in drained(schedule)] == [title, request]
 
 
 def test_a_turn_is_not_due_behind_the_title_of_its_session():

@@ -59,8 +59,8 @@ def resting_sequence(resources, prompt, **options: Any) -> EngineSequence:
 
 
 def accept(sampled: list[Sampled]) -> None:
-    for one in sampled:
-        one.sequence.accept(one.token, one.scored)
+    for sample in sampled:
+        sample.sequence.accept(sample.token, sample.scored)
 
 
 def noted(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str) -> list[str]:
@@ -326,7 +326,7 @@ def test_one_sequence_fits_and_so_do_sequences_of_one_length(length, sequences):
 
 @given(st.integers(1, 10**6), st.lists(st.integers(0, 256), min_size=1, max_size=8))
 def test_a_little_padding_always_fits(length, more):
-    assert may_pad([length, *(length + one for one in more[:7])])
+    assert may_pad([length, *(length + extra for extra in more[:7])])
 
 
 @given(LENGTHS)

@@ -34,9 +34,9 @@ def test_bytes_that_are_no_text_become_replacement_characters(tokens):
 
 @given(cut(st.text(max_size=20).map(str.encode)))
 def test_no_piece_holds_a_part_of_a_character(tokens):
-    said = pieces(tokens)
-    assert not any("\ufffd" in piece for piece in said if "\ufffd" not in b"".join(tokens).decode())
-    assert said[-1] == ""
+    texts = pieces(tokens)
+    assert not any("\ufffd" in piece for piece in texts if "\ufffd" not in b"".join(tokens).decode())
+    assert texts[-1] == ""
 
 
 def test_a_character_comes_with_its_last_byte():

@@ -78,7 +78,7 @@ def test_one_slow_pass_changes_nothing():
 
 def test_passes_between_are_interpolated_and_tell_of_the_next_longer_one():
     times = PassTimes({1: 1.0, 2: 1.2, 4: 2.0, 8: 3.0, 16: 5.0})
-    assert [times.seconds(one) for one in (1, 3, 6, 12)] == pytest.approx([1.0, 1.6, 2.5, 4.0])
+    assert [times.seconds(count) for count in (1, 3, 6, 12)] == pytest.approx([1.0, 1.6, 2.5, 4.0])
     assert times.seconds(32) == 10.0
     for _ in range(20):
         times.note(6, 5.0)
@@ -94,7 +94,7 @@ def test_what_drafts_saved_and_what_rejected_tokens_took_is_counted():
     gain = DraftGain(PassTimes(CHEAP))
     gain.note_verified(3, 7, 7)
     gain.note_verified(3, 7, 0)
-    told = gain.metrics
-    assert (told.drafts, told.drafted_tokens, told.accepted_tokens) == (2, 14, 7)
-    assert told.saved_s == pytest.approx((0.08 - 0.012) + (0.01 - 0.012))
-    assert told.rejected_s == pytest.approx(0.002)
+    metrics = gain.metrics
+    assert (metrics.drafts, metrics.drafted_tokens, metrics.accepted_tokens) == (2, 14, 7)
+    assert metrics.saved_s == pytest.approx((0.08 - 0.012) + (0.01 - 0.012))
+    assert metrics.rejected_s == pytest.approx(0.002)

@@ -36,10 +36,10 @@ def search(tokens: list[int], most: int) -> Draft | None:
 
 @given(FEW, st.integers(1, 9))
 def test_it_finds_what_a_search_finds_among_the_latest_places(tokens: list[int], most: int):
-    found, expected = DraftIndex(tokens).find(most), search(tokens, most)
-    assert (found is None) == (expected is None)
-    if found and expected and tokens.count(tokens[-1]) < 16:
-        assert found == expected
+    draft, expected = DraftIndex(tokens).find(most), search(tokens, most)
+    assert (draft is None) == (expected is None)
+    if draft and expected and tokens.count(tokens[-1]) < 16:
+        assert draft == expected
 
 
 @given(FEW, FEW, st.integers(1, 9))
@@ -47,18 +47,18 @@ def test_another_sequence_finds_in_it_what_it_would_find_itself(before: list[int
     """But for what it repeats of itself, and for the end, which nothing follows."""
     index = DraftIndex()
     index.add(before)
-    found = index.find_behind(DraftIndex(now).tail, most)
+    draft = index.find_behind(DraftIndex(now).tail, most)
     places = [
         (match, place)
         for place in range(1, len(before) - 1)
         for match, length in enumerate(MATCHES)
         if length <= min(place + 1, len(now)) and before[place + 1 - length : place + 1] == now[-length:]
     ]
-    if found:
+    if draft:
         match, place = max(places)
-        assert found.match == match
+        assert draft.match == match
         if before.count(now[-1]) < 16:
-            assert found.tokens == tuple(before[place + 1 : place + 1 + most])
+            assert draft.tokens == tuple(before[place + 1 : place + 1 + most])
     elif len(before) < 16:
         ends = [length for length in MATCHES if len(now) >= length and before[-length:] == now[-length:]]
         assert not places or ends
@@ -98,8 +98,8 @@ def test_growing_beyond_its_heads_loses_nothing():
 
 
 def test_what_ends_the_sequence_goes_on_as_it_repeated_itself():
-    found = DraftIndex([7, 1, 2, 3, 1, 2, 3, 1, 2]).find(7)
-    assert found and found.tokens == (3, 1, 2, 3, 1, 2, 3)
+    draft = DraftIndex([7, 1, 2, 3, 1, 2, 3, 1, 2]).find(7)
+    assert draft and draft.tokens == (3, 1, 2, 3, 1, 2, 3)
 
 
 def test_other_texts_are_found_and_end_where_they_end():

@@ -90,7 +90,7 @@ def reply_of(stepper: Stepper, prompt: Sequence[int] = PROMPT, **asked: Any) -> 
         stepper.step()
         steps += 1
     texts = [event for event in watched.seen if isinstance(event, Text)]
-    scored = [one for text in texts for one in text.logprobs]
+    scored = [entry for text in texts for entry in text.logprobs]
     return Reply(watched.tokens, sum(text.surprisal for text in texts), scored, steps)
 
 
@@ -129,9 +129,9 @@ def test_what_is_reported_of_a_token_is_the_same(resources, known_reply, monkeyp
     assert drafted.tokens == plain.tokens
     assert drafted.surprisal == pytest.approx(plain.surprisal, rel=1e-3) != 0
     for ours, theirs in zip(drafted.logprobs, plain.logprobs, strict=True):
-        assert [one.token for one in ours.top] == [one.token for one in theirs.top]
-        assert [one.logprob for one in ours.top] == pytest.approx(
-            [one.logprob for one in theirs.top], abs=1e-3
+        assert [candidate.token for candidate in ours.top] == [candidate.token for candidate in theirs.top]
+        assert [candidate.logprob for candidate in ours.top] == pytest.approx(
+            [candidate.logprob for candidate in theirs.top], abs=1e-3
         )
 
 
@@ -157,11 +157,11 @@ def test_a_reply_that_is_given_up_leaves_a_cache_that_is_true(resources, known_r
     stepper = drafting(resources)
     first = stepper.submit(engine_request(PROMPT, REPLY))
     stepper.step(steps)
-    said = first.tokens
+    tokens = first.tokens
     first.generation.cancel()
     stepper.step()
-    assert said == plain.tokens[: len(said)]
-    following = (*PROMPT, *said, *OTHER[:5])
+    assert tokens == plain.tokens[: len(tokens)]
+    following = (*PROMPT, *tokens, *OTHER[:5])
     expected = reply_of(Stepper(resources), prompt=following)
     assert reply_of(stepper, prompt=following).tokens == expected.tokens
 
@@ -176,7 +176,7 @@ def test_replies_that_take_turns_are_the_same(resources, known_reply):
     both = [stepper.submit(engine_request(prompt, 30, PENALISED)) for prompt in (PROMPT, OTHER)]
     stepper.finish(*both)
     assert stepper.metrics.preemptions > 2
-    assert [one.tokens for one in both] == [one.tokens[:30] for one in alone]
+    assert [reply.tokens for reply in both] == [reply.tokens[:30] for reply in alone]
 
 
 @pytest.mark.parametrize("most", [1, 2, 5, 17])
@@ -235,10 +235,10 @@ class Choosing:
         return bytes(mask)
 
     def forced(self) -> list[int]:
-        found: list[int] = []
-        while len(found) < 4 and len(few := self._few([*self.tokens, *found])) == 1:
-            found += few
-        return found
+        forced_tokens: list[int] = []
+        while len(forced_tokens) < 4 and len(few := self._few([*self.tokens, *forced_tokens])) == 1:
+            forced_tokens += few
+        return forced_tokens
 
     def count_allowed(self, tokens: Sequence[int]) -> int:
         self.certain = len(self.tokens)

@@ -145,9 +145,9 @@ def test_a_lone_sequence_that_was_joined_and_leaves_is_kept_for_its_own_tokens()
 
 def test_a_lone_sequence_is_kept_with_all_that_it_has_said():
     engine = counting()
-    said = engine.say(PROMPTS[0], 5)
+    reply = engine.say(PROMPTS[0], 5)
     check(engine)
-    assert known(engine, (*PROMPTS[0], *said.tokens)) == len(PROMPTS[0]) + 5
+    assert known(engine, (*PROMPTS[0], *reply.tokens)) == len(PROMPTS[0]) + 5
 
 
 def test_sequences_of_one_batch_are_not_mixed_up():
@@ -279,10 +279,10 @@ class Slow(Counting):
     """Has much else to compute before it comes to its caches. That takes one array, over and over."""
 
     def __call__(self, tokens: mx.array, cache: list[Any]) -> mx.array:
-        said, work = super().__call__(tokens, cache), mx.ones((200, 200))
+        logits, work = super().__call__(tokens, cache), mx.ones((200, 200))
         for _ in range(200 if len(tokens) > 1 else 0):
             work = mx.sin(work)
-        return 0 * work.sum() + said + 0 * cache[0].keys.sum()
+        return 0 * work.sum() + logits + 0 * cache[0].keys.sum()
 
 
 @pytest.mark.thorough
@@ -317,12 +317,12 @@ def test_nobody_waits_for_a_step_while_no_prompt_can_be_computed(monkeypatch: py
 
 
 def test_a_prompt_is_reported_while_its_first_chunk_is_computed():
-    told = list[tuple[int, tuple[int, int] | None]]()
-    engine = counting(network=Wrapped(Counting(has_state=False), lambda _: told.append(reported_now())))
+    reports = list[tuple[int, tuple[int, int] | None]]()
+    engine = counting(network=Wrapped(Counting(has_state=False), lambda _: reports.append(reported_now())))
 
     def reported_now() -> tuple[int, tuple[int, int] | None]:
         return engine.metrics.waiting, engine.metrics.prefill
 
     asked = engine.submit(engine_request(PROMPTS[0], 1))
     engine.finish(asked)
-    assert told[0] == (0, (0, len(PROMPTS[0])))
+    assert reports[0] == (0, (0, len(PROMPTS[0])))

@@ -71,7 +71,7 @@ def test_penalties_see_what_was_accepted():
     network, circles = Circling(has_state=False), (*range(7),) * 20
     plain, (engine, gain) = counting(network=network), bold(network=network)
     replies = [
-        one.say(range(5, 14), 60, sampling=FREQUENT, draft_texts=(circles,)).tokens for one in (plain, engine)
+        run.say(range(5, 14), 60, sampling=FREQUENT, draft_texts=(circles,)).tokens for run in (plain, engine)
     ]
     assert replies[0] == replies[1]
     assert replies[0] != counted(range(5, 14), 60)
@@ -141,9 +141,9 @@ def test_what_was_drafted_is_there_for_the_next_turn(has_state: bool, steps: int
     engine, _ = bold(has_state=has_state)
     first = engine.submit(asked(5, 200, random.Random(1)))
     engine.step(steps)
-    said = first.tokens
+    tokens = first.tokens
     first.generation.cancel()
     engine.step()
     check(engine)
-    held = max(len(one.tokens) for one in engine.cache._store.seq_caches)
-    assert 9 + len(said) - 16 - 8 <= held <= 9 + len(said)
+    held = max(len(seq_cache.tokens) for seq_cache in engine.cache._store.seq_caches)
+    assert 9 + len(tokens) - 16 - 8 <= held <= 9 + len(tokens)

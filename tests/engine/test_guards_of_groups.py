@@ -214,16 +214,16 @@ CHOICES = [
 def test_what_a_sequence_samples_does_not_depend_on_its_company():
     """A larger top-k beside it, another order, another way of sampling."""
     network = Deep()
-    alone = [decoded([resting(network, 5, sampling=one)])[0] for one in CHOICES]
-    assert decoded([resting(network, 5, sampling=one) for one in CHOICES]) == alone
-    assert decoded([resting(network, 5, sampling=one) for one in reversed(CHOICES)]) == alone[::-1]
+    alone = [decoded([resting(network, 5, sampling=choice)])[0] for choice in CHOICES]
+    assert decoded([resting(network, 5, sampling=choice) for choice in CHOICES]) == alone
+    assert decoded([resting(network, 5, sampling=choice) for choice in reversed(CHOICES)]) == alone[::-1]
 
 
 # ---------------------------------------------------------------------------------------- the device's time
 
 
 class Asked(Undrafted, Guide):
-    """Allows everything, and notes when it is told of a token."""
+    """Allows everything, and notes when it receives a token."""
 
     def __init__(self, log: list[str]) -> None:
         self._log = log
@@ -255,4 +255,4 @@ def test_log_probabilities_are_computed_with_the_step_that_they_are_of(monkeypat
     group.join(sequences[1])
     sampled = [*group.step(), *group.step()]
     assert submitted == [1, 1, 1], "one row asks for them"
-    assert [bool(one.scored) for one in sampled] == [True, True, False]
+    assert [bool(sample.scored) for sample in sampled] == [True, True, False]

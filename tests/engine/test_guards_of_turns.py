@@ -30,7 +30,7 @@ from tests.engine.test_turns import Clock, ended_by_the_server
 
 def counting(network: Any = None, **more: Any) -> Cached:
     clock, batches, most = (
-        more.pop(*one) for one in (("clock", Clock()), ("batches", True), ("max_sequences", 4))
+        more.pop(*option) for option in (("clock", Clock()), ("batches", True), ("max_sequences", 4))
     )
     network = network or Counting(has_state=False)
     return Cached(
@@ -84,7 +84,7 @@ def test_the_sequence_that_breaks_its_batch_fails_alone():
     engine.finish(*sequences)
     assert [isinstance(sequence.ending, Failed) for sequence in sequences] == [False, False, True]
     assert engine.metrics.failures == 2, "once for all, and once alone"
-    assert [sequence.tokens for sequence in sequences[:2]] == [counted(one, 30) for one in PROMPTS[:2]]
+    assert [sequence.tokens for sequence in sequences[:2]] == [counted(ids, 30) for ids in PROMPTS[:2]]
 
 
 @pytest.mark.parametrize("nth", [2, 3, 4])
@@ -156,7 +156,7 @@ def nothing_is_left_of(engine: Cached, sequences: list[Watched]) -> None:
     assert not [seq_cache for seq_cache in engine.cache._store.seq_caches if seq_cache.is_active]
     check(engine)
     later = [engine.say(prompt, 5) for prompt in PROMPTS]
-    assert [one.tokens for one in later] == [counted(prompt, 5) for prompt in PROMPTS]
+    assert [reply.tokens for reply in later] == [counted(prompt, 5) for prompt in PROMPTS]
     assert not engine.loop.executor.decoder.sequences
 
 
@@ -241,8 +241,8 @@ def test_who_cannot_even_be_given_up_is_reported_once(times: int, monkeypatch: p
     monkeypatch.undo()
     if times == 4:
         engine.loop.fail_the_rest()
-    told = [*sequences, prefilled, waiting]
-    assert [sum(isinstance(event, Failed) for event in one.look()) for one in told] == [1] * 5
+    requests = [*sequences, prefilled, waiting]
+    assert [sum(isinstance(event, Failed) for event in request.look()) for request in requests] == [1] * 5
     left = [seq_cache for seq_cache in engine.cache._store.seq_caches if seq_cache.is_active]
     assert len(left) == times, "each of the others is discarded"
     assert not engine.loop.executor.decoder.sequences
@@ -284,7 +284,7 @@ def test_a_sequence_that_is_taken_out_by_half_leaves_the_others_their_own_caches
     monkeypatch.setattr(merging, "take_out", half)
     sequences[0].generation.cancel()
     engine.finish(*sequences[1:])
-    assert [sequence.tokens for sequence in sequences[1:]] == [counted(one, 30) for one in PROMPTS[1:]]
+    assert [sequence.tokens for sequence in sequences[1:]] == [counted(ids, 30) for ids in PROMPTS[1:]]
     assert engine.metrics.failures == 1
     check(engine)
 
@@ -296,10 +296,10 @@ def restored(watched: Watched) -> int:
 def leaving_together(engine: Cached, length: int) -> tuple[list[Watched], Watched]:
     """Two replies that end in one step, one step before this, and one that stays in their batch."""
     first, second, staying = (engine.submit(engine_request(prompt, 30)) for prompt in PROMPTS)
-    engine.step_until(lambda: all(one.tokens for one in (first, second, staying)))
-    for one in (first, second):
-        at = len(one.tokens) - len(first.tokens)
-        object.__setattr__(one.generation.request, "max_tokens", length + at)
+    engine.step_until(lambda: all(reply.tokens for reply in (first, second, staying)))
+    for reply in (first, second):
+        at = len(reply.tokens) - len(first.tokens)
+        object.__setattr__(reply.generation.request, "max_tokens", length + at)
     engine.step_until(lambda: len(first.tokens) == length - 1)
     return [first, second], staying
 
@@ -316,14 +316,14 @@ def test_replies_that_end_in_one_step_leave_by_one_copy_of_their_batch(monkeypat
 
     monkeypatch.setattr(merging, "take_out", noted)
     engine.step()
-    assert [isinstance(one.ending, Finished) for one in leaving if one.look()] == [True, True]
-    assert [sorted(one) for one in places] == [[0, 1, 2]], "the last one stays, with caches of its own"
+    assert [isinstance(entry.ending, Finished) for entry in leaving if entry.look()] == [True, True]
+    assert [sorted(entry) for entry in places] == [[0, 1, 2]], "the last one stays, with caches of its own"
     engine.finish(staying)
     assert staying.tokens == counted(PROMPTS[2], 30)
-    for prompt, one in zip(PROMPTS, leaving, strict=False):
-        said = counted(prompt, len(one.tokens))
-        assert one.tokens == said
-        assert restored(engine.say((*prompt, *said, 7), 1)) == len(prompt) + len(said)
+    for prompt, entry in zip(PROMPTS, leaving, strict=False):
+        expected = counted(prompt, len(entry.tokens))
+        assert entry.tokens == expected
+        assert restored(engine.say((*prompt, *expected, 7), 1)) == len(prompt) + len(expected)
     check(engine)
 
 
@@ -340,8 +340,8 @@ def test_replies_that_end_together_leave_the_others_their_caches_where_that_fail
     monkeypatch.setattr(merging, "take_out", half)
     engine.finish(staying)
     assert staying.tokens == counted(PROMPTS[2], 30)
-    assert [one.tokens for one in leaving] == [
-        counted(prompt, len(one.tokens)) for prompt, one in zip(PROMPTS, leaving, strict=False)
+    assert [reply.tokens for reply in leaving] == [
+        counted(prompt, len(reply.tokens)) for prompt, reply in zip(PROMPTS, leaving, strict=False)
     ]
     assert engine.metrics.failures == 1
     check(engine)
@@ -358,7 +358,7 @@ def test_a_reply_that_cannot_be_kept_leaves_those_that_end_with_it_their_caches(
 
     monkeypatch.setattr(engine.cache, "close", fails_once)
     engine.finish(staying)
-    turns = [(*prompt, *one.tokens) for prompt, one in zip(PROMPTS, leaving, strict=False)]
+    turns = [(*prompt, *reply.tokens) for prompt, reply in zip(PROMPTS, leaving, strict=False)]
     assert sorted(restored(engine.say((*turn, 7), 1)) == len(turn) for turn in turns) == [False, True]
     assert engine.metrics.failures == 1
     check(engine)
@@ -375,20 +375,20 @@ def test_a_reader_is_woken_once_a_step_and_after_all_tokens_of_the_step_are_acce
         Generation, "hold", lambda own, events: (log.append(("held", own)), hold(own, events))
     )
     monkeypatch.setattr(Generation, "send", lambda own: (log.append(("sent", own)), send(own)))
-    for one in (*leaving, staying):
-        one.look()
+    for reply in (*leaving, staying):
+        reply.look()
     engine.step()
-    readers = {one.generation for one in (*leaving, staying)}
+    readers = {reply.generation for reply in (*leaving, staying)}
     assert [what for what, _ in log] == ["held"] * 3 + ["sent"] * 3
-    assert {one for _, one in log[:3]} == {one for _, one in log[3:]} == readers
-    assert [one._events.qsize() for one in readers] == [1, 1, 1], "text and end of a reply come together"
+    assert {reply for _, reply in log[:3]} == {reply for _, reply in log[3:]} == readers
+    assert [reply._events.qsize() for reply in readers] == [1, 1, 1], "text and end of a reply come together"
 
 
 def test_a_sequence_that_waits_after_its_batch_has_failed_occupies_no_row_of_it():
     engine = counting(Late(Counting(has_state=False), FailsOnce(lambda shape: shape == (3, 1), 3)))
     sequences = [engine.submit(engine_request(prompt, 20)) for prompt in PROMPTS]
     engine.step_until(lambda: engine.metrics.failures)
-    assert [one.width for one in engine.loop.schedule.preempted] == [0, 0, 0]
+    assert [sequence.width for sequence in engine.loop.schedule.preempted] == [0, 0, 0]
     engine.finish(*sequences)
 
 
@@ -429,7 +429,7 @@ def test_a_request_that_cannot_be_queued_fails_and_those_behind_it_go_on(monkeyp
     monkeypatch.setattr(engine.loop.schedule, "add", refuse_first)
     first, second = (engine.submit(engine_request(prompt, 5)) for prompt in PROMPTS[:2])
     engine.finish(first, second)
-    assert [type(one.ending) for one in (first, second)] == [Failed, Finished]
+    assert [type(request.ending) for request in (first, second)] == [Failed, Finished]
     assert "Breakdown: broken on purpose" in capsys.readouterr().err, "with its traceback"
 
 
@@ -449,7 +449,7 @@ def test_a_waiting_reply_that_cannot_be_cut_fails_alone(monkeypatch):
     monkeypatch.setattr(waiting, "cut", refuse)
     waiting._run_time_s = 11
     engine.finish(first, second)
-    assert {type(one.ending) for one in (first, second)} == {Failed, Finished}
+    assert {type(reply.ending) for reply in (first, second)} == {Failed, Finished}
 
 
 def test_a_planner_that_always_fails_ends_replies_and_does_not_retry_them_for_ever(monkeypatch):
@@ -465,4 +465,4 @@ def test_a_planner_that_always_fails_ends_replies_and_does_not_retry_them_for_ev
 
     monkeypatch.setattr(engine.loop._planner, "_decode_parts", broken)
     engine.finish(*sequences, max_steps=40)
-    assert [type(one.ending) for one in sequences] == [Failed, Failed]
+    assert [type(reply.ending) for reply in sequences] == [Failed, Failed]

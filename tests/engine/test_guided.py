@@ -75,8 +75,8 @@ def test_sequences_in_one_batch_are_guided_each_by_its_own_and_the_others_by_non
         stepper.submit(engine_request(PROMPT, 24, guide=Reciter(script))) for script in (SCRIPT, SCRIPT[::-1])
     ]
     stepper.finish(*free, *guided)
-    assert [one.tokens for one in guided] == [list(SCRIPT[:24]), list(SCRIPT[::-1][:24])]
-    assert [one.tokens for one in free] == [alone(resources, prompt, 24) for prompt in OTHERS]
+    assert [reply.tokens for reply in guided] == [list(SCRIPT[:24]), list(SCRIPT[::-1][:24])]
+    assert [reply.tokens for reply in free] == [alone(resources, prompt, 24) for prompt in OTHERS]
 
 
 @pytest.mark.sample(2)
@@ -118,7 +118,7 @@ def test_sequences_that_take_turns_stay_on_their_way(resources: EngineResources,
 def test_of_a_batch_that_failed_a_guided_sequence_goes_on_as_it_was_or_fails(
     resources: EngineResources, nth: int, is_late: bool
 ):
-    """After the guide: it has been told a token that nobody has said."""
+    """After the guide: it has received a token that nobody has written."""
     breaks = FailsOnce(lambda shape: shape == (3, 1), nth)
     late = Late(resources.network, breaks) if is_late else Wrapped(resources.network, breaks)
     stepper = Stepper(resources, network=late)
@@ -129,7 +129,7 @@ def test_of_a_batch_that_failed_a_guided_sequence_goes_on_as_it_was_or_fails(
     assert nth == 1 or isinstance(guided.ending, Failed) == is_late, "at first it may have joined just then"
     assert guided.tokens == list(SCRIPT[: len(guided.tokens)])
     assert isinstance(guided.ending, Failed) or len(guided.tokens) == 24
-    assert [one.tokens for one in free] == [alone(resources, prompt, 24) for prompt in OTHERS]
+    assert [reply.tokens for reply in free] == [alone(resources, prompt, 24) for prompt in OTHERS]
 
 
 class Late:
@@ -176,7 +176,7 @@ def test_a_guide_that_is_lost_fails_its_own_request_and_no_other(
     assert isinstance(lost.ending, Failed)
     assert "the script is over" in lost.ending.message
     assert lost.tokens == list(SCRIPT[: len(lost.tokens)])
-    assert [one.tokens for one in free] == [alone(resources, prompt, 24) for prompt in OTHERS if together]
+    assert [reply.tokens for reply in free] == [alone(resources, prompt, 24) for prompt in OTHERS if together]
     assert _still_works(stepper)
 
 
@@ -189,8 +189,8 @@ def test_a_reply_that_ends_with_its_script_does_not_fail(stepper: Stepper):
 def test_nothing_that_is_forbidden_is_reported_as_an_alternative(stepper: Stepper):
     watched = stepper.submit(engine_request(PROMPT, 4, guide=Reciter(SCRIPT), top_logprobs=5))
     stepper.finish(watched)
-    scored = [one for event in watched.seen if isinstance(event, Text) for one in event.logprobs]
-    assert [[top.token for top in one.top] for one in scored] == [[token] for token in SCRIPT[:4]]
+    scored = [entry for event in watched.seen if isinstance(event, Text) for entry in event.logprobs]
+    assert [[top.token for top in entry.top] for entry in scored] == [[token] for token in SCRIPT[:4]]
 
 
 def test_what_a_guide_forbids_cannot_be_sampled():

@@ -33,7 +33,7 @@ def uses(stepper: Cached) -> list[tuple[Any, ...]]:
     """When everything that is kept was used last, and how often."""
     store = stepper.cache._store
     pages = sorted((page.end, page.tokens, page.last_used, page.uses) for page in store.tree.pages())
-    return [*pages, *sorted((one.position, one.last_used) for one in store.checkpoints)]
+    return [*pages, *sorted((checkpoint.position, checkpoint.last_used) for checkpoint in store.checkpoints)]
 
 
 @pytest.mark.parametrize("has_state", [False, True])
@@ -65,7 +65,7 @@ def test_what_it_was_restored_from_is_not_given_up_with_it(has_state: bool):
     stepper.step_until(lambda: work.progress)
     stepper.finish(stepper.submit(engine_request(LONG[::-1], 5)))
     assert work.ending is None
-    assert [one for one in uses(stepper) if one in before] == before
+    assert [entry for entry in uses(stepper) if entry in before] == before
 
 
 def test_it_never_becomes_a_request_like_any_other():
@@ -114,9 +114,9 @@ def test_what_requests_have_used_is_as_old_as_before(has_state: bool):
     work = stepper.submit(idle((*PROMPT, *range(40)), boundaries=ends))
     stepper.finish(work)
     after = uses(stepper)
-    assert [one for one in after if one in before] == before
-    assert max(one[-2] if len(one) == 4 else one[-1] for one in after) == max(
-        one[-2] if len(one) == 4 else one[-1] for one in before
+    assert [entry for entry in after if entry in before] == before
+    assert max(entry[-2] if len(entry) == 4 else entry[-1] for entry in after) == max(
+        entry[-2] if len(entry) == 4 else entry[-1] for entry in before
     ), "what it read counts as used when its beginning was"
     reply = (*PROMPT, *range(300, 319 + has_state))
     assert restored(stepper.say((*reply, 7, 7), 1, ends)) == len(reply), "the reply is kept too"

@@ -125,19 +125,19 @@ def test_a_conversation_that_comes_back_from_the_disk_goes_on_the_same(
     """Its first reply was drafted, another one was given up in mid-draft, and so is what follows."""
     resources = text_resources(tiny_model(family, hidden=128, layers=2))
     first = engine_request(PROMPT, 40, boundaries=(100,))
-    said = undrafted(resources, first)
-    second = engine_request((*PROMPT, *said, *range(200, 260)), 40, boundaries=(100, len(PROMPT) + 40))
+    reply = undrafted(resources, first)
+    second = engine_request((*PROMPT, *reply, *range(200, 260)), 40, boundaries=(100, len(PROMPT) + 40))
     follows = undrafted(resources, second)
     with on_disk(resources, tmp_path, gain=Drafting(PassTimes())) as engine:
-        whole = engine.submit(hinted(first, said, 1))
+        whole = engine.submit(hinted(first, reply, 1))
         engine.finish(whole)
-        given_up = engine.submit(hinted(first, said, 2))
+        given_up = engine.submit(hinted(first, reply, 2))
         engine.step_until(lambda: len(given_up.tokens) > 1)
         assert given_up.ending is None
         given_up.generation.cancel()
         engine.step()
-        assert whole.tokens == said
-        assert given_up.tokens == said[: len(given_up.tokens)]
+        assert whole.tokens == reply
+        assert given_up.tokens == reply[: len(given_up.tokens)]
     gain = Drafting(PassTimes())
     with on_disk(resources, tmp_path, gain=gain) as engine:
         resumed = engine.submit(hinted(second, follows))
@@ -162,10 +162,10 @@ def kv_of(engine: Cached, most: int) -> list[mx.array]:
 def test_the_pages_have_the_same_keys_tokens_and_kv_as_without_drafts(family: str, tiny_model: TinyModel):
     resources = text_resources(tiny_model(family, hidden=128, layers=2))
     request = engine_request(PROMPT, 100)
-    said, most = undrafted(resources, request), len(PROMPT) + 84
+    reply, most = undrafted(resources, request), len(PROMPT) + 84
     plain, drafts = Cached(resources), drafting(resources)
     for engine in (plain, drafts):
-        assert drafted(engine, hinted(request, said)) == said
+        assert drafted(engine, hinted(request, reply)) == reply
     assert accepted(drafts) > 10
     assert pages_of(plain, most) == pages_of(drafts, most)
     assert len(pages_of(plain, most)) == most // PAGE

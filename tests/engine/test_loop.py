@@ -156,14 +156,14 @@ def test_log_probabilities_come_where_they_are_asked_for(resources):
     stepper = Stepper(resources)
     sequences = [stepper.submit(engine_request(SHORT[0], 6, top_logprobs=n)) for n in (None, 0, 3)]
     stepper.finish(*sequences)
-    told = [
-        [one for event in sequence.seen for one in getattr(event, "logprobs", ())] for sequence in sequences
+    scored = [
+        [item for event in sequence.seen for item in getattr(event, "logprobs", ())] for sequence in sequences
     ]
-    assert [len(entries) for entries in told] == [0, 6, 6]
-    assert [one.chosen.token for one in told[1]] == sequences[1].tokens
-    assert all(one.top[0] == one.chosen and len(one.top) == 3 for one in told[2])
-    assert [one.chosen.logprob for one in told[1]] == pytest.approx(
-        [one.chosen.logprob for one in told[2]], abs=1e-3
+    assert [len(entries) for entries in scored] == [0, 6, 6]
+    assert [item.chosen.token for item in scored[1]] == sequences[1].tokens
+    assert all(item.top[0] == item.chosen and len(item.top) == 3 for item in scored[2])
+    assert [item.chosen.logprob for item in scored[1]] == pytest.approx(
+        [item.chosen.logprob for item in scored[2]], abs=1e-3
     )
 
 
@@ -172,13 +172,13 @@ def test_log_probabilities_come_where_they_are_asked_for(resources):
 
 def assert_only_this_one_left(stepper: Stepper, gone: Watched, others: list[Watched]) -> None:
     """One step frees it, it hears nothing more, and the others go on to their ends."""
-    said = len(gone.look())
+    count = len(gone.look())
     gone.generation.cancel()
     stepper.step()
     assert (stepper.metrics.waiting, stepper.metrics.prefill) == (0, None)
     assert stepper.metrics.active_sequences == len(others)
     stepper.finish(*others)
-    assert len(gone.look()) == said
+    assert len(gone.look()) == count
     assert stepper.metrics.failures == 0
 
 
@@ -354,13 +354,13 @@ class Hates:
 
 
 def test_the_sequence_that_breaks_its_batch_fails_and_the_others_go_on(resources, references, check):
-    said = [references[prompt].ids[:30] for prompt in SHORT[:3]]
-    bad = next(token for token in said[1][5:20] if token not in (*said[0], *said[2], *sum(SHORT[:3], ())))
+    ids = [references[prompt].ids[:30] for prompt in SHORT[:3]]
+    bad = next(token for token in ids[1][5:20] if token not in (*ids[0], *ids[2], *sum(SHORT[:3], ())))
     stepper = Stepper(resources, network=Hates(resources.network, bad))
     sequences = [stepper.submit(engine_request(prompt, 30)) for prompt in SHORT[:3]]
     stepper.finish(*sequences)
     assert isinstance(sequences[1].ending, Failed)
-    assert len(sequences[1].tokens) == said[1].index(bad), "all that it could say"
+    assert len(sequences[1].tokens) == ids[1].index(bad), "all that it could say"
     assert stepper.metrics.failures == 2, "once for all, and once alone"
     assert [len(sequence.tokens) for sequence in (sequences[0], sequences[2])] == [30, 30]
     check(*sequences)
@@ -372,7 +372,7 @@ def test_a_failure_while_a_lone_sequence_and_a_newcomer_meet_fails_nobody(resour
     (sequence,) = decoding(stepper, 1)
     newcomer = stepper.submit(engine_request(SHORT[1], 20))
     stepper.finish(sequence, newcomer)
-    assert [len(one.tokens) for one in (sequence, newcomer)] == [70, 20]
+    assert [len(reply.tokens) for reply in (sequence, newcomer)] == [70, 20]
     check(sequence, newcomer)
     assert stepper.metrics.active_sequences == 0
 
@@ -390,7 +390,7 @@ def test_what_cannot_even_be_taken_out_takes_nobody_with_it_that_comes_later(res
     sequences[0].generation.cancel()
     stepper.step()
     monkeypatch.undo()
-    assert [isinstance(one.look()[-1], Failed) for one in (sequences[1], waiting)] == [True, True]
+    assert [isinstance(reply.look()[-1], Failed) for reply in (sequences[1], waiting)] == [True, True]
     later = stepper.submit(engine_request(SHORT[3], 10))
     stepper.finish(later)
     check(later)

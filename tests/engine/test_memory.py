@@ -1,4 +1,4 @@
-"""A sequence's cost is known before it is computed; memory that the machine lacks is read as it is told."""
+"""A sequence's cost is known before it is computed; memory that the machine lacks is read as reported."""
 
 from __future__ import annotations
 

@@ -290,10 +290,10 @@ def test_a_running_reply_keeps_its_share_while_a_prompt_is_computed(resources):
     stepper, clock = simulated(resources, device(0.01, 4e-3))
     reply = stepper.submit(engine_request(range(3), 500))
     stepper.step_until(lambda: len(reply.tokens) > 3)
-    began, said = clock.now, len(reply.tokens)
+    began, count = clock.now, len(reply.tokens)
     prompt = stepper.submit(engine_request(range(1200), 1))
     stepper.step_until(lambda: prompt.look() and prompt.ending, 2_000)
-    decoded = (len(reply.tokens) - said) * 0.010
+    decoded = (len(reply.tokens) - count) * 0.010
     assert decoded / (clock.now - began) == pytest.approx(1 / 3, abs=0.07)
     stalls = [stall for stall in stepper.metrics.stalls if stall > 0.011]
     assert stalls

@@ -27,8 +27,8 @@ def prewarm(prompt: Any = PROMPT, **more: Any) -> EngineRequest:
 
 
 def restored(watched: Watched) -> int:
-    (found,) = [event for event in watched.look() if isinstance(event, Restored)]
-    return found.tokens
+    (report,) = [event for event in watched.look() if isinstance(event, Restored)]
+    return report.tokens
 
 
 @pytest.mark.parametrize("has_state", [False, True])
@@ -147,11 +147,11 @@ def test_it_waits_no_longer_than_its_patience():
 def test_of_two_the_one_that_came_first_is_read_first_and_neither_overtakes_a_request():
     clock = Clock()
     schedule = Schedule(clock)
-    first, second, request = (Generation(one) for one in (prewarm(), prewarm(), engine_request(LONG)))
+    first, second, request = (Generation(entry) for entry in (prewarm(), prewarm(), engine_request(LONG)))
     for generation in (first, second, request):
         schedule.add(generation, SPEED)
         clock.now += 0.1
-    assert [one.generation for one in drained(schedule)] == [request, first, second]
+    assert [entry.generation for entry in drained(schedule)] == [request, first, second]
 
 
 def test_after_its_patience_it_is_a_request_like_any_other():
@@ -161,7 +161,7 @@ def test_after_its_patience_it_is_a_request_like_any_other():
     schedule.add(warm, SPEED)
     clock.now += BACKGROUND_PATIENCE_S
     schedule.add(request, SPEED)
-    assert [one.generation for one in drained(schedule)] == [warm, request]
+    assert [entry.generation for entry in drained(schedule)] == [warm, request]
 
 
 def test_one_that_is_read_is_not_overtaken_by_another():
@@ -230,7 +230,7 @@ def test_a_request_does_not_wait_for_a_burst_of_them():
     """All of those that share a pass are stopped, and go on together."""
     stepper = sharing(Counting(has_state=False), lambda _: None, pass_s=10.0)
     warm = [stepper.submit(prewarm(prompt)) for prompt in prompts(seed=2, lengths=(400,) * 6)]
-    stepper.step_until(lambda: any(one.look() for one in warm))
+    stepper.step_until(lambda: any(watched.look() for watched in warm))
     request = stepper.submit(engine_request(LONG, 3))
     stepper.step_until(lambda: request.tokens)
     stepper.finish(request, *warm)

@@ -28,35 +28,35 @@ def test_images_are_found_in_order_wherever_they_are_listed():
 
 def test_text_behind_an_image_stands_as_far_on_as_its_longer_side():
     """2 + 4 = 6 is the place of token 10, and 7 + 3 = 10 that of token 20."""
-    found = images()
-    assert [found.shift_at(place) for place in (0, 1, 10, 20, 21)] == [0, 0, -4, -10, -10]
-    assert found.shift == -10
+    layout = images()
+    assert [layout.shift_at(place) for place in (0, 1, 10, 20, 21)] == [0, 0, -4, -10, -10]
+    assert layout.shift == -10
 
 
 def test_the_tokens_of_an_image_stand_in_a_grid():
-    found = images()
-    first, second = found.spans
-    assert found.positions(first, 2, 10) == [[2] * 8, [2] * 4 + [3] * 4, [2, 3, 4, 5] * 2]
-    assert found.positions(second, 11, 20) == [
+    layout = images()
+    first, second = layout.spans
+    assert layout.positions(first, 2, 10) == [[2] * 8, [2] * 4 + [3] * 4, [2, 3, 4, 5] * 2]
+    assert layout.positions(second, 11, 20) == [
         [7] * 9,
         [7] * 3 + [8] * 3 + [9] * 3,
         [7, 8, 9] * 3,
     ]
-    whole = found.positions(second, 11, 20)
-    parts = [found.positions(second, start, end) for start, end in ((11, 15), (15, 20))]
+    whole = layout.positions(second, 11, 20)
+    parts = [layout.positions(second, start, end) for start, end in ((11, 15), (15, 20))]
     assert whole == [[*left, *right] for left, right in zip(*parts, strict=True)]
 
 
 def test_an_image_without_a_grid_moves_nothing():
     flat = ImageRun(FIRST.tokens, FIRST.network_ids, None, dict)
-    found = PromptImages(IDS, [flat, SECOND])
-    assert (found.shift_at(10), found.positions(found.spans[0], 2, 10)) == (0, None)
+    layout = PromptImages(IDS, [flat, SECOND])
+    assert (layout.shift_at(10), layout.positions(layout.spans[0], 2, 10)) == (0, None)
 
 
 def test_chunks_end_where_images_begin_and_end():
-    found = images()
-    assert [found.edge_after(place, len(IDS)) for place in (0, 2, 9, 10, 11, 20)] == [2, 10, 10, 11, 20, 22]
-    assert [bool(found.span_at(place)) for place in (1, 2, 9, 10, 11, 20)] == [
+    layout = images()
+    assert [layout.edge_after(place, len(IDS)) for place in (0, 2, 9, 10, 11, 20)] == [2, 10, 10, 11, 20, 22]
+    assert [bool(layout.span_at(place)) for place in (1, 2, 9, 10, 11, 20)] == [
         False,
         True,
         True,
@@ -71,8 +71,8 @@ def test_the_network_reads_its_own_ids():
 
 
 def test_a_prompt_without_images_has_none():
-    found = PromptImages((1, 2, 3), [])
-    assert (found.spans, found.shift, found.edge_after(0, 3), found.network_ids([1])) == ((), 0, 3, [1])
+    layout = PromptImages((1, 2, 3), [])
+    assert (layout.spans, layout.shift, layout.edge_after(0, 3), layout.network_ids([1])) == ((), 0, 3, [1])
 
 
 @pytest.mark.parametrize(

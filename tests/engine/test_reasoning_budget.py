@@ -33,9 +33,9 @@ def limit(max_reasoning_tokens: int, **changes: Any) -> ReasoningLimit:
 def closed_after(pieces: Sequence[str], reasoning: ReasoningLimit) -> list[int]:
     """The lengths of the reply, in tokens, at which the reasoning had to be closed."""
     watch = ReasoningBudget(reasoning)
-    told = [(length, watch.feed(piece)) for length, piece in enumerate(pieces, 1)]
-    assert all(tokens in ((), CLOSING) for _, tokens in told)
-    return [length for length, tokens in told if tokens]
+    results = [(length, watch.feed(piece)) for length, piece in enumerate(pieces, 1)]
+    assert all(tokens in ((), CLOSING) for _, tokens in results)
+    return [length for length, tokens in results if tokens]
 
 
 def test_reasoning_is_closed_when_it_has_had_its_tokens():
@@ -170,14 +170,14 @@ def dictations(tokens: list[bytes | int], reasoning: ReasoningLimit, **options: 
     names = {index: token for index, token in enumerate(tokens) if isinstance(token, bytes)}
     asked = engine_request((1, 2, 3), 100, reasoning=reasoning, **options)
     writer = ReplyWriter(asked, lambda token: names.get(token, b""), frozenset({END}))
-    told = []
+    forced = []
     for index, token in enumerate(tokens):
         events = writer.feed(index if isinstance(token, bytes) else token)
-        told.append(list(writer.forced_tokens))
+        forced.append(list(writer.forced_tokens))
         writer.forced_tokens.clear()
         if events and isinstance(events[-1], Finished):
             break
-    return told
+    return forced
 
 
 def test_a_reply_dictates_the_closing_tokens_once():

@@ -255,7 +255,7 @@ def test_alone_the_reply_goes_on_as_if_the_model_had_closed_the_reasoning(
 def test_together_every_reply_goes_on_as_if_it_were_alone(family, batches):
     stepper = Stepper(family, batches=batches)
     asked = [thinking(prompt, n, 40) for prompt, n in zip(PROMPTS.values(), (16, 5, 16), strict=True)]
-    sequences = [stepper.submit(one) for one in [*asked, engine_request(range(50, 90), 40)]]
+    sequences = [stepper.submit(request) for request in [*asked, engine_request(range(50, 90), 40)]]
     stepper.finish(*sequences)
     for sequence in sequences:
         check(family, sequence)
@@ -292,13 +292,13 @@ def test_the_log_probabilities_of_the_closing_are_the_models_own(resources):
     for joined_at in JOINED_AT:
         asked = thinking(PROMPTS["short"], 10, 20, top_logprobs=2)
         watched = run(Stepper(resources), asked, joined_at)
-        told = [one for event in watched.seen for one in getattr(event, "logprobs", ())]
-        assert [one.chosen.token for one in told] == watched.tokens
+        scored = [item for event in watched.seen for item in getattr(event, "logprobs", ())]
+        assert [item.chosen.token for item in scored] == watched.tokens
         logits = resources.network(mx.array([[*asked.prompt.ids, *watched.tokens]]))[0]
         logprobs = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
         true = [logprobs[26 + place, token].item() for place, token in enumerate(watched.tokens)]
-        assert [one.chosen.logprob for one in told] == pytest.approx(true, abs=1e-3)
-        assert all(one.chosen not in one.top for one in told[10:14]), "the model would not have said it"
+        assert [item.chosen.logprob for item in scored] == pytest.approx(true, abs=1e-3)
+        assert all(item.chosen not in item.top for item in scored[10:14]), "the model would not have said it"
 
 
 @pytest.mark.thorough

@@ -34,7 +34,7 @@ class ReplyEvents:
 
     @property
     def scored(self) -> list[int]:
-        """Tokens whose log-probability was told."""
+        """Tokens whose log-probability was reported."""
         return [entry.chosen.token for piece in self.pieces for entry in piece.logprobs]
 
     @property
@@ -68,15 +68,15 @@ def usage(completion: int) -> Usage:
 
 
 def test_an_end_token_ends_the_reply_and_counts_but_adds_no_text():
-    said = write([b"Hello", b" you", END])
-    assert said.text == "Hello you"
-    assert said.tokens == [0, 1, END]
-    assert said.end == Finished("stop", usage(3))
+    reply = write([b"Hello", b" you", END])
+    assert reply.text == "Hello you"
+    assert reply.tokens == [0, 1, END]
+    assert reply.end == Finished("stop", usage(3))
 
 
 def test_the_limit_ends_the_reply():
-    said = write([b"a", b"b", b"c"], max_tokens=2)
-    assert (said.text, said.tokens, said.end) == ("ab", [0, 1], Finished("length", usage(2)))
+    reply = write([b"a", b"b", b"c"], max_tokens=2)
+    assert (reply.text, reply.tokens, reply.end) == ("ab", [0, 1], Finished("length", usage(2)))
 
 
 def test_an_end_token_at_the_limit_is_a_stop():
@@ -85,8 +85,8 @@ def test_an_end_token_at_the_limit_is_a_stop():
 
 def test_a_limit_in_the_middle_of_a_character_tells_a_replacement_character():
     fish = "🐟".encode()
-    said = write([b"a", fish[:2], fish[2:]], max_tokens=2)
-    assert (said.text, said.end.reason, said.tokens) == ("a\ufffd", "length", [0, 1])
+    reply = write([b"a", fish[:2], fish[2:]], max_tokens=2)
+    assert (reply.text, reply.end.reason, reply.tokens) == ("a\ufffd", "length", [0, 1])
 
 
 def test_an_end_token_in_the_middle_of_a_character_tells_a_replacement_character():
@@ -95,8 +95,8 @@ def test_an_end_token_in_the_middle_of_a_character_tells_a_replacement_character
 
 def test_tokens_wait_for_the_text_they_belong_to():
     fish = "🐟".encode()
-    said = write([b"a", fish[:2], fish[2:], END])
-    assert [(piece.text, piece.tokens) for piece in said.pieces] == [
+    reply = write([b"a", fish[:2], fish[2:], END])
+    assert [(piece.text, piece.tokens) for piece in reply.pieces] == [
         ("a", (0,)),
         ("🐟", (1, 2)),
         ("", (END,)),
@@ -104,8 +104,8 @@ def test_tokens_wait_for_the_text_they_belong_to():
 
 
 def test_logprobs_are_those_of_the_text_and_not_of_the_end_token():
-    said = write([b"a", b"b", END], top_logprobs=0)
-    assert said.scored == [0, 1]
+    reply = write([b"a", b"b", END], top_logprobs=0)
+    assert reply.scored == [0, 1]
 
 
 def test_the_leading_space_of_a_sentencepiece_text_is_dropped():
@@ -113,8 +113,8 @@ def test_the_leading_space_of_a_sentencepiece_text_is_dropped():
 
 
 def test_a_first_end_token_makes_an_empty_reply():
-    said = write([END])
-    assert (said.text, said.tokens, said.end) == ("", [END], Finished("stop", usage(1)))
+    reply = write([END])
+    assert (reply.text, reply.tokens, reply.end) == ("", [END], Finished("stop", usage(1)))
 
 
 def test_a_prompt_that_is_cut_before_its_reply_says_nothing():
@@ -124,9 +124,9 @@ def test_a_prompt_that_is_cut_before_its_reply_says_nothing():
 
 
 def test_no_event_follows_the_end_and_no_piece_is_empty_before_it():
-    said = write([b"", b"a", b"", b"b", END])
-    assert [type(event) for event in said.events] == [Text, Text, Text, Finished]
-    assert [piece.text for piece in said.pieces] == ["a", "b", ""]
+    reply = write([b"", b"a", b"", b"b", END])
+    assert [type(event) for event in reply.events] == [Text, Text, Text, Finished]
+    assert [piece.text for piece in reply.pieces] == ["a", "b", ""]
 
 
 letters = st.lists(st.sampled_from([b"a", b"b", b"ab", "é".encode(), b"\xc3", b"\xa9", b""]), max_size=20)
@@ -141,19 +141,19 @@ def test_any_chunking_of_the_bytes_gives_the_same_reply(tokens):
 
 @given(letters, st.integers(1, 25))
 def test_nothing_is_lost_and_nothing_doubled(tokens, limit):
-    said = write([*tokens, END], max_tokens=limit, top_logprobs=0)
-    fed = [*range(len(tokens)), END][: said.end.usage.completion]
-    assert said.tokens == fed
-    assert said.text == b"".join(tokens[: len(fed)]).decode(errors="replace")
-    assert said.scored == [token for token in fed if token != END]
+    reply = write([*tokens, END], max_tokens=limit, top_logprobs=0)
+    fed = [*range(len(tokens)), END][: reply.end.usage.completion]
+    assert reply.tokens == fed
+    assert reply.text == b"".join(tokens[: len(fed)]).decode(errors="replace")
+    assert reply.scored == [token for token in fed if token != END]
 
 
 @given(letters, st.integers(1, 25))
 def test_the_end_is_reported_once_and_within_the_limit(tokens, limit):
-    said = write([*tokens, END], max_tokens=limit)
-    assert [event for event in said.events if isinstance(event, Finished)] == [said.end]
-    assert said.end.usage == usage(len(said.tokens))
-    assert len(said.tokens) <= limit
+    reply = write([*tokens, END], max_tokens=limit)
+    assert [event for event in reply.events if isinstance(event, Finished)] == [reply.end]
+    assert reply.end.usage == usage(len(reply.tokens))
+    assert len(reply.tokens) <= limit
 
 
 @pytest.mark.parametrize("limit", [1, 2, 3])

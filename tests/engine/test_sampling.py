@@ -212,8 +212,8 @@ def test_the_highest_scores_are_found_wherever_they_stand(vocabulary, k):
     scores[2] = -np.inf
     scores[2, rng.choice(vocabulary, k, replace=False)] = 1
     scores[3, :: max(vocabulary // k, 1)] += 100
-    found = np.array(top_k_ids(mx.array(scores), k))
-    for row, ids in zip(scores, found, strict=True):
+    top_ids = np.array(top_k_ids(mx.array(scores), k))
+    for row, ids in zip(scores, top_ids, strict=True):
         assert len(set(ids)) == k
         assert sorted(row[ids]) == sorted(np.sort(row)[-k:])
 
@@ -236,9 +236,9 @@ def test_sequences_that_are_sampled_differently_have_the_chances_of_their_own(lo
     wanted = [sampling(temperature=0.5), Sampling(temperature=0), sampling(top_k=3)]
     sequences = mx.array(np.tile(logprobs, (3, 1)))
     ids, chances = map(
-        np.array, BatchSampler([Chooser(one) for one in wanted], VOCABULARY)(sequences, [0, 0, 0])
+        np.array, BatchSampler([Chooser(choice) for choice in wanted], VOCABULARY)(sequences, [0, 0, 0])
     )
-    first, _, last = (distribution(one, logprobs) for one in (wanted[0], wanted[0], wanted[2]))
+    first, _, last = (distribution(choice, logprobs) for choice in (wanted[0], wanted[0], wanted[2]))
     assert chances == pytest.approx([first[ids[0]], 1.0, last[ids[2]]], rel=1e-3)
 
 
@@ -450,10 +450,10 @@ def logprobs_of(logprobs: np.ndarray, token: int, alternatives: int) -> TokenLog
 
 def test_log_probabilities_name_the_choice_and_the_best(logprobs):
     order = np.argsort(-logprobs)
-    told = logprobs_of(logprobs, int(order[9]), 5)
-    assert (told.chosen.token, told.chosen.logprob) == (order[9], pytest.approx(logprobs[order[9]]))
-    assert [one.token for one in told.top] == order[:5].tolist()
-    assert [one.logprob for one in told.top] == pytest.approx(logprobs[order[:5]].tolist())
+    reported = logprobs_of(logprobs, int(order[9]), 5)
+    assert (reported.chosen.token, reported.chosen.logprob) == (order[9], pytest.approx(logprobs[order[9]]))
+    assert [candidate.token for candidate in reported.top] == order[:5].tolist()
+    assert [candidate.logprob for candidate in reported.top] == pytest.approx(logprobs[order[:5]].tolist())
 
 
 def test_no_alternatives_and_more_than_there_are_both_work(logprobs):
@@ -462,8 +462,8 @@ def test_no_alternatives_and_more_than_there_are_both_work(logprobs):
 
 
 def test_a_token_that_took_the_place_of_the_sampled_one_is_reported_with_its_own_score(logprobs):
-    told = Scores(mx.array(logprobs), mx.array(3), 1).logprobs_of(7)
-    assert (told.chosen.token, told.chosen.logprob) == (7, pytest.approx(logprobs[7]))
+    reported = Scores(mx.array(logprobs), mx.array(3), 1).logprobs_of(7)
+    assert (reported.chosen.token, reported.chosen.logprob) == (7, pytest.approx(logprobs[7]))
 
 
 def test_everything_that_is_reported_was_computed_with_the_step(logprobs):
@@ -471,9 +471,9 @@ def test_everything_that_is_reported_was_computed_with_the_step(logprobs):
     scores = Scores(mx.array(logprobs), mx.array(3), 5)
     arrays = scores.arrays
     mx.eval(arrays)
-    told = scores.logprobs_of(3)
+    reported = scores.logprobs_of(3)
     assert len(arrays) == 4
-    assert [told.chosen.logprob, *(one.logprob for one in told.top)] == pytest.approx(
+    assert [reported.chosen.logprob, *(candidate.logprob for candidate in reported.top)] == pytest.approx(
         [arrays[1].item(), *sorted(np.array(arrays[3]), reverse=True)]
     )
 

@@ -90,8 +90,8 @@ def test_a_network_that_fails_for_a_single_sequence_is_no_matter_of_batches():
 
 class NoNumbers(Masked):
     def __call__(self, tokens: mx.array, cache: list[Any]) -> mx.array:
-        said = super().__call__(tokens, cache)
-        return said * (float("nan") if tokens.shape[0] > 1 else 1)
+        logits = super().__call__(tokens, cache)
+        return logits * (float("nan") if tokens.shape[0] > 1 else 1)
 
 
 def test_no_number_is_no_right_one():

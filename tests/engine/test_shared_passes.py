@@ -207,7 +207,7 @@ def test_equal_prompts_that_come_together_are_computed_once(network, shorter: in
     """Or one is the beginning of another."""
     engine, (prompt,) = sharing(network, Passes().append), prompts(11, [90])
     asked = [prompt, prompt[: len(prompt) - shorter], prompt]
-    replies = [engine.submit(engine_request(one, REPLY)) for one in asked]
+    replies = [engine.submit(engine_request(tokens, REPLY)) for tokens in asked]
     engine.finish(*replies)
     assert_as_alone(network, asked, replies)
     assert engine.metrics.failures == 0

@@ -156,8 +156,8 @@ def test_an_unknown_cache_is_estimated_rather_too_high_where_more_tokens_would_t
 
 def test_an_unknown_cache_that_grows_by_each_token_is_seen_to(network: Any):
     def feed(tokens: mx.array, cache: list[Appended]) -> mx.array:
-        for one in cache:
-            one.nbytes += 8 * tokens.size
+        for layer in cache:
+            layer.nbytes += 8 * tokens.size
         return tokens
 
     assert measure_sequence(feed, [Appended()], Pace(0.0, 2.0)).bytes_of(1000) == 8100

@@ -104,8 +104,8 @@ def kept(cache: PromptCache) -> tuple[object, ...]:
     """Everything that a cache keeps, by its tokens."""
     store = cache._store
     pages = sorted((page.start, tuple(page.tokens), page.holder is None) for page in store.tree.pages())
-    sequences = sorted((tuple(one.tokens), one.is_active) for one in store.seq_caches)
-    return pages, sequences, sorted((one.position, one.tail) for one in store.checkpoints)
+    sequences = sorted((tuple(entry.tokens), entry.is_active) for entry in store.seq_caches)
+    return pages, sequences, sorted((entry.position, entry.tail) for entry in store.checkpoints)
 
 
 def counts(cache: PromptCache) -> tuple[int, int, int]:
@@ -202,9 +202,9 @@ def test_whoever_executes_the_same_plans_drafts_the_same(resources):
     follower.follow(leader.sent)
     assert [reply.tokens for reply in follower.replies] == [reply.tokens for reply in replies]
     assert kept(follower.cache) == kept(leader.cache)
-    told, same = leading.metrics, following.metrics
-    assert told.drafts > 5
-    assert (told.drafted_tokens, told.accepted_tokens) == (same.drafted_tokens, same.accepted_tokens)
+    metrics, same = leading.metrics, following.metrics
+    assert metrics.drafts > 5
+    assert (metrics.drafted_tokens, metrics.accepted_tokens) == (same.drafted_tokens, same.accepted_tokens)
 
 
 @pytest.mark.thorough
@@ -223,9 +223,9 @@ def test_whoever_executes_the_same_plans_drafts_the_same_from_earlier_conversati
     follower = Follower(replace(resources, gain=following), requests)
     follower.follow(leader.sent)
     assert [tuple(reply.tokens) for reply in follower.replies[2:]] == known
-    told, same = leading.metrics, following.metrics
-    assert told.accepted_tokens > 20
-    assert (told.drafted_tokens, told.accepted_tokens) == (same.drafted_tokens, same.accepted_tokens)
+    metrics, same = leading.metrics, following.metrics
+    assert metrics.accepted_tokens > 20
+    assert (metrics.drafted_tokens, metrics.accepted_tokens) == (same.drafted_tokens, same.accepted_tokens)
 
 
 @pytest.mark.thorough

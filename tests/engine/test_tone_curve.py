@@ -82,7 +82,7 @@ def test_an_infinite_width_is_temperature_alone_to_the_bit(logits, temperature, 
 
     def drawn_by(chosen: Sampling) -> list[Any]:
         sampler = BatchSampler([Chooser(chosen)] * 500, VOCABULARY)
-        return [np.array(one).tolist() for one in sampler(rows, range(500))]
+        return [np.array(array).tolist() for array in sampler(rows, range(500))]
 
     def drawn(**values: Any) -> list[Any]:
         chosen: dict[str, Any] = {**OFF, "temperature": temperature, "seed": 5, **values}
@@ -99,10 +99,10 @@ def test_an_infinite_width_is_temperature_alone_to_the_bit(logits, temperature, 
 @pytest.mark.parametrize("values", CURVES)
 def test_a_token_with_a_higher_logit_is_never_less_likely(values):
     ordered = np.sort(np.random.default_rng(1).normal(scale=6, size=VOCABULARY)).astype(np.float32)
-    found = chances(curved(**values), ordered, draws=20_000)
-    told = [found[token] for token in sorted(found)]
-    assert len(told) > 10
-    assert told == sorted(told)
+    frequencies = chances(curved(**values), ordered, draws=20_000)
+    by_logit = [frequencies[token] for token in sorted(frequencies)]
+    assert len(by_logit) > 10
+    assert by_logit == sorted(by_logit)
 
 
 @pytest.mark.parametrize("values", CURVES)
@@ -129,11 +129,11 @@ def test_the_curve_takes_the_place_of_top_k_top_p_and_min_p(logits):
 def test_each_sequence_of_a_batch_has_the_curve_of_its_own(logits):
     wanted = [curved(**values) for values in CURVES] + [sampling(), sampling(top_k=3)]
     rows = mx.array(np.tile(logits, (len(wanted), 1)))
-    ids, told = map(
-        np.array, BatchSampler([Chooser(one) for one in wanted], VOCABULARY)(rows, range(len(wanted)))
+    ids, probabilities = map(
+        np.array, BatchSampler([Chooser(setting) for setting in wanted], VOCABULARY)(rows, range(len(wanted)))
     )
     for place, chosen in enumerate(wanted[: len(CURVES)]):
-        assert told[place] == pytest.approx(reference(chosen, logits)[ids[place]], rel=1e-3)
+        assert probabilities[place] == pytest.approx(reference(chosen, logits)[ids[place]], rel=1e-3)
 
 
 @pytest.mark.thorough

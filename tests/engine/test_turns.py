@@ -55,7 +55,7 @@ def order_of(*arrivals: tuple[float, EngineRequest]) -> list[int]:
         generation = Generation(asked)
         names[generation] = name
         schedule.add(generation, SPEED)
-    return [names[one.generation] for one in drained(schedule)]
+    return [names[turn.generation] for turn in drained(schedule)]
 
 
 def drained(schedule: Schedule) -> Iterator[Any]:
@@ -116,7 +116,7 @@ def test_a_session_owes_nothing_for_work_that_is_over(is_given_up: bool):
         next(drained(schedule))
     schedule.add(another, SPEED)
     schedule.add(short, SPEED)
-    assert [one.generation for one in drained(schedule)][-2:] == [short, another]
+    assert [turn.generation for turn in drained(schedule)][-2:] == [short, another]
 
 
 def test_a_session_owes_what_is_being_computed_for_it():
@@ -140,7 +140,7 @@ def computed_beside(*, is_given_up: bool) -> list[str]:
     if is_given_up:
         long.cancel()
     schedule.add(short, SPEED, [begun])
-    return ["short" if one.generation is short else "another" for one in drained(schedule)]
+    return ["short" if turn.generation is short else "another" for turn in drained(schedule)]
 
 
 # ------------------------------------------------------------------------------------------------ the prompts
@@ -421,7 +421,7 @@ def test_a_preempted_reply_that_was_given_up_leaves_its_caches_to_others(resourc
 @pytest.mark.thorough
 def test_a_seed_and_penalties_hold_through_interruptions(resources):
     sampling = Sampling(temperature=1.0, seed=7, repetition_penalty=1.3, frequency_penalty=0.5)
-    said = []
+    outputs = []
     for preempt_after_s in (1, 10**6):
         stepper = cached(
             resources,
@@ -433,15 +433,15 @@ def test_a_seed_and_penalties_hold_through_interruptions(resources):
             stepper.submit(engine_request(prompt, 40, sampling, top_logprobs=1)) for prompt in PROMPTS[:3]
         ]
         stepper.finish(*sequences)
-        said.append([sequence.tokens for sequence in sequences])
+        outputs.append([sequence.tokens for sequence in sequences])
         assert (stepper.metrics.preemptions > 2) == (preempt_after_s == 1)
-        told = [
-            one for sequence in sequences for event in sequence.seen for one in getattr(event, "logprobs", ())
+        logprobs = [
+            row for sequence in sequences for event in sequence.seen for row in getattr(event, "logprobs", ())
         ]
-        assert [one.chosen.token for one in told] == [
+        assert [row.chosen.token for row in logprobs] == [
             token for sequence in sequences for token in sequence.tokens
         ]
-    assert said[0] == said[1]
+    assert outputs[0] == outputs[1]
 
 
 @pytest.mark.thorough

@@ -19,7 +19,7 @@ READ: Json = {
 
 @dataclass(frozen=True)
 class Call:
-    """One of the tool `read`, with the id that the client was told."""
+    """One of the tool `read`, with the id that the client received."""
 
     id: str
     arguments: str
@@ -110,8 +110,8 @@ def _chat(request: Request) -> Json:
 
 def _in_chat(message: Message) -> Json:
     calls = [
-        {"id": one.id, "type": "function", "function": {"name": "read", "arguments": one.arguments}}
-        for one in message.calls
+        {"id": call.id, "type": "function", "function": {"name": "read", "arguments": call.arguments}}
+        for call in message.calls
     ]
     sent: Json = {"role": message.role, "content": message.text, **message.thought}
     return (
@@ -120,11 +120,11 @@ def _in_chat(message: Message) -> Json:
 
 
 def _chat_reply(answer: Json) -> Message:
-    said = answer["choices"][0]["message"]
-    calls = said.get("tool_calls") or []
-    told = tuple(Call(one["id"], one["function"]["arguments"]) for one in calls)
-    thought = {name: said[name] for name in ("reasoning_content",) if said.get(name)}
-    return Message("assistant", said["content"] or "", told, thought=thought)
+    message = answer["choices"][0]["message"]
+    calls = message.get("tool_calls") or []
+    parsed = tuple(Call(call["id"], call["function"]["arguments"]) for call in calls)
+    thought = {name: message[name] for name in ("reasoning_content",) if message.get(name)}
+    return Message("assistant", message["content"] or "", parsed, thought=thought)
 
 
 # --------------------------------------------------------------------------------------------------- messages
@@ -156,7 +156,8 @@ def _in_messages(message: Message) -> Json:
         return {"role": "user", "content": [block]}
     text = [{"type": "text", "text": message.text}] if message.text.strip() else []
     uses = [
-        {"type": "tool_use", "id": one.id, "name": "read", "input": _arguments(one)} for one in message.calls
+        {"type": "tool_use", "id": call.id, "name": "read", "input": _arguments(call)}
+        for call in message.calls
     ]
     thoughts = [message.thought] if message.thought else []
     return {"role": message.role, "content": [*thoughts, *text, *uses]}
@@ -164,9 +165,9 @@ def _in_messages(message: Message) -> Json:
 
 def _message_reply(answer: Json) -> Message:
     blocks = answer["content"]
-    calls = [Call(one["id"], json.dumps(one["input"])) for one in blocks if one["type"] == "tool_use"]
-    thought = next((one for one in blocks if one["type"] == "thinking"), {})
-    return Message("assistant", "".join(one.get("text", "") for one in blocks), tuple(calls), thought=thought)
+    calls = [Call(row["id"], json.dumps(row["input"])) for row in blocks if row["type"] == "tool_use"]
+    thought = next((row for row in blocks if row["type"] == "thinking"), {})
+    return Message("assistant", "".join(row.get("text", "") for row in blocks), tuple(calls), thought=thought)
 
 
 # -------------------------------------------------------------------------------------------------- responses
@@ -197,17 +198,17 @@ def _items(message: Message) -> list[Json]:
         return [{"type": "function_call_output", "call_id": message.of, "output": message.text}]
     text = [{"role": message.role, "content": message.text}] if message.text.strip() else []
     calls = [
-        {"type": "function_call", "call_id": one.id, "name": "read", "arguments": one.arguments}
-        for one in message.calls
+        {"type": "function_call", "call_id": call.id, "name": "read", "arguments": call.arguments}
+        for call in message.calls
     ]
     return [*([message.thought] if message.thought else []), *text, *calls]
 
 
 def _response_reply(answer: Json) -> Message:
     items = answer["output"]
-    calls = [Call(one["call_id"], one["arguments"]) for one in items if one["type"] == "function_call"]
-    said = [item for item in items if item["type"] == "message"]
-    text = "".join(part.get("text", "") for item in said for part in item.get("content") or [])
+    calls = [Call(call["call_id"], call["arguments"]) for call in items if call["type"] == "function_call"]
+    messages = [item for item in items if item["type"] == "message"]
+    text = "".join(part.get("text", "") for item in messages for part in item.get("content") or [])
     thought = next((item for item in items if item["type"] == "reasoning"), {})
     return Message("assistant", text, tuple(calls), thought=thought)
 

@@ -186,9 +186,9 @@ class Sessions:
     def restarted(self, ports: Ports, prompt: Prompt) -> None:
         """Another server, which remembers nothing. Who shares a name begins anew: see ADR 13."""
         self.ports, self._prompt = ports, prompt
-        self._open = [one for one in self._open if not one.is_name_shared]
-        for one in self._open:
-            one.has_received = False
+        self._open = [session for session in self._open if not session.is_name_shared]
+        for session in self._open:
+            session.has_received = False
 
     def _maybe(self, chance: float) -> bool:
         return self._random.random() < chance
@@ -208,7 +208,7 @@ class Sessions:
             is_bare=self._are_bare,
             treats_thoughts=self._random.choice(("drops", "drops", "keeps", "edits")),
         )
-        others = [one for one in self._open if one.messages]
+        others = [candidate for candidate in self._open if candidate.messages]
         match self._random.randrange(4) if others else 0:
             case 1:
                 self._fork(session, self._random.choice(others))
@@ -241,9 +241,9 @@ class Sessions:
                 session.named, session.is_name_shared = {"session_id": "of everybody"}, True
 
     def _fork(self, session: Session, other: Session) -> None:
-        """Take over everything that the other one has said, reasoned and been told up to a question."""
+        """Take over everything that the other one has said, reasoned and received up to a question."""
         self.counts["forks"] += 1
-        ends = [end for end, one in enumerate(other.messages, 1) if one.role == "user"]
+        ends = [end for end, message in enumerate(other.messages, 1) if message.role == "user"]
         session.form, session.temperature, session.stated = other.form, other.temperature, dict(other.stated)
         session.messages = other.messages[: self._random.choice(ends)]
         session.known, session.ids, session.people = set(other.known), dict(other.ids), dict(other.people)
@@ -261,7 +261,7 @@ class Sessions:
         names = {call.id: f"call_{self._count}{n}" for n, call in enumerate(_calls(other.messages))}
         session.form = other.form
         session.messages = [_renamed(message, names) for message in other.messages[:end]]
-        session.known |= {word for one in session.messages for word in SECRET.findall(str(one.thought))}
+        session.known |= {word for reply in session.messages for word in SECRET.findall(str(reply.thought))}
         self._name(session, may_share=False)
 
     # ------------------------------------------------------------------------------------------- what is said
@@ -285,7 +285,7 @@ class Sessions:
     def _sent(self, session: Session) -> list[Message]:
         """With what a client puts around the words, and with other white space at their ends."""
         sent: list[Message] = []
-        first = next(index for index, one in enumerate(session.messages) if one.role == "user")
+        first = next(index for index, entry in enumerate(session.messages) if entry.role == "user")
         for index, message in enumerate(session.messages):
             text = message.text
             if message.role == "user" and index in session.ids:
@@ -306,8 +306,8 @@ class Sessions:
         if not is_newest and self._maybe(0.1):
             self.counts["exchanged lines"] += 1
             session.people[index] = people = (people[1], people[0])
-        told = _envelope(session.ids[index], people)
-        return told if session.ids[index] else told.replace('  "message_id": "",\n', "")
+        envelope = _envelope(session.ids[index], people)
+        return envelope if session.ids[index] else envelope.replace('  "message_id": "",\n', "")
 
     def _treated(self, session: Session, reply: Message) -> Message:
         """The reply as this client sends it again."""
@@ -345,13 +345,13 @@ class Sessions:
             has_tools=not session.is_bare,
             options=_THINKS if thinks else {"enable_thinking": session.is_bare and self._maybe(0.5)},
         )
-        said = self._ask(session, request)
-        if said.thought:
-            thought = session.form.thought(said.thought).strip()
+        reply = self._ask(session, request)
+        if reply.thought:
+            thought = session.form.thought(reply.thought).strip()
             session.thoughts.add(thought)
             session.behind_carriers |= {thought} if carrier else set()
         self._check(session, request, self._prompt())
-        self._go_on(session, said)
+        self._go_on(session, reply)
 
     def _carrier(self, session: Session) -> tuple[Message, ...]:
         self.counts["carriers"] += 1
@@ -374,10 +374,10 @@ class Sessions:
         return session.form.reply(json.loads(raw))
 
     def _check(self, session: Session, request: Request, prompt: str) -> None:
-        told = (request.system, *(message.text for message in request.messages))
+        texts = (request.system, *(message.text for message in request.messages))
         secrets = set(SECRET.findall(prompt))
         assert secrets <= session.known, f"{secrets - session.known} is foreign in {prompt}"
-        missing = {word for text in told for word in SECRET.findall(text)} - secrets
+        missing = {word for text in texts for word in SECRET.findall(text)} - secrets
         assert not missing, f"{missing} is missing in {prompt}"
         self._check_thoughts(session, request, prompt)
         if session.is_bare:
@@ -387,7 +387,7 @@ class Sessions:
             )
         else:
             self._check_clocks(session, prompt)
-        words = [word for text in told for word in WORD.findall(text)]
+        words = [word for text in texts for word in WORD.findall(text)]
         assert WORD.findall(prompt) == words, f"not the words {words} in {prompt}"
         for message in request.messages:
             body = message.text.rstrip() if message.role == "user" else message.text
@@ -413,12 +413,12 @@ class Sessions:
 
     def _check_clocks(self, session: Session, prompt: str) -> None:
         """The clock that the prompt tells last is its own, to the second unless the tokens are its own."""
-        found = _CLOCK.findall(prompt)
-        last, minute = found[-1], session.clock[:_TO_THE_MINUTE]
+        clocks = _CLOCK.findall(prompt)
+        last, minute = clocks[-1], session.clock[:_TO_THE_MINUTE]
         is_own = last in session.clocks and last[:_TO_THE_MINUTE] == minute
         assert last == session.clock or is_own, f"{last} in place of {session.clock} in {prompt}"
-        others = set(found) - session.clocks - session.read
-        session.read.update(found)
+        others = set(clocks) - session.clocks - session.read
+        session.read.update(clocks)
         if others:
             self.counts["clocks of others"] += 1
             has_own = session.is_named and session.has_received

@@ -58,7 +58,7 @@ class Through(Talk):
 
 
 def _as_any_protocol(message: Message) -> AnyMessage:
-    calls = tuple(Call(one["id"], one["function"]["arguments"]) for one in message.get("tool_calls", ()))
+    calls = tuple(Call(call["id"], call["function"]["arguments"]) for call in message.get("tool_calls", ()))
     return AnyMessage(message["role"], message["content"] or "", calls, message.get("tool_call_id", ""))
 
 
@@ -83,8 +83,8 @@ def anew(request: pytest.FixtureRequest, port: int, tiny_model: TinyModel, endpo
 
 @pytest.fixture(scope="module")
 def talk(anew: Anew) -> Iterator[Talk]:
-    with anew() as one:
-        yield one
+    with anew() as chat:
+        yield chat
 
 
 def asked(first: str) -> list[Message]:
@@ -342,15 +342,15 @@ THINKS = {"enable_thinking": True, "thinking_budget": 12, "max_tokens": 200, **C
 
 @pytest.fixture(scope="module")
 def thinker(tiny_model: TinyModel) -> Iterator[Talk]:
-    with talking(tiny_model("qwen3", hidden=128, layers=2)) as one:
-        yield one
+    with talking(tiny_model("qwen3", hidden=128, layers=2)) as chat:
+        yield chat
 
 
 def with_call(talk: Talk, messages: Sequence[Message], **more: Any) -> tuple[Message, str]:
     """The reply as a client keeps it that leaves reasoning out, and its reasoning."""
-    said = talk.ask(messages, **THINKS, **more)["choices"][0]["message"]
-    kept = {name: said.get(name) for name in ("role", "content", "tool_calls")}
-    return kept, said["reasoning_content"].strip()
+    message = talk.ask(messages, **THINKS, **more)["choices"][0]["message"]
+    kept = {name: message.get(name) for name in ("role", "content", "tool_calls")}
+    return kept, message["reasoning_content"].strip()
 
 
 def done(reply: Message, **changes: str) -> list[Message]:
@@ -392,15 +392,15 @@ def test_reasoning_is_read_in_its_own_conversation_alone(thinker: Talk, names: s
 
 @pytest.fixture(scope="module", params=["note", "exact"])
 def thinkers(request: pytest.FixtureRequest, folder: Path) -> Iterator[Talk]:
-    with talking(folder, drift=request.param) as one:
-        yield one
+    with talking(folder, drift=request.param) as chat:
+        yield chat
 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("names", ["no names", "one bucket", "one name"])
 @pytest.mark.sample(3)
 def test_reasoning_behind_a_carrier_is_read_in_its_own_conversation_alone(thinkers: Talk, names: str):
-    """Both chats ask the same and get the same call. What they were told beside it is not sent again."""
+    """Both chats ask the same and get the same call. What they received beside it is not sent again."""
     named = {"session_id": "of both"} if names == "one name" else NAMES[names][0]
     chat = [{"role": "system", "content": f"Carriers, {names}.\n{REST}"}, user("hello")]
     (reply_a, reasoning_a), (reply_b, reasoning_b) = (
@@ -427,18 +427,18 @@ def test_a_conversation_that_is_ahead_is_not_gone_on_from(thinker: Talk):
         return [system, user(INFO.format(f"{name}-1"))]
 
     for name, day in (("ann", 11), ("bob", 12)):
-        said, _ = thinker.reply_to(talk_of(name, day), session_id=name, **more)
-        assert said["content"].strip() == '"all is well"'
-    asked = {name: [*talk_of(name, day), said, user("And now?")] for name, day in (("ann", 21), ("bob", 22))}
+        reply, _ = thinker.reply_to(talk_of(name, day), session_id=name, **more)
+        assert reply["content"].strip() == '"all is well"'
+    asked = {name: [*talk_of(name, day), reply, user("And now?")] for name, day in (("ann", 21), ("bob", 22))}
     days = {"ann": {"11", "21"}, "bob": {"12", "22"}}
     for name, other in (("ann", "bob"), ("bob", "ann")):
         thinker.ask(asked[name], session_id=name, **more)
         read = text_of(thinker, thinker.prompts[-1])
         assert f"{name}-1" in read
         assert f"{other}-1" not in read
-        told = re.findall(r"\[Now: Current date: 2026-11-(\d\d)\]", read)
-        assert set(told) <= days[name]
-        assert told[-1] == max(days[name])
+        dates = re.findall(r"\[Now: Current date: 2026-11-(\d\d)\]", read)
+        assert set(dates) <= days[name]
+        assert dates[-1] == max(days[name])
 
 
 # ------------------------------------------------------------------------------------------------ what proves
@@ -497,7 +497,7 @@ def test_reasoning_that_a_client_edits_beside_its_seal_is_read_as_edited(
         **({"reasoning": {"summary": "auto"}} if as_summary else {}),
     }
     asked = (responding(thinker, words, [], temperature=1, seed=seed, **more) for seed in range(20))
-    items = next(one["output"] for one in asked if one["output"][0]["type"] == "reasoning")
+    items = next(response["output"] for response in asked if response["output"][0]["type"] == "reasoning")
     thought, *_, call = items
     (part,) = thought["summary"] if as_summary else thought["content"]
     was = part["text"].strip()
@@ -531,8 +531,8 @@ def test_who_shows_a_signature_of_this_server_goes_on(thinker: Talk, is_proof: b
     assert [block["type"] for block in blocks] == ["thinking", "tool_use"]
     blocks[-1]["id"] = "c1"
     result = {"type": "tool_result", "tool_use_id": "c1", "content": "x"}
-    said = {"role": "assistant", "content": blocks if is_proof else blocks[-1:]}
-    messaging(thinker, f"omega-{is_proof}", [said, {"role": "user", "content": [result]}])
+    reply = {"role": "assistant", "content": blocks if is_proof else blocks[-1:]}
+    messaging(thinker, f"omega-{is_proof}", [reply, {"role": "user", "content": [result]}])
     read = text_of(thinker, thinker.prompts[-1])
     assert f"omega-{is_proof}" in read
     assert (f"alpha-{is_proof}" in read) == is_proof
@@ -548,8 +548,8 @@ def folder(tiny_model: TinyModel) -> Path:
 
 @pytest.fixture(scope="module")
 def exact(folder: Path) -> Iterator[Talk]:
-    with talking(folder, drift="exact") as one:
-        yield one
+    with talking(folder, drift="exact") as chat:
+        yield chat
 
 
 INFO = 'Conversation info (untrusted metadata):\n```json\n{{\n  "message_id": "{}"\n}}\n```\nWhere is it?'
@@ -584,8 +584,8 @@ WRITES_THOUGHTS = "Write your thoughts"
 
 @pytest.fixture(scope="module")
 def granite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Talk]:
-    with talking(trait_folder("option_without_tools", tmp_path_factory.mktemp("options"))) as one:
-        yield one
+    with talking(trait_folder("option_without_tools", tmp_path_factory.mktemp("options"))) as chat:
+        yield chat
 
 
 @pytest.mark.parametrize("form", FORMS)

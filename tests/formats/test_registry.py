@@ -1,4 +1,4 @@
-"""Which form the text of a model has is told from its files, the strongest evidence first."""
+"""Which form the text of a model has is recognized by its files, the strongest evidence first."""
 
 import json
 from typing import Any
@@ -85,7 +85,7 @@ def detect(config: dict[str, Any], template: str, tokens: tuple[str, ...]) -> tu
     return family.name, family.reasoning and family.reasoning.closing
 
 
-EVERY_MARK = [(one.name, mark) for one in MODEL_FORMATS for mark in one.marks]
+EVERY_MARK = [(model_format.name, mark) for model_format in MODEL_FORMATS for mark in model_format.marks]
 KNOWN_BY_TYPE_ALONE = {"xlam"}
 """Formats whose calls are bare JSON or Python: no mark tells them."""
 
@@ -96,7 +96,10 @@ def test_each_mark_alone_tells_its_format(name, mark):
     assert detect({}, CHATML, (mark,))[0] == name
 
 
-@pytest.mark.parametrize(("name", "kind"), [(one.name, kind) for one in MODEL_FORMATS for kind in one.types])
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [(model_format.name, kind) for model_format in MODEL_FORMATS for kind in model_format.types],
+)
 def test_a_type_tells_its_format_where_nothing_else_does(name, kind):
     assert detect({"model_type": kind}, CHATML, ())[0] == name
 
@@ -220,7 +223,7 @@ def test_every_name_that_a_user_may_say_is_a_family(name):
 
 def test_every_family_has_a_name_that_a_user_may_say():
     formats = (*registry.MODEL_FORMATS, registry.GENERIC)
-    assert list(FAMILIES) == [one.name for one in formats]
+    assert list(FAMILIES) == [model_format.name for model_format in formats]
     with pytest.raises(KeyError):
         registry.family_by_name("gpt5")
 

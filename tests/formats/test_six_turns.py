@@ -45,8 +45,8 @@ MOVES_TOOLS = frozenset({"tools_before_last_user"})
 
 def replies_of(trait: str) -> list[Message]:
     """Those that a model of this trait can give."""
-    held = [one for one in REPLIES if not (trait in NO_TEXT and one.content and one.tool_calls)]
-    return [one for one in held if not (trait in ONE_CALL and len(one.tool_calls) > 1)]
+    held = [answer for answer in REPLIES if not (trait in NO_TEXT and answer.content and answer.tool_calls)]
+    return [answer for answer in held if not (trait in ONE_CALL and len(answer.tool_calls) > 1)]
 
 
 @dataclass
@@ -96,13 +96,13 @@ class Agent:
         bound = Turn.begin(self._known, prompt, WINDOW)
         self._count(bound.tokens.ids)
         bound.record_submitted()
-        said = turn(self._trait, message, on=self._on, talk=self._messages).reply
-        assert understood(self._trait, prompt, said)
-        answer, ids = self._read(bound, said, prompt.reasoning_is_open)
+        output = turn(self._trait, message, on=self._on, talk=self._messages).reply
+        assert understood(self._trait, prompt, output)
+        answer, ids = self._read(bound, output, prompt.reasoning_is_open)
         self.session.calls += len(answer.calls)
         self.session.contents.append(answer.content)
         back = self._client.echo(answer)
-        calls = [replace(one, id=f"call_{name}") for one, name in zip(back.tool_calls, ids, strict=True)]
+        calls = [replace(entry, id=f"call_{name}") for entry, name in zip(back.tool_calls, ids, strict=True)]
         back = replace(back, tool_calls=tuple[ToolCall, ...](calls))
         self._messages = (*self._messages, back, *next_messages(back))
 

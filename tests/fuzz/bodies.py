@@ -57,9 +57,9 @@ def _scripted_chat(random: Random, script: str, thinks: bool) -> Body:
 
 def _scripted_messages(random: Random, script: str, thinks: bool) -> Body:
     tools = [_anthropic(tool) for tool in TOOLS]
-    told = {"type": "enabled", "budget_tokens": 1024} if thinks else {"type": "disabled"}
+    thinking = {"type": "enabled", "budget_tokens": 1024} if thinks else {"type": "disabled"}
     messages = _messages(random)["messages"]
-    return {"messages": messages, "tools": tools, "max_tokens": 900, "thinking": told, **asking(script)}
+    return {"messages": messages, "tools": tools, "max_tokens": 900, "thinking": thinking, **asking(script)}
 
 
 def _scripted_response(random: Random, script: str, thinks: bool) -> Body:

@@ -206,14 +206,14 @@ def mutated(body: Body, random: Random) -> Body:
 
 def _places(value: Any) -> list[Place]:
     """Every member and item, however deep; what nests without end is not looked through."""
-    found: list[Place] = []
+    places: list[Place] = []
     open_ = [value]
-    while open_ and len(found) < 2_000:
+    while open_ and len(places) < 2_000:
         holder = open_.pop()
         keys = list(holder) if isinstance(holder, dict) else range(len(holder))
-        found += [(holder, key) for key in keys]
+        places += [(holder, key) for key in keys]
         open_ += [holder[key] for key in keys if isinstance(holder[key], dict | list)]
-    return found
+    return places
 
 
 def _somewhere(body: Body, random: Random) -> Place:
@@ -262,9 +262,9 @@ def _repeat_item(body: Body, random: Random) -> None:
 
 def _exchange(body: Body, random: Random) -> None:
     """Copies, so that nothing holds itself."""
-    (one, here), (other, there) = _somewhere(body, random), _somewhere(body, random)
-    if one and other:
-        one[here], other[there] = copy.deepcopy(other[there]), copy.deepcopy(one[here])
+    (holder, here), (other, there) = _somewhere(body, random), _somewhere(body, random)
+    if holder and other:
+        holder[here], other[there] = copy.deepcopy(other[there]), copy.deepcopy(holder[here])
 
 
 def _spoil_text(body: Body, random: Random) -> None:

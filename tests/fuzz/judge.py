@@ -35,12 +35,12 @@ def judge(asked: Request, reply: Reply) -> None:
         assert list(text_string_to_metric_families(reply.body.decode()))
         return
     if reply.headers["content-type"].startswith("text/event-stream"):
-        told = _streamed(asked, reply)
+        body = _streamed(asked, reply)
     else:
-        told = strict(reply.body)
-        _check_refusal(asked, reply.status, told)
+        body = strict(reply.body)
+        _check_refusal(asked, reply.status, body)
     if asked.expected:
-        assert words_of(told) == asked.expected
+        assert words_of(body) == asked.expected
 
 
 def _path(asked: Request) -> str:
@@ -49,9 +49,9 @@ def _path(asked: Request) -> str:
 
 def _streamed(asked: Request, reply: Reply) -> Any:
     read = _READERS.get(_path(asked), completions.read)
-    told = read(list(wire.events_in(reply.body)))
-    assert told.failure is None, told.failure
-    return told.body
+    content = read(list(wire.events_in(reply.body)))
+    assert content.failure is None, content.failure
+    return content.body
 
 
 def strict(body: bytes) -> Any:
@@ -88,9 +88,9 @@ def words_of(body: Any) -> Expected:
     (choice,) = body["choices"]
     if "text" in choice:
         return Expected(text=choice["text"])
-    one = choice["message"]
-    calls = [call["function"] for call in one.get("tool_calls", ())]
-    return Expected(one.get("reasoning_content", ""), one["content"], _calls(calls))
+    message = choice["message"]
+    calls = [call["function"] for call in message.get("tool_calls", ())]
+    return Expected(message.get("reasoning_content", ""), message["content"], _calls(calls))
 
 
 def _calls(calls: Sequence[Any]) -> tuple[tuple[str, Any], ...]:

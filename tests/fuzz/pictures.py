@@ -113,14 +113,14 @@ def with_pictures(body: Body, protocol: str, random: Random, *, sound: bool) -> 
     """
     field = "input" if protocol == RESPONSES else "messages"
     items: list[Any] = body[field] if isinstance(body.get(field), list) else []
-    for item in [one for one in items if isinstance(one, dict)][-3:]:
+    for item in [entry for entry in items if isinstance(entry, dict)][-3:]:
         name = "output" if item.get("type") == "function_call_output" else "content"
         if item.get("role") not in ("user", "system", "tool") and name == "content":
             continue
         parts = _parts(item.get(name), protocol)
         for _ in range(random.choice((0, 1, 1, 2))):
-            told = data_url(_sound(random)) if sound else url(random)
-            parts.insert(random.randint(0, len(parts)), part(protocol, told))
+            source = data_url(_sound(random)) if sound else url(random)
+            parts.insert(random.randint(0, len(parts)), part(protocol, source))
         item[name] = parts
     return body
 

@@ -89,9 +89,9 @@ class Fuzz:
 
 
 def _ids_in(reply: Reply) -> list[str]:
-    _, found, rest = reply.body.partition(b'"id":')
+    _, key, rest = reply.body.partition(b'"id":')
     name = rest[:60].strip().strip(b'"').partition(b'"')[0].decode("ascii", "replace")
-    return [name] if found and name.startswith("resp_") else []
+    return [name] if key and name.startswith("resp_") else []
 
 
 # ------------------------------------------------------------------------------------------------- sending
@@ -183,7 +183,7 @@ def shrunk(port: int, failure: Failure) -> Any:
     sign = failure.problem[:40]
     with Line(port) as line:
         for _ in range(_MAX_TRIES):
-            smaller = next((one for one in _smaller(body) if _fails(line, failure.asked, one, sign)), None)
+            smaller = next((less for less in _smaller(body) if _fails(line, failure.asked, less, sign)), None)
             if smaller is None:
                 break
             body = smaller
@@ -201,12 +201,12 @@ def _smaller(value: Any) -> Iterator[Any]:
         for name in value:
             yield {key: inner for key, inner in value.items() if key != name}
         for name, inner in value.items():
-            yield from ({**value, name: one} for one in _smaller(inner))
+            yield from ({**value, name: smaller} for smaller in _smaller(inner))
     elif isinstance(value, list):
         for at in range(len(value)):
             yield [*value[:at], *value[at + 1 :]]
         for at, inner in enumerate(value):
-            yield from ([*value[:at], one, *value[at + 1 :]] for one in _smaller(inner))
+            yield from ([*value[:at], smaller, *value[at + 1 :]] for smaller in _smaller(inner))
 
 
 def asked_for(port: int, path: str) -> Any:

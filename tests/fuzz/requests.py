@@ -182,7 +182,7 @@ def _of_another_protocol(random: Random, kept: Sequence[str]) -> Request:
 def _pictures(random: Random, kept: Sequence[str], *, sound: bool = False) -> Request:
     """Images of all kinds; some bodies are wrong in other ways too."""
     protocol = random.choice(SEEING)
-    target = random.choice([path for path, one in PROTOCOL_AT.items() if one == protocol])
+    target = random.choice([path for path, spoken in PROTOCOL_AT.items() if spoken == protocol])
     body = with_pictures(valid(protocol, random), protocol, random, sound=sound)
     if sound:
         return Request(kind="normal pictures", target=target).with_body(body)

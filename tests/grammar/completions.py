@@ -108,9 +108,9 @@ class _Reading:
         assert reason in _FINISHES
         assert self.calls or reason != "tool_calls", "no call was made"
         assert (choice["delta"] == {}) if self.is_chat else (choice["text"] == "")
-        told = {"index": 0, "finish_reason": reason, "logprobs": None, **self._scores()}
+        base = {"index": 0, "finish_reason": reason, "logprobs": None, **self._scores()}
         return (
-            {**told, "message": self._message()} if self.is_chat else {**told, "text": self.texts["content"]}
+            {**base, "message": self._message()} if self.is_chat else {**base, "text": self.texts["content"]}
         )
 
     def _choice(self, chunk: Any) -> Any:
@@ -171,11 +171,11 @@ class _Reading:
                 self.beside.setdefault(name, []).extend(column or [])
 
     def _scores(self) -> dict[str, Any]:
-        told = dict(self.beside)
-        ids = {"token_ids": told.pop("token_ids")} if "token_ids" in told else {}
-        if not told:
+        scores = dict(self.beside)
+        ids = {"token_ids": scores.pop("token_ids")} if "token_ids" in scores else {}
+        if not scores:
             return ids
-        columns = {"content": told["content"], "refusal": None} if self.is_chat else told
+        columns = {"content": scores["content"], "refusal": None} if self.is_chat else scores
         return {**ids, "logprobs": columns}
 
     def _message(self) -> dict[str, Any]:

@@ -123,7 +123,7 @@ def _frames(reply: Reply, story: Story) -> Iterator[SSEFrame]:
 
 
 def broken(events: Sequence[bytes]) -> Iterator[tuple[str, list[bytes]]]:
-    """The stream with one event left out, told twice, or after the one that follows it."""
+    """The stream with one event left out, sent twice, or after the one that follows it."""
     for at, event in enumerate(events):
         before, after = [*events[:at]], [*events[at + 1 :]]
         yield f"{at} left out", before + after

@@ -70,7 +70,7 @@ class Blocks:
         expect(block, **_STARTS[block["type"]])
         if block["type"] == "tool_use":
             assert re.fullmatch(r"toolu_[A-Za-z0-9]+", block["id"])
-            assert block["id"] not in [one.get("id") for one in self.content]
+            assert block["id"] not in [earlier.get("id") for earlier in self.content]
         self.content.append(dict(block))
         self._is_open, self._partial, self._last = True, "", ""
 
@@ -89,7 +89,7 @@ class Blocks:
     def _stop(self, event: Json) -> None:
         block = self._current(event)
         if block["type"] == "web_search_tool_result":
-            assert block["tool_use_id"] in [one.get("id") for one in self.content[:-1]]
+            assert block["tool_use_id"] in [earlier.get("id") for earlier in self.content[:-1]]
         elif block["type"] in ("tool_use", "server_tool_use"):
             block["input"] = _complete(self._partial)
         elif block["type"] == "thinking":
@@ -133,7 +133,7 @@ def read(events: Sequence[Json]) -> StreamContent:
     for event in middle:
         blocks.take(event)
     content = blocks.end()
-    assert (delta["delta"]["stop_reason"] == "tool_use") <= any(one["type"] == "tool_use" for one in content)
+    assert (delta["delta"]["stop_reason"] == "tool_use") <= any(row["type"] == "tool_use" for row in content)
     return StreamContent(
         {**message, "content": content, **_ended(delta), "usage": {**message["usage"], **delta["usage"]}}
     )
@@ -141,9 +141,9 @@ def read(events: Sequence[Json]) -> StreamContent:
 
 def put_together(events: Sequence[Json]) -> Json:
     """The message of a stream that has not failed."""
-    told = read(events)
-    assert told.failure is None
-    return told.body
+    content = read(events)
+    assert content.failure is None
+    return content.body
 
 
 def _started(event: Json) -> Json:
@@ -157,7 +157,7 @@ def _started(event: Json) -> Json:
 
 
 def _ended(event: Json) -> Json:
-    """Why it ended. Usage is told at the end, and counts the prompt that the start has counted."""
+    """Why it ended. Usage is sent at the end, and counts the prompt that the start has counted."""
     delta, usage = event["delta"], event["usage"]
     assert delta.keys() == {"stop_reason", "stop_sequence"}
     assert delta["stop_reason"] in _REASONS
@@ -180,6 +180,6 @@ def without_ids(message: Json) -> Json:
     ]
     ids = [block["id"] for block in message["content"] if block["type"] == "tool_use"]
     assert re.fullmatch(r"msg_[A-Za-z0-9]+", message["id"])
-    assert all(re.fullmatch(r"toolu_[A-Za-z0-9]+", one) for one in ids)
+    assert all(re.fullmatch(r"toolu_[A-Za-z0-9]+", call_id) for call_id in ids)
     assert len(set(ids)) == len(ids)
     return {**{name: value for name, value in message.items() if name != "id"}, "content": content}

@@ -64,9 +64,9 @@ def read(events: Sequence[Event]) -> StreamContent:
 
 def put_together(events: Sequence[Event]) -> dict[str, Any]:
     """The response of a stream that has not failed."""
-    told = read(events)
-    assert told.failure is None
-    return told.body
+    content = read(events)
+    assert content.failure is None
+    return content.body
 
 
 def _same_head(first: Mapping[str, Any], last: Mapping[str, Any]) -> None:
@@ -127,7 +127,7 @@ def _read_whole_item(events: list[Event], items: list[dict[str, Any]]) -> list[E
         _expect(rest.pop(0), f"{part}.added", where)
     deltas = list(_deltas(rest, f"{text}.delta", where))
     written = "".join(delta["delta"] for delta in deltas)
-    scores = {"logprobs": [one for delta in deltas for one in delta["logprobs"]]} if kind == "message" else {}
+    scores = {"logprobs": [row for delta in deltas for row in delta["logprobs"]]} if kind == "message" else {}
     done = rest.pop(0)
     _expect(done, f"{text}.done", {**where, **scores, _WHOLE.get(kind, "text"): written})
     if part:

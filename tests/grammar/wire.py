@@ -45,9 +45,9 @@ def events_in(body: bytes) -> Iterator[Any]:
 def bare(value: Any) -> Any:
     """Without ids, times and seals, which are others each time."""
     if isinstance(value, list):
-        return [bare(one) for one in value]
+        return [bare(item) for item in value]
     if isinstance(value, dict):
-        return {name: bare(one) for name, one in value.items() if not _OTHER_EACH_TIME.search(name)}
+        return {name: bare(item) for name, item in value.items() if not _OTHER_EACH_TIME.search(name)}
     return value
 
 

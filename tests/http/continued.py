@@ -64,7 +64,7 @@ class Conversation:
 
     @property
     def computed(self) -> list[int]:
-        return [one.computed for one in self.turns]
+        return [cost.computed for cost in self.turns]
 
     def ask(self, post: Post, question: str) -> None:
         self.messages.append(user(question))
@@ -89,5 +89,5 @@ def conversations(system_words: int = 40) -> list[Conversation]:
 
 
 def turn(post: Post, everybody: Sequence[Conversation], number: int) -> None:
-    for one in everybody:
-        one.ask(post, words(random.Random(f"{one.name} {number}"), 20))
+    for conversation in everybody:
+        conversation.ask(post, words(random.Random(f"{conversation.name} {number}"), 20))

@@ -213,7 +213,7 @@ def test_what_is_mounted_is_listed(folder: Path, root: Path):
         assert (listed["rank"], listed["scale"], listed["mounted_layers"]) == (4, 20.0, 14)
         assert mount(server, "other", path=str(root / "b")).json["path"] == str(root / "b")
         assert unmount(server, "a").json == {"id": "a", "deleted": True}
-        assert [one["id"] for one in server.get(PATH)["adapters"]] == ["other"]
+        assert [adapter["id"] for adapter in server.get(PATH)["adapters"]] == ["other"]
         assert unmount(server, "a").status == 404
         assert ask(server.port, "POST", "/v1/completions", {"prompt": "Hi", "adapter": "a"}).status == 400
 
@@ -221,12 +221,12 @@ def test_what_is_mounted_is_listed(folder: Path, root: Path):
 @pytest.mark.thorough
 def test_trace_terminal_and_stats_name_them(folder: Path, root: Path, tmp_path: Path):
     with adapting(folder, root, "a", "b", traces=True, log_root=str(tmp_path)) as server:
-        mounted = {one["id"]: one["size_bytes"] for one in server.get(PATH)["adapters"]}
-        told = server.get("/stats")["adapters"]
-        assert told["mounted"] == [{"id": name, "bytes": size} for name, size in mounted.items()]
-        assert told["bytes"] == sum(mounted.values()) > 0
+        mounted = {adapter["id"]: adapter["size_bytes"] for adapter in server.get(PATH)["adapters"]}
+        stats = server.get("/stats")["adapters"]
+        assert stats["mounted"] == [{"id": name, "bytes": size} for name, size in mounted.items()]
+        assert stats["bytes"] == sum(mounted.values()) > 0
         unmount(server, "b")
-        assert [one["id"] for one in server.get("/stats")["adapters"]["mounted"]] == ["a"]
+        assert [adapter["id"] for adapter in server.get("/stats")["adapters"]["mounted"]] == ["a"]
         mount(server, "b")
         for spec in ("none", "a", "a+b"):
             completed(server, "Fish?", spec)
@@ -328,7 +328,7 @@ def test_what_cannot_be_mounted_is_refused_by_its_field(
         assert refused.status == 400
         assert refused.error["param"] == param
         assert problem in refused.error["message"]
-        assert [one["id"] for one in server.get(PATH)["adapters"]] == ["b"]
+        assert [adapter["id"] for adapter in server.get(PATH)["adapters"]] == ["b"]
 
 
 def test_without_a_folder_nobody_mounts_any(folder: Path, root: Path):
@@ -373,7 +373,7 @@ def test_each_model_has_its_adapters_and_has_them_again_when_it_comes_back(
         finally:
             shutil.move(tmp_path / "gone", root / "b")
         assert reply["choices"][0]["text"] == alone["a", prompt]
-        assert [one["id"] for one in server.get(PATH)["adapters"]] == ["a"]
+        assert [adapter["id"] for adapter in server.get(PATH)["adapters"]] == ["a"]
         assert "The adapter 'b' is no longer mounted." in server.printed()
 
 

@@ -26,22 +26,22 @@ def assert_reads_at_most(usage: dict[str, Any], tokens: int) -> None:
 
 @pytest.fixture(scope="module")
 def server(tiny_model: TinyModel) -> Generator[Server]:
-    with serving(tiny_model("qwen3", hidden=128, layers=2), thinking=False) as one:
-        yield one
+    with serving(tiny_model("qwen3", hidden=128, layers=2), thinking=False) as running:
+        yield running
 
 
 def three_turns(server: Server, rules: Rules) -> list[dict[str, Any]]:
     """Return the usage of each turn of an agent that sends its whole conversation each time."""
     messages: list[dict[str, Any]] = []
-    told: list[dict[str, Any]] = []
+    usages: list[dict[str, Any]] = []
     for question in ("How deep is the sea?", "And at low tide?", "And behind the breakwater?"):
         messages.append({"role": "user", "content": question})
         asked = [{"role": "system", "content": rules()}, *messages]
         body = {"messages": asked, "max_tokens": 8, "temperature": 0}
         reply = server.post("/v1/chat/completions", body, {"x-start-llm-receipt": "1"})
         messages.append({"role": "assistant", "content": reply["choices"][0]["message"]["content"]})
-        told.append(reply["usage"])
-    return told
+        usages.append(reply["usage"])
+    return usages
 
 
 def test_an_agent_that_keeps_its_beginning_reads_what_is_new(server: Server):

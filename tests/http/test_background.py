@@ -1,4 +1,4 @@
-"""What gives way is told to the engine, on every endpoint that generates."""
+"""What gives way is reported to the engine, on every endpoint that generates."""
 
 from __future__ import annotations
 
@@ -38,5 +38,5 @@ def test_requests_say_whether_anybody_waits_for_them(tiny_model: TinyModel, monk
             "/v1/chat/completions", {"messages": HELLO, "service_tier": "flex", "max_tokens": 2}
         )
         server.post("/v1/chat/completions", {"messages": [TITLE, *HELLO], "max_tokens": 2})
-    assert [one.is_background for one in submitted] == [False, True] * len(BODIES) + [True, True]
+    assert [item.is_background for item in submitted] == [False, True] * len(BODIES) + [True, True]
     assert reply["service_tier"] == "flex"

@@ -76,11 +76,11 @@ def test_a_reply_behind_a_marked_place_is_the_same(tiny_model: TinyModel):
 
 def test_a_chat_and_a_response_say_where_their_places_are(tiny_model: TinyModel):
     part = {"type": "text", "text": RULES, "prompt_cache_breakpoint": {"mode": "explicit", "ttl": "12h"}}
-    said = [{"role": "system", "content": [part]}, {"role": "user", "content": "Begin."}]
+    turns = [{"role": "system", "content": [part]}, {"role": "user", "content": "Begin."}]
     item = {"role": "system", "content": [{**part, "type": "input_text"}]}
     with serving(tiny_model(), idle_work="off") as server:
-        chat = server.post("/v1/chat/completions", {"messages": said, "max_tokens": 2}, RECEIPT)
-        response = server.post("/v1/responses", {"input": [item, said[1]], "max_output_tokens": 16}, RECEIPT)
+        chat = server.post("/v1/chat/completions", {"messages": turns, "max_tokens": 2}, RECEIPT)
+        response = server.post("/v1/responses", {"input": [item, turns[1]], "max_output_tokens": 16}, RECEIPT)
     for usage in (chat["usage"], response["usage"]):
         (place,) = usage["receipt"]["breakpoints"]
         assert (place["ttl_s"], place["tokens"] > 60) == (43_200, True)

@@ -160,8 +160,8 @@ def test_no_model_is_unloaded_for_one_that_would_hang_the_server(case: str, fold
 
 
 def trials_left() -> list[str]:
-    told = subprocess.run(["ps", "-eo", "ppid=,args="], check=True, capture_output=True, text=True).stdout
-    own = (line.split(None, 1) for line in told.splitlines())
+    output = subprocess.run(["ps", "-eo", "ppid=,args="], check=True, capture_output=True, text=True).stdout
+    own = (line.split(None, 1) for line in output.splitlines())
     return [args for parent, args in own if int(parent) == os.getpid() and "template_trial" in args]
 
 
@@ -229,7 +229,7 @@ def test_requests_that_wait_for_a_model_that_fails_do_not_try_it_again(
         asked = [clients.submit(refusal, server, "llama") for _ in range(8)]
         wait_until(lambda: len(host._residents.changed._waiters) == 8, within_s=20)
         go_on.set()
-        assert {one.result() for one in asked} == {(500, "The model 'llama' cannot be loaded. no such layer")}
+        assert {job.result() for job in asked} == {(500, "The model 'llama' cannot be loaded. no such layer")}
         assert tried == [1]
         assert refusal(server, "llama")[0] == 500
         assert tried == [1, 1], "who comes later tries it again: its files may have been mended"

@@ -50,8 +50,8 @@ def written(name: str, script: str) -> str:
 @pytest.mark.parametrize(("name", "script"), SCRIPTS)
 @pytest.mark.product
 def test_a_stream_says_what_a_whole_reply_says(name, script, hearing: Hearing):
-    said = hearing(name, script).reply
-    assert said.content or said.calls
+    reply = hearing(name, script).reply
+    assert reply.content or reply.calls
 
 
 # --------------------------------------------------------------------------------------------- real calls
@@ -112,10 +112,10 @@ def test_an_object_is_sent_once_it_is_known_to_be_whole(name, hearing: Hearing):
 @pytest.mark.thorough
 def test_ids_of_calls_are_never_used_twice(hearing: Hearing):
     heard = [hearing(name, script) for name in SEVERAL for script in ("call", "pair")]
-    streamed = [call.id for one in heard for call in one.reply.calls]
-    whole = [call["id"] for one in heard for call in one.body["choices"][0]["message"]["tool_calls"]]
+    streamed = [call.id for item in heard for call in item.reply.calls]
+    whole = [call["id"] for item in heard for call in item.body["choices"][0]["message"]["tool_calls"]]
     assert len({*streamed, *whole}) == len(streamed) + len(whole) == 2 * 3 * len(SEVERAL)
-    assert all(re.fullmatch(r"call[A-Za-z0-9]+", one) for one in (*streamed, *whole))
+    assert all(re.fullmatch(r"call[A-Za-z0-9]+", item) for item in (*streamed, *whole))
 
 
 # --------------------------------------------------------------------------------------- what is no call
@@ -131,8 +131,8 @@ def test_a_call_in_reasoning_is_reasoning(name, hearing: Hearing):
 @pytest.mark.sample(10)
 @pytest.mark.parametrize("name", EVERY)
 def test_a_call_that_cannot_be_made_is_text(name, hearing: Hearing):
-    said = hearing(name, "malformed").reply
-    assert said == ReplyContent(content=body(written(name, "malformed")))
+    reply = hearing(name, "malformed").reply
+    assert reply == ReplyContent(content=body(written(name, "malformed")))
 
 
 def body(text: str) -> str:
@@ -141,16 +141,16 @@ def body(text: str) -> str:
 
 
 def is_marked(text: str) -> bool:
-    openers = [opener for one in NOTATIONS.values() for opener in one.openers]
+    openers = [opener for notation in NOTATIONS.values() for opener in notation.openers]
     return text.lstrip().startswith((*openers, "<|start|>", "<|channel|>", "to="))
 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("name", EVERY)
 def test_a_call_of_no_tool_goes_to_the_client_where_marks_tell_it(name, hearing: Hearing):
-    said, text = hearing(name, "unknown").reply, written(name, "unknown")
-    assert [call.name for call in said.calls] == (["erase"] if is_marked(text) else [])
-    assert said.content == ("" if is_marked(text) else text)
+    reply, text = hearing(name, "unknown").reply, written(name, "unknown")
+    assert [call.name for call in reply.calls] == (["erase"] if is_marked(text) else [])
+    assert reply.content == ("" if is_marked(text) else text)
 
 
 @pytest.mark.sample(10)
@@ -163,20 +163,20 @@ def test_without_tools_nothing_is_a_call(name, hearing: Hearing):
 @pytest.mark.parametrize("name", EVERY)
 def test_what_may_not_be_called_is_not_and_its_marks_are_avoided(name, family: FamilyServer):
     asked = {"messages": QUESTION, "tools": TOOLS, "enable_thinking": False, **asking("call")}
-    said = content_of(post(family(name), {**asked, "tool_choice": "none", "max_tokens": 40}).json)
-    assert said.calls == ()
+    reply = content_of(post(family(name), {**asked, "tool_choice": "none", "max_tokens": 40}).json)
+    assert reply.calls == ()
     known = TRAITS[FORMS[name].trait].added_tokens
-    marks = tuple(text for one in NOTATIONS.values() for text in one.openers if text in known)
-    assert said.content == written(name, "call") or not said.content.startswith(marks)
+    marks = tuple(text for notation in NOTATIONS.values() for text in notation.openers if text in known)
+    assert reply.content == written(name, "call") or not reply.content.startswith(marks)
 
 
 @pytest.mark.sample(20)
 @pytest.mark.parametrize("name", EVERY)
 def test_a_tool_that_is_not_among_those_offered_is_the_clients_to_refuse(name, hearing: Hearing):
     (_, write) = TOOLS
-    said, text = hearing(name, "call", tools=[write]).reply, written(name, "call")
-    assert [call.name for call in said.calls] == (["read"] if is_marked(text) else [])
-    assert said.content == ("" if is_marked(text) else text)
+    reply, text = hearing(name, "call", tools=[write]).reply, written(name, "call")
+    assert [call.name for call in reply.calls] == (["read"] if is_marked(text) else [])
+    assert reply.content == ("" if is_marked(text) else text)
 
 
 # ------------------------------------------------------------------------------------------------ endings

@@ -85,8 +85,8 @@ def talking(folder: Any, **settings: Any) -> Generator[Talk]:
 
 @pytest.fixture(scope="module")
 def talk(folder: Any) -> Iterator[Talk]:
-    with talking(folder) as one:
-        yield one
+    with talking(folder) as chat:
+        yield chat
 
 
 def words(rng: random.Random, count: int) -> str:
@@ -180,7 +180,7 @@ def test_what_is_said_is_what_a_server_without_a_cache_says_to_the_same_tokens(t
 def reference_reply(plain: Server, prompt: Sequence[int]) -> Reference:
     body = {"prompt": list(prompt), "max_tokens": REPLY_TOKENS, "temperature": 0}
     choice = plain.post("/v1/completions", body | {"logprobs": 2, "return_token_ids": True})["choices"][0]
-    best = [sorted(one.values())[-2:] for one in choice["logprobs"]["top_logprobs"]]
+    best = [sorted(scores.values())[-2:] for scores in choice["logprobs"]["top_logprobs"]]
     return Reference(tuple(choice["token_ids"]), tuple(high - low for low, high in best))
 
 
@@ -244,7 +244,7 @@ def chatted(plain: Server, messages: Sequence[Message]) -> Reference:
     answer = plain.post("/v1/chat/completions", body | {"logprobs": True, "top_logprobs": 2})
     choice = answer["choices"][0]
     best = [
-        sorted(one["logprob"] for one in token["top_logprobs"]) for token in choice["logprobs"]["content"]
+        sorted(entry["logprob"] for entry in token["top_logprobs"]) for token in choice["logprobs"]["content"]
     ]
     return Reference(tuple(choice["token_ids"]), tuple(high - low for low, high in best))
 
@@ -268,9 +268,9 @@ def test_sub_agents_do_not_disturb_and_a_branch_returns_to_where_it_was(talk: Ta
 
 def test_a_conversation_that_was_edited_is_another_one_from_there_on(talk: Talk):
     rng = random.Random(5)
-    told = [system("Edit"), user("I live in Bremen. " + words(rng, 30))]
-    reply, _ = talk.reply_to(told)
-    edited = [told[0], user(told[1]["content"].replace("Bremen", "Lübeck")), reply, user("Where?")]
+    messages = [system("Edit"), user("I live in Bremen. " + words(rng, 30))]
+    reply, _ = talk.reply_to(messages)
+    edited = [messages[0], user(messages[1]["content"].replace("Bremen", "Lübeck")), reply, user("Where?")]
     talk.reply_to(edited)
     shown = text_of(talk, talk.prompts[-1])
     assert "Lübeck" in shown and "Bremen" not in shown
@@ -291,7 +291,7 @@ def test_a_first_turn_that_was_given_up_late_is_not_read_twice(talk: Talk, monke
 
 @pytest.mark.thorough
 def test_a_first_turn_goes_on_with_another_clock(talk: Talk, monkeypatch: pytest.MonkeyPatch):
-    """It stands in the system prompt; the question, which is most of the prompt, is told the new one."""
+    """It stands in the system prompt; the question, which is most of the prompt, gets the new one."""
     give_up(talk, retried(1, "Current time is 10:00.\n"), monkeypatch)
     _, computed = talk.reply_to(retried(1, "Current time is 10:07.\n"))
     assert computed <= 0.25 * len(talk.prompts[-1])

@@ -139,8 +139,8 @@ EXPECTED = {
 
 @pytest.fixture(scope="module")
 def server(tiny_model: TinyModel) -> Generator[Server]:
-    with serving(tiny_model("qwen3", hidden=128, layers=2), thinking=False) as one:
-        yield one
+    with serving(tiny_model("qwen3", hidden=128, layers=2), thinking=False) as running:
+        yield running
 
 
 def send(server: Server, body: Json, previous: str | None = None, **headers: str) -> Reply:

@@ -75,8 +75,8 @@ def streamed(server: Server, path: str, body: dict[str, Any]) -> tuple[str, str]
     """The text of a stream, and why it ended."""
     reply = ask(server.port, "POST", path, {**body, "stream": True})
     choices = [event["choices"][0] for event in events_in(reply.body) if event != "[DONE]"]
-    texts = (one.get("text") or one.get("delta", {}).get("content") or "" for one in choices)
-    return "".join(texts), next(one["finish_reason"] for one in choices if one.get("finish_reason"))
+    texts = (part.get("text") or part.get("delta", {}).get("content") or "" for part in choices)
+    return "".join(texts), next(part["finish_reason"] for part in choices if part.get("finish_reason"))
 
 
 CONSTRAINTS: dict[str, dict[str, Any]] = {
@@ -120,18 +120,18 @@ def test_log_probabilities_and_counts_are_the_same(plain: Server, drafted: Serve
     asked = ASKED | {"logprobs": 3}
     ours, theirs = drafted.post(TEXT, asked), plain.post(TEXT, asked)
     assert ours["usage"]["completion_tokens"] == theirs["usage"]["completion_tokens"] == 80
-    (one,), (other,) = ours["choices"], theirs["choices"]
-    assert one["logprobs"]["tokens"] == other["logprobs"]["tokens"]
-    assert one["logprobs"]["text_offset"] == other["logprobs"]["text_offset"]
-    assert one["logprobs"]["token_logprobs"] == pytest.approx(other["logprobs"]["token_logprobs"], abs=1e-3)
+    (mine,), (other,) = ours["choices"], theirs["choices"]
+    assert mine["logprobs"]["tokens"] == other["logprobs"]["tokens"]
+    assert mine["logprobs"]["text_offset"] == other["logprobs"]["text_offset"]
+    assert mine["logprobs"]["token_logprobs"] == pytest.approx(other["logprobs"]["token_logprobs"], abs=1e-3)
 
 
 def test_the_status_page_shows_what_drafts_saved(plain: Server, drafted: Server):
-    told = drafted.get("/activity")["speculation"]
+    activity = drafted.get("/activity")["speculation"]
     stats = drafted.get("/stats")["speculation"]
-    assert told["accepted_tokens"] == stats["accepted_tokens"] > 0
-    assert told["drafted_tokens"] == stats["drafted_tokens"]
-    assert told["pays"]
+    assert activity["accepted_tokens"] == stats["accepted_tokens"] > 0
+    assert activity["drafted_tokens"] == stats["drafted_tokens"]
+    assert activity["pays"]
     assert plain.get("/activity")["speculation"] == {
         "pays": False,
         "drafted_tokens": 0,

@@ -38,7 +38,7 @@ CAUSAL: dict[str, Any] = {"model_type": "qwen3", "architectures": ["Qwen3ForCaus
 
 
 def with_pooling(folder: Path, pooling: dict[str, Any] | None, modules: list[str]) -> Path:
-    types = [{"type": f"sentence_transformers.models.{one}"} for one in modules]
+    types = [{"type": f"sentence_transformers.models.{module}"} for module in modules]
     (folder / "modules.json").write_text(json.dumps(types))
     if pooling is not None:
         (folder / "1_Pooling").mkdir()
@@ -59,15 +59,15 @@ def models(tiny_model: TinyModel, tmp_path_factory: pytest.TempPathFactory) -> P
 
 @pytest.fixture(scope="module")
 def server(models: Path) -> Iterator[Server]:
-    with serving(models / "talker", model_dir=str(models), max_kv_size=8192) as one:
-        yield one
+    with serving(models / "talker", model_dir=str(models), max_kv_size=8192) as running:
+        yield running
 
 
 def vectors(server: Server, model: str, texts: Any, **more: Any) -> list[list[float]]:
     reply = server.post(PATH, {"model": model, "input": texts, **more})
     assert reply["model"] == model
-    assert [one["index"] for one in reply["data"]] == list(range(len(reply["data"])))
-    return [one["embedding"] for one in reply["data"]]
+    assert [entry["index"] for entry in reply["data"]] == list(range(len(reply["data"])))
+    return [entry["embedding"] for entry in reply["data"]]
 
 
 def expected(folder: Path, text: str, mode: str) -> list[float]:
@@ -111,14 +111,14 @@ def test_the_official_sdk_gets_them(server: Server):
     client = OpenAI(base_url=f"{server.url}/v1", api_key="local")
     packed = client.embeddings.create(model="last", input=TEXTS[:2])
     plain = client.embeddings.create(model="last", input=TEXTS[:2], encoding_format="float")
-    for one, other in zip(packed.data, plain.data, strict=True):
-        assert one.embedding == pytest.approx(other.embedding, abs=1e-6)
+    for entry, other in zip(packed.data, plain.data, strict=True):
+        assert entry.embedding == pytest.approx(other.embedding, abs=1e-6)
         assert len(other.embedding) == 128
 
 
 def test_base64_holds_float32_numbers(server: Server):
-    (told,) = vectors(server, "last", TEXTS[0], encoding_format="base64")
-    numbers = struct.unpack("<128f", base64.b64decode(str(told)))
+    (encoded,) = vectors(server, "last", TEXTS[0], encoding_format="base64")
+    numbers = struct.unpack("<128f", base64.b64decode(str(encoded)))
     assert list(numbers) == pytest.approx(vectors(server, "last", TEXTS[0])[0], abs=1e-7)
 
 
@@ -184,13 +184,13 @@ def test_what_is_wrong_is_named(server: Server, body: dict[str, Any], param: str
 
 
 def test_an_embedding_model_still_talks(server: Server):
-    said = [{"role": "user", "content": "Hello"}]
-    assert ask(server.port, "POST", CHAT, {"model": "last", "max_tokens": 2, "messages": said}).status == 200
+    turns = [{"role": "user", "content": "Hello"}]
+    assert ask(server.port, "POST", CHAT, {"model": "last", "max_tokens": 2, "messages": turns}).status == 200
 
 
 def test_a_text_of_the_longest_length_has_room_beside_everything_else(models: Path):
-    with serving(models / "last") as one:
-        ready = one.app.runtime.startup
+    with serving(models / "last") as own_server:
+        ready = own_server.app.runtime.startup
         kv_bytes_of_a_token = ready.needs.window_bytes // ready.card.context_window
         assert ready.needs.computing_bytes >= LONGEST_TEXT * kv_bytes_of_a_token
         assert ready.embedder is not None
@@ -199,9 +199,9 @@ def test_a_text_of_the_longest_length_has_room_beside_everything_else(models: Pa
 @pytest.mark.parametrize("hidden", [None, lambda ids, cache: mx.zeros((4,)), lambda ids: ids])
 def test_a_network_without_hidden_states_is_refused(models: Path, hidden: Any):
     network = load(models / "last").network
-    one: Any = SimpleNamespace(layers=network.layers, model=hidden)
+    stub: Any = SimpleNamespace(layers=network.layers, model=hidden)
     with pytest.raises(ModelError, match="does not give the hidden states"):
-        Embedder(one, Pooling("lasttoken", normalizes=True), lambda _: None)
+        Embedder(stub, Pooling("lasttoken", normalizes=True), lambda _: None)
 
 
 # ------------------------------------------------------------------------------------------- what folders say

@@ -92,9 +92,9 @@ def test_a_tool_keeps_its_name_for_the_client_whatever_the_notation_can_write(na
     chosen = {"type": "function", "function": {"name": tool}}
     heard = hear(server, **asked, tool_choice=chosen, parallel_tool_calls=False, seed=1)
     check_call(heard, tool)
-    said = heard.body["choices"][0]["message"]
-    result = {"role": "tool", "tool_call_id": said["tool_calls"][0]["id"], "name": tool, "content": "done"}
-    after = post(server, {"messages": [*QUESTION, said, result], **asked, "max_tokens": 1}).json["usage"]
+    reply = heard.body["choices"][0]["message"]
+    result = {"role": "tool", "tool_call_id": reply["tool_calls"][0]["id"], "name": tool, "content": "done"}
+    after = post(server, {"messages": [*QUESTION, reply, result], **asked, "max_tokens": 1}).json["usage"]
     assert after["prompt_tokens_details"]["cached_tokens"] >= heard.usage["total_tokens"] - 2
 
 
@@ -142,7 +142,7 @@ def test_alternatives_that_the_form_forbids_are_not_reported(babbling: Random):
     heard = hear(babbling("hermes"), **BRIEF, **report, response_format=AS_FISH, seed=1)
     first, *_ = heard.logprobs
     assert first["token"].startswith("{")
-    assert all(one["token"].startswith("{") for one in first["top_logprobs"])
+    assert all(option["token"].startswith("{") for option in first["top_logprobs"])
 
 
 def test_what_is_demanded_costs_nothing_of_the_prompt_and_nothing_of_the_cache(babbling: Random):
@@ -160,7 +160,7 @@ def test_what_is_demanded_costs_nothing_of_the_prompt_and_nothing_of_the_cache(b
 def test_neighbours_of_a_guided_reply_say_what_they_say_alone(babbling: Random):
     server = babbling("hermes")
     free = [{"messages": [{"role": "user", "content": f"{word}?"}]} for word in ("Cod", "Eel", "Ray")]
-    free = [{**one, "enable_thinking": False, "temperature": 0, "max_tokens": 80} for one in free]
+    free = [{**request, "enable_thinking": False, "temperature": 0, "max_tokens": 80} for request in free]
     guided = {"messages": QUESTION, **BRIEF, "response_format": AS_FISH}
 
     def answer_to(body: Mapping[str, Any]) -> str:
@@ -178,9 +178,9 @@ def test_neighbours_of_a_guided_reply_say_what_they_say_alone(babbling: Random):
 @pytest.mark.parametrize("name", [name for name, form in FORMS.items() if form.between is not None])
 def test_no_more_than_one_call_is_reported_where_that_is_the_limit(name, family: FamilyServer):
     asked = {"tools": TOOLS, "enable_thinking": False, "parallel_tool_calls": False, **asking("pair")}
-    said = hear(family(name), **asked).reply
-    assert [(call.name, json.loads(call.arguments)) for call in said.calls] == [PATH]
-    assert (said.content, said.finish) == ("", "tool_calls")
+    reply = hear(family(name), **asked).reply
+    assert [(call.name, json.loads(call.arguments)) for call in reply.calls] == [PATH]
+    assert (reply.content, reply.finish) == ("", "tool_calls")
     both = hear(family(name), **{**asked, "parallel_tool_calls": True}).reply
     assert [(call.name, json.loads(call.arguments)) for call in both.calls] == [PATH, OTHER]
 

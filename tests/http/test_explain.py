@@ -47,8 +47,8 @@ def ask(server: Server, messages: list[Message], **more: Any) -> tuple[list[Mess
     """The conversation with the reply and another question, and the usage."""
     answer = server.post("/v1/chat/completions", body(messages, **more))
     text = answer["choices"][0]["message"]["content"]
-    more_said = [{"role": "assistant", "content": text}, {"role": "user", "content": "And now?"}]
-    return [*messages, *more_said], answer["usage"]
+    new_messages = [{"role": "assistant", "content": text}, {"role": "user", "content": "And now?"}]
+    return [*messages, *new_messages], answer["usage"]
 
 
 def with_first(messages: list[Message], **changes: str) -> list[Message]:
@@ -69,29 +69,29 @@ def test_what_is_said_of_a_request_is_what_then_happens_to_it(folder, name):
     with serving(folder, thinking=False) as server:
         grown, _ = ask(server, conversation())
         changed = with_first(grown, **changes)
-        told = server.post(PATH, body(changed))
+        report = server.post(PATH, body(changed))
         again = server.post(PATH, body(changed))
         _, usage = ask(server, changed)
-    assert told == again
-    assert (told["prompt_tokens"], told["cached_tokens"]) == (
+    assert report == again
+    assert (report["prompt_tokens"], report["cached_tokens"]) == (
         usage["prompt_tokens"],
         usage["prompt_tokens_details"]["cached_tokens"],
     )
-    divergence = told["divergence"]
+    divergence = report["divergence"]
     assert (divergence and (divergence["class"], divergence["rule"])) == (drift and (drift, rule))
-    assert told["compared_with"]["messages"] == 3
+    assert report["compared_with"]["messages"] == 3
 
 
 def test_lost_tokens_are_those_of_the_messages_that_stayed_the_same(folder):
     with serving(folder, thinking=False) as server:
         grown, _ = ask(server, conversation())
-        told = server.post(PATH, body(with_first(grown, rules=f"Look twice. {RULES}")))
-    assert told["divergence"]["message"] == 0
-    assert "Look after" in told["divergence"]["computed"]
-    assert "Look twice" in told["divergence"]["asked"]
-    assert told["cached_tokens"] < 30
-    assert told["lost_tokens"] > 100
-    assert f"{told['lost_tokens']:,} tokens again: message 0 (system) says something else" in told["summary"]
+        info = server.post(PATH, body(with_first(grown, rules=f"Look twice. {RULES}")))
+    assert info["divergence"]["message"] == 0
+    assert "Look after" in info["divergence"]["computed"]
+    assert "Look twice" in info["divergence"]["asked"]
+    assert info["cached_tokens"] < 30
+    assert info["lost_tokens"] > 100
+    assert f"{info['lost_tokens']:,} tokens again: message 0 (system) says something else" in info["summary"]
 
 
 def test_explaining_costs_no_generation_and_no_token(folder):
@@ -157,9 +157,9 @@ def test_the_line_of_a_request_says_why_it_was_read_again_and_its_trace_says_the
         grown, _ = ask(desk.server, conversation())
         ask(desk.server, with_first(grown, rules=f"Look twice. {RULES}"))
         first, second = desk.lines()
-        said = [line for line in desk.server.printed().splitlines() if "tokens again" in line]
-    assert len(said) == 1
-    assert said[0].endswith(
+        lines = [line for line in desk.server.printed().splitlines() if "tokens again" in line]
+    assert len(lines) == 1
+    assert lines[0].endswith(
         f"read {second['lost_tokens']:,} tokens again: message 1 (system) says something else"
     )
     assert (second["drift_class"], second["divergent_message"]) == ("content", 0)
@@ -181,11 +181,11 @@ def test_behind_a_template_that_cuts_long_prompts_nothing_is_called_read_again(t
         talk, usage = ask(server, [{"role": "user", "content": MUCH * 2}])
         for _ in range(2):
             talk, usage = ask(server, talk)
-        told = server.post(PATH, body(talk))
+        report = server.post(PATH, body(talk))
         printed = server.printed()
     assert usage["prompt_tokens_details"]["cached_tokens"] > usage["prompt_tokens"] - 40
     assert "again" not in printed
-    assert (told["lost_tokens"], told["summary"].partition(":")[0]) == (0, "nothing again")
+    assert (report["lost_tokens"], report["summary"].partition(":")[0]) == (0, "nothing again")
 
 
 @pytest.mark.thorough
@@ -194,9 +194,9 @@ def test_a_reply_that_its_template_shows_without_its_reasoning_is_read_again_for
     folder = write_model(tmp_path, form.trait, scripts=reasoning_texts(form))
     with serving(folder, kept_reasoning="false") as server:
         talk, _ = ask(server, conversation(), **asking("reasoned"), max_tokens=200)
-        told = server.post(PATH, body(talk, **asking("reasoned")))
-    assert (told["lost_tokens"] > 0, told["differences"]) == (True, [])
-    assert "the template shows earlier messages otherwise than they were computed" in told["summary"]
+        report = server.post(PATH, body(talk, **asking("reasoned")))
+    assert (report["lost_tokens"] > 0, report["differences"]) == (True, [])
+    assert "the template shows earlier messages otherwise than they were computed" in report["summary"]
 
 
 def test_nobody_learns_of_another_conversation_in_the_terminal(folder):
@@ -230,8 +230,8 @@ def test_a_prompt_of_any_protocol_is_explained(tiny_model: TinyModel):
             key = {"Authorization": f"Bearer {path}"}
             assert server.post(explained[path], request, key)["cached_tokens"] == 0
             server.post(path, request, key)
-            told = server.post(explained[path], request, key)
-            assert told["cached_tokens"] == told["prompt_tokens"] - 1 > 100
+            report = server.post(explained[path], request, key)
+            assert report["cached_tokens"] == report["prompt_tokens"] - 1 > 100
         with pytest.raises(urllib.error.HTTPError) as refused:
             server.post(f"{PATH}/messages", {"messages": 3, "max_tokens": 2})
         assert refused.value.code == 400

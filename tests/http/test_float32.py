@@ -77,7 +77,7 @@ def test_what_other_models_take_decides_nothing(folder: Path, tiny_model: TinyMo
         for name in ("b", "c"):
             asked(server, model=name)
         host: Any = server.app._hosting.result()
-        weights = [one.card.weights_bytes for one in host.listed() if one.card]
+        weights = [model.card.weights_bytes for model in host.listed() if model.card]
         assert len(weights) == 3 and len(set(weights)) == 1
         assert server.printed().count(CONVERTED) == 3
 
@@ -101,7 +101,7 @@ def test_pages_on_the_disk_are_found_by_the_same_weights_alone(folder: Path, tmp
     assert cached[:2] == [0, 0]
     assert min(cached[2:]) > 200
     digests = json.loads((tmp_path / "state" / "weights.json").read_text())["models"]
-    assert len({one["digest"] for one in digests.values()}) == 2
+    assert len({entry["digest"] for entry in digests.values()}) == 2
 
 
 def test_a_converted_model_that_sees_looks_at_images(tmp_path: Path):
@@ -123,4 +123,4 @@ def test_a_converted_embedding_model_makes_the_vectors_of_its_weights(tiny_model
             answer = server.post("/v1/embeddings", {"input": "Wie geht's?"})
             vectors.append(answer["data"][0]["embedding"])
     assert vectors[0] != vectors[1]
-    assert sum(one * other for one, other in zip(*vectors, strict=True)) > 0.999
+    assert sum(value * other for value, other in zip(*vectors, strict=True)) > 0.999

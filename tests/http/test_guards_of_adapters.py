@@ -34,9 +34,9 @@ def root(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     for seed, name in enumerate(("a", "b", "broken")):
         tiny_adapters.build(model, place / name, seed)
     config = place / "broken" / "adapter_config.json"
-    told = json.loads(config.read_text())
-    told["lora_parameters"]["rank"] = 3
-    config.write_text(json.dumps(told))
+    settings = json.loads(config.read_text())
+    settings["lora_parameters"]["rank"] = 3
+    config.write_text(json.dumps(settings))
     return place
 
 

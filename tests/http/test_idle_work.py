@@ -81,49 +81,49 @@ def test_a_reply_behind_a_message_that_goes_is_read_before_the_next_request(
     folder = tiny_model(family, hidden=64, layers=4)
     replies: dict[str, list[dict[str, Any]]] = {}
     for value in ("on", "off"):
-        said = beginning()
+        messages = beginning()
         with serving(folder, idle_work=value) as server:
             turns = replies[value] = []
             for number in range(3):
-                turns.append(turn(server, said, number))
+                turns.append(turn(server, messages, number))
                 if value == "on":
                     until(lambda number=number: idle(server)["works"] == number + 1)
-            told = idle(server)
-        assert told["works"] == (3 if value == "on" else 0)
-    texts = {value: [one["choices"][0]["message"] for one in turns] for value, turns in replies.items()}
+            stats = idle(server)
+        assert stats["works"] == (3 if value == "on" else 0)
+    texts = {value: [item["choices"][0]["message"] for item in turns] for value, turns in replies.items()}
     assert texts["on"] == texts["off"]
-    on, off = ([computed(one) for one in replies[value][1:]] for value in ("on", "off"))
-    assert all(one <= other - REPLY + 2 for one, other in zip(on, off, strict=True)), (on, off)
+    on, off = ([computed(item) for item in replies[value][1:]] for value in ("on", "off"))
+    assert all(item <= other - REPLY + 2 for item, other in zip(on, off, strict=True)), (on, off)
 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_reply_that_could_not_be_recorded_is_read_too(tiny_model: TinyModel, family: str):
     """It ends at a stop string, so it is not all that the model wrote. Its client sends it back as it is."""
-    said = beginning()
+    messages = beginning()
     with served(tiny_model(family, hidden=64, layers=2)) as server:
-        whole = ask(server, [*said, carrier(0)])["choices"][0]["message"]["content"]
+        whole = ask(server, [*messages, carrier(0)])["choices"][0]["message"]["content"]
         until(lambda: idle(server)["works"] == 1)
         cut = whole[len(whole) * 3 // 4 :][:6]
-        reply = ask(server, [*said, carrier(0)], stop=[cut], session_id="stopped")
+        reply = ask(server, [*messages, carrier(0)], stop=[cut], session_id="stopped")
         until(lambda: idle(server)["works"] == 2)
-        said += [reply["choices"][0]["message"], {"role": "user", "content": "Go on."}]
-        after = ask(server, said, session_id="stopped")
+        messages += [reply["choices"][0]["message"], {"role": "user", "content": "Go on."}]
+        after = ask(server, messages, session_id="stopped")
     assert computed(after) < 30 < reply["usage"]["completion_tokens"]
 
 
 @pytest.mark.thorough
 def test_what_was_read_counts_as_used_when_the_next_request_finds_it(tiny_model: TinyModel):
-    said = beginning()
+    messages = beginning()
     with served(tiny_model(hidden=64, layers=2)) as server:
         for number in range(3):
-            turn(server, said, number)
+            turn(server, messages, number)
             until(lambda number=number: idle(server)["works"] == number + 1)
-        told = idle(server)
+        work = idle(server)
         computed_in_all = server.get("/stats")["prompt_cache"]["computed_tokens"]
-    assert told["read_tokens"] >= 3 * (REPLY - 1)
-    assert told["used_tokens"] >= 0.6 * told["read_tokens"], "of three works, two were followed by a request"
-    assert computed_in_all > told["read_tokens"]
+    assert work["read_tokens"] >= 3 * (REPLY - 1)
+    assert work["used_tokens"] >= 0.6 * work["read_tokens"], "of three works, two were followed by a request"
+    assert computed_in_all > work["read_tokens"]
 
 
 @pytest.mark.thorough
@@ -136,11 +136,11 @@ def test_nothing_is_read_that_is_known_already(tiny_model: TinyModel):
 
 
 def test_nobody_reads_ahead_for_another_session_or_key(tiny_model: TinyModel):
-    said = beginning()
+    messages = beginning()
     with served(tiny_model(hidden=64, layers=2)) as server:
-        turn(server, said, 0)
+        turn(server, messages, 0)
         until(lambda: idle(server)["works"] == 1)
-        other = ask(server, [*said, carrier(1)], session_id="two", user="someone else")
+        other = ask(server, [*messages, carrier(1)], session_id="two", user="someone else")
         assert idle(server)["used_tokens"] == 0
     assert computed(other) > 0
 
@@ -159,20 +159,20 @@ def test_an_engine_that_does_not_answer_once_is_asked_again(
         return peek(self, request)
 
     monkeypatch.setattr(Engine, "peek", dies_once)
-    said = beginning()
+    messages = beginning()
     with served(tiny_model(hidden=64, layers=2)) as server:
-        turn(server, said, 0)
+        turn(server, messages, 0)
         until(lambda: asked)
-        turn(server, said, 1)
+        turn(server, messages, 1)
         until(lambda: idle(server)["works"] == 1)
 
 
 @pytest.mark.thorough
 def test_it_stops_with_the_server_in_the_midst_of_its_work(tiny_model: TinyModel):
-    said = beginning()
+    messages = beginning()
     with served(tiny_model(hidden=64, layers=2)) as server:
-        turn(server, said, 0)
-    assert not [one for one in threading.enumerate() if one.name == "read-ahead"]
+        turn(server, messages, 0)
+    assert not [thread for thread in threading.enumerate() if thread.name == "read-ahead"]
 
 
 @pytest.mark.long
@@ -182,10 +182,10 @@ def test_it_rests_while_little_of_what_it_read_is_used(
     monkeypatch.setattr(read_ahead, "_MOST_EXPECTED", 1)
     with served(tiny_model(hidden=64, layers=2)) as server:
         for number in range(25):
-            said = [{"role": "user", "content": f"{RULES} {number}"}]
-            reply = ask(server, [*said, carrier(0)], session_id=f"session {number}", max_tokens=30)
+            messages = [{"role": "user", "content": f"{RULES} {number}"}]
+            reply = ask(server, [*messages, carrier(0)], session_id=f"session {number}", max_tokens=30)
             assert reply["usage"]["completion_tokens"] == 30
             until(lambda number=number: idle(server)["works"] > number or idle(server)["is_paused"])
-        told = idle(server)
-    assert told["is_paused"]
-    assert told["works"] < 20
+        stats = idle(server)
+    assert stats["is_paused"]
+    assert stats["works"] < 20

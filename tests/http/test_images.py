@@ -76,8 +76,8 @@ def test_a_prompt_with_images_is_counted_alike_in_every_protocol(seeing: Server)
     assert (
         count > prompt_tokens(seeing, CHAT, body_of(CHAT, CAT)) > prompt_tokens(seeing, CHAT, body_of(CHAT))
     )
-    told = seeing.post("/v1/messages/count_tokens", body_of(MESSAGES, CAT, DOG))
-    assert told["input_tokens"] == count
+    counted = seeing.post("/v1/messages/count_tokens", body_of(MESSAGES, CAT, DOG))
+    assert counted["input_tokens"] == count
     assert seeing.post("/v1/responses/input_tokens", body_of(RESPONSES, CAT, DOG))["input_tokens"] == count
 
 
@@ -127,9 +127,9 @@ def test_an_explanation_names_the_message_whose_image_changed(seeing: Server):
     body = {"messages": talk, "max_tokens": 3, "conversation_id": "mine"}
     seeing.post(CHAT, body)
     body["messages"] = [*talk[:2], *body_of(CHAT, DOG)["messages"]]
-    told = seeing.post("/v1/cache/explain", body)
-    assert told["divergence"]["message"] == 2
-    assert "[image]" in told["divergence"]["computed"]
+    report = seeing.post("/v1/cache/explain", body)
+    assert report["divergence"]["message"] == 2
+    assert "[image]" in report["divergence"]["computed"]
 
 
 # -------------------------------------------------------------------------------------------- what is kept
@@ -185,8 +185,8 @@ def test_bad_images_are_refused_at_once_and_leave_nothing_behind(seeing: Server,
     assert status == 400
     assert seconds < 0.5, "a busy machine; alone it takes some milliseconds"
     where = {CHAT: "messages[0].content[1].image_url.url", RESPONSES: "input[0].content[1].image_url"}
-    said = error["message"] if path == MESSAGES else error["param"]
-    assert where.get(path, "messages.0.content.1.image.source.base64: ") in said
+    text = error["message"] if path == MESSAGES else error["param"]
+    assert where.get(path, "messages.0.content.1.image.source.base64: ") in text
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 20_000
 
 

@@ -42,17 +42,17 @@ def test_the_first_turn_of_a_known_agent_reads_only_what_is_new(
         new = computed(ask(server, "Look at it."))
     with serving(folder, **kept) as server:
         until(lambda: idle(server)["works"] >= 1)
-        told = idle(server)
+        stats = idle(server)
         first = ask(server, "Begin with another one.")
         used = idle(server)["used_tokens"]
         replaced = server.post(
             "/v1/chat/completions",
             {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 3, "temperature": 0},
         )
-    assert told["restored_tokens"] > 0.9 * first["prompt_tokens"] - 64
+    assert stats["restored_tokens"] > 0.9 * first["prompt_tokens"] - 64
     assert first["from_disk"] == 0, "it is in memory"
     assert computed(first) <= new + 12
-    assert used >= 0.9 * told["restored_tokens"]
+    assert used >= 0.9 * stats["restored_tokens"]
     assert replaced["choices"]
 
 
@@ -132,22 +132,22 @@ def test_a_conversation_that_comes_back_often_is_in_memory_after_a_start(
 ):
     folder = tiny_model(family, hidden=64, layers=4)
     kept: dict[str, Any] = {"idle_work": "on", "ssd_folder": str(tmp_path), "drain_s": 10}
-    said: dict[str, list[dict[str, Any]]] = {
+    conversations: dict[str, list[dict[str, Any]]] = {
         name: [{"role": "system", "content": f"{name} {RULES}"}] for name in "abcdef"
     }
     with serving(folder, **kept) as server:
-        for name, messages in said.items():
+        for name, messages in conversations.items():
             talk(server, name, 1 + 3 * (name == "a"), messages)
     with serving(folder, **kept) as server:
         until(lambda: idle(server)["works"] >= 5)
-        told = idle(server)
-        receipt = talk(server, "a", 1, said["a"])
+        stats = idle(server)
+        receipt = talk(server, "a", 1, conversations["a"])
         used = idle(server)["used_tokens"]
     assert receipt["from_disk"] <= 64, "a state near the end may be on the disk alone"
     assert receipt["from_memory"] > 300
     assert computed(receipt) < 80
     assert used > 300
-    assert told["read_tokens"] < 0.1 * told["restored_tokens"] + 64
+    assert stats["read_tokens"] < 0.1 * stats["restored_tokens"] + 64
 
 
 @pytest.mark.thorough

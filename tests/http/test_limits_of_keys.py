@@ -36,9 +36,9 @@ def test_a_key_learns_what_is_left_and_then_when_to_come_again(limited: Server, 
     first, second = (
         ask(limited.port, "POST", path, {**ASKED[path], "stream": stream}, key) for _ in range(2)
     )
-    told = {name: first.headers[name] for name in LIMIT_HEADERS if name in first.headers}
-    assert (first.status, [*told.values()][:2]) == (200, ["4", "4"])
-    assert all(name.startswith("anthropic-") for name in told) == (path == "/v1/messages")
+    limits = {name: first.headers[name] for name in LIMIT_HEADERS if name in first.headers}
+    assert (first.status, [*limits.values()][:2]) == (200, ["4", "4"])
+    assert all(name.startswith("anthropic-") for name in limits) == (path == "/v1/messages")
     assert (second.status, second.json["error"]["type"]) == (429, "rate_limit_error")
     assert 15 <= int(second.headers["retry-after"]) <= 3600
     another = ask(limited.port, "POST", path, ASKED[path], {"Authorization": f"Bearer {path} {stream} 2"})

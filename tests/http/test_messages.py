@@ -160,8 +160,8 @@ class ClaudeCode:
 
     def ask(self, *blocks: Json) -> Json:
         """One turn. The newest message carries the mark that the one before it has lost."""
-        for one in self.messages:
-            one["content"] = _unmarked(one["content"])
+        for earlier in self.messages:
+            earlier["content"] = _unmarked(earlier["content"])
         marked = [*blocks[:-1], {**blocks[-1], "cache_control": {"type": "ephemeral"}}]
         self.messages.append({"role": "user", "content": marked})
         assert self.server
@@ -307,8 +307,8 @@ def test_one_more_late_tool_changes_nothing_before_its_reference(caller: Callabl
         claude = ClaudeCode(server)
         claude.ask(text("Read it."))
         late = {**ANTHROPIC_TOOLS[0], "name": "erase", "defer_loading": True}
-        found = [{"type": "tool_reference", "tool_name": "erase"}]
-        results = [{**result, "content": found} for result in claude.results("")]
+        references = [{"type": "tool_reference", "tool_name": "erase"}]
+        results = [{**result, "content": references} for result in claude.results("")]
         claude.messages.append({"role": "user", "content": results})
         body = {**claude.body, "tools": [late, *ANTHROPIC_TOOLS]}
         usage = answered(server, body, claude._headers)["usage"]

@@ -52,7 +52,7 @@ def values(server: Server, kind: str = "") -> Values:
 def value(server: Server, name: str, **labels: str) -> float:
     """The sum of the samples that have these labels."""
     wanted = frozenset(labels.items())
-    return sum(value for (found, has), value in values(server).items() if found == name and wanted <= has)
+    return sum(value for (metric, has), value in values(server).items() if metric == name and wanted <= has)
 
 
 def say(server: Server, text: str, **fields: Any) -> dict[str, Any]:
@@ -81,14 +81,14 @@ def test_both_formats_are_read_by_prometheus_own_parsers(server: Server):
     shutil.which("promtool") is None, reason="promtool, a part of Prometheus, is not installed"
 )
 def test_promtool_has_nothing_to_say(server: Server):
-    told = subprocess.run(
+    result = subprocess.run(
         ["promtool", "check", "metrics"],
         input=scraped(server)[1],
         capture_output=True,
         text=True,
         check=False,
     )
-    assert (told.returncode, told.stdout, told.stderr) == (0, "", "")
+    assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
 
 
 def documented() -> dict[str, str]:
@@ -98,12 +98,12 @@ def documented() -> dict[str, str]:
 
 
 def test_the_document_has_every_metric_and_no_other(server: Server):
-    found = {
+    metrics = {
         family.name + ("_total" if family.type == "counter" else ""): family.type
         for family in families(server)
         if not family.name.startswith("process_")
     }
-    assert documented() == found
+    assert documented() == metrics
 
 
 def test_the_dashboard_asks_for_metrics_that_exist():
@@ -134,20 +134,20 @@ def test_a_request_is_counted_as_it_was_reported_to_its_client(server: Server):
         )
 
     for field, name in names.items():
-        assert grew(name) == sum(one[field] for one in usage)
-    cached = sum(one["prompt_tokens_details"]["cached_tokens"] for one in usage)
-    prompt = sum(one["prompt_tokens"] for one in usage)
+        assert grew(name) == sum(entry[field] for entry in usage)
+    cached = sum(entry["prompt_tokens_details"]["cached_tokens"] for entry in usage)
+    prompt = sum(entry["prompt_tokens"] for entry in usage)
     assert cached > 0
     assert grew("start_llm_request_prefill_tokens_sum", source="cached") == cached
     assert grew("start_llm_request_prefill_tokens_sum", source="computed") == prompt - cached
     assert grew("start_llm_prefix_cache_hits_total") == cached
     assert grew("start_llm_prefix_cache_queries_total") == prompt
-    assert grew("start_llm_generation_tokens_total") == sum(one["completion_tokens"] for one in usage)
+    assert grew("start_llm_generation_tokens_total") == sum(entry["completion_tokens"] for entry in usage)
     for name in ("time_to_first_token", "e2e_request_latency", "request_queue_time", "request_prefill_time"):
         assert grew(f"start_llm_{name}_seconds_count") == 2
         assert 0 < grew(f"start_llm_{name}_seconds_sum") < 60
     assert grew("start_llm_request_success_total") == 2
-    replies = sum(one["completion_tokens"] for one in usage)
+    replies = sum(entry["completion_tokens"] for entry in usage)
     assert grew("start_llm_inter_token_latency_seconds_count") <= replies - 2
     assert grew("start_llm_time_to_first_token_seconds_sum") < grew(
         "start_llm_e2e_request_latency_seconds_sum"
@@ -230,7 +230,7 @@ def test_a_counter_never_goes_down_while_models_come_and_go(tiny_model: TinyMode
         assert rounds > 5
         assert value(server, "start_llm_generation_tokens_total") == 8 * 6
         assert value(server, "start_llm_prompt_cache_lookups_total", model_name="qwen3") == 4
-        loaded = {one["id"] for one in server.get("/v1/models")["data"] if one["state"] == "loaded"}
+        loaded = {model["id"] for model in server.get("/v1/models")["data"] if model["state"] == "loaded"}
         gauges = {
             dict(labels)["model_name"]
             for name, labels in values(server)

@@ -39,9 +39,9 @@ def test_the_prompt_ends_in_what_the_client_has_written(name: str, family: Famil
 def test_a_reply_goes_on_and_the_next_turn_is_bound_to_both(name: str, family: FamilyServer):
     server = family(name)
     first = post(server, {"messages": begun(), "reasoning_effort": "none", **ON}).json
-    said = first["choices"][0]["message"]["content"]
-    assert said == ANSWER
-    after = [*begun(BEGUN + said), {"role": "user", "content": "And then?"}]
+    text = first["choices"][0]["message"]["content"]
+    assert text == ANSWER
+    after = [*begun(BEGUN + text), {"role": "user", "content": "And then?"}]
     usage = post(server, {"messages": after, "reasoning_effort": "none", "max_tokens": 1}).json["usage"]
     whole = first["usage"]["prompt_tokens"] + first["usage"]["completion_tokens"]
     assert usage["prompt_tokens_details"]["cached_tokens"] >= whole - 2
@@ -87,8 +87,8 @@ def test_what_cannot_go_on_is_refused_by_name(family: FamilyServer, messages: An
 
 def test_its_tokens_can_be_asked_for(family: FamilyServer):
     server = family("hermes")
-    told = post(server, {"messages": begun(), **ON}, "/tokenize").json["tokens"]
-    text = post(server, {"tokens": told}, "/detokenize").json["prompt"]
+    tokens = post(server, {"messages": begun(), **ON}, "/tokenize").json["tokens"]
+    text = post(server, {"tokens": tokens}, "/detokenize").json["prompt"]
     assert text.endswith(BEGUN)
     refused = post(server, {"messages": begun(), "add_generation_prompt": False}, "/tokenize")
     assert refused.json["error"]["param"] == "add_generation_prompt"

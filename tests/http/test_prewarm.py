@@ -53,7 +53,7 @@ def _as_chat(messages: list[Json]) -> Json:
 
 
 def _as_text(messages: list[Json]) -> Json:
-    return {"prompt": " ".join(one["content"] for one in messages)}
+    return {"prompt": " ".join(message["content"] for message in messages)}
 
 
 def _as_input(messages: list[Json]) -> Json:
@@ -73,14 +73,14 @@ DIALECTS = {
 
 @pytest.fixture(scope="module", params=[*FAMILIES, "glm4_moe_lite"])
 def server(request: pytest.FixtureRequest, tiny_model: TinyModel) -> Generator[Server]:
-    with serving(tiny_model(request.param, hidden=128, layers=2), thinking=False) as one:
-        yield one
+    with serving(tiny_model(request.param, hidden=128, layers=2), thinking=False) as running:
+        yield running
 
 
 @pytest.fixture(scope="module")
 def plain(tiny_model: TinyModel) -> Generator[Server]:
-    with serving(tiny_model("qwen3", hidden=128, layers=2), thinking=False) as one:
-        yield one
+    with serving(tiny_model("qwen3", hidden=128, layers=2), thinking=False) as running:
+        yield running
 
 
 def post(server: Server, dialect: Dialect, messages: list[Json], **more: Any) -> Json:
@@ -150,8 +150,8 @@ def test_a_demand_for_a_vendors_tool_is_read_all_the_same(plain: Server):
     body = {"input": "Look it up.", "tools": [{"type": "web_search"}], "tool_choice": "required", **PREWARM}
     assert plain.post("/v1/responses", body)["output"] == []
     body = {"tools": [{"type": "web_search_20250305", "name": "web_search"}], "tool_choice": {"type": "any"}}
-    said = plain.post("/v1/messages", {"messages": [user("Look it up.")], "max_tokens": 0, **body})
-    assert (said["content"], said["stop_reason"]) == ([], "max_tokens")
+    reply = plain.post("/v1/messages", {"messages": [user("Look it up.")], "max_tokens": 0, **body})
+    assert (reply["content"], reply["stop_reason"]) == ([], "max_tokens")
 
 
 @pytest.mark.parametrize(

@@ -19,8 +19,8 @@ LONG = "fish sea boat " * 700
 
 @pytest.fixture(scope="module")
 def server(tiny_model: TinyModel) -> Generator[Server]:
-    with serving(tiny_model("qwen3", hidden=64, layers=1), thinking=False) as one:
-        yield one
+    with serving(tiny_model("qwen3", hidden=64, layers=1), thinking=False) as instance:
+        yield instance
 
 
 def chunks(server: Server, path: str, text: str, **more: Any) -> list[dict[str, Any]]:
@@ -36,29 +36,29 @@ def chunks(server: Server, path: str, text: str, **more: Any) -> list[dict[str, 
 @pytest.mark.parametrize("path", [CHAT, TEXT])
 def test_who_asks_gets_it_before_the_first_token(server: Server, path: str):
     text = f"{path} {LONG}"
-    told = chunks(server, path, text, return_progress=True, return_receipt=True)
-    progress = [one["prompt_progress"] for one in told if "prompt_progress" in one]
-    receipt = told[-1]["usage"]["receipt"]
-    assert [set(one) for one in progress] == [{"total", "cache", "processed", "time_ms"}] * len(progress)
-    assert {(one["total"], one["cache"]) for one in progress} == {(receipt["prompt_tokens"], 0)}
-    processed = [one["processed"] for one in progress]
+    events = chunks(server, path, text, return_progress=True, return_receipt=True)
+    progress = [item["prompt_progress"] for item in events if "prompt_progress" in item]
+    receipt = events[-1]["usage"]["receipt"]
+    assert [set(item) for item in progress] == [{"total", "cache", "processed", "time_ms"}] * len(progress)
+    assert {(item["total"], item["cache"]) for item in progress} == {(receipt["prompt_tokens"], 0)}
+    processed = [item["processed"] for item in progress]
     assert len(processed) > 1
     assert processed == sorted(processed)
     assert processed[-1] == receipt["prompt_tokens"] - 1, "the first token comes with the last one"
-    assert all(one["time_ms"] >= 0 for one in progress)
-    opening = ["prompt_progress" not in one for one in told].index(False)
-    assert all("prompt_progress" in one for one in told[opening : opening + len(progress)])
+    assert all(item["time_ms"] >= 0 for item in progress)
+    opening = ["prompt_progress" not in item for item in events].index(False)
+    assert all("prompt_progress" in item for item in events[opening : opening + len(progress)])
     assert opening == (path == TEXT), "a text begins with an empty chunk"
     again = chunks(server, path, text, return_progress=True)
-    (known,) = [one["prompt_progress"] for one in again if "prompt_progress" in one]
+    (known,) = [item["prompt_progress"] for item in again if "prompt_progress" in item]
     assert known["cache"] == known["processed"] == receipt["prompt_tokens"] - 1
 
 
 @pytest.mark.parametrize("path", [CHAT, TEXT])
 def test_nobody_else_is(server: Server, path: str):
-    for asks, is_told in (({}, False), ({"return_progress": True}, True)):
-        told = chunks(server, path, f"What is it? {is_told}", **asks)
-        assert any("prompt_progress" in one for one in told) == is_told
+    for asks, is_sent in (({}, False), ({"return_progress": True}, True)):
+        events = chunks(server, path, f"What is it? {is_sent}", **asks)
+        assert any("prompt_progress" in event for event in events) == is_sent
     asked = {"messages": [{"role": "user", "content": "Hi"}], "prompt": "Hi", "max_tokens": 3}
     whole = ask(server.port, "POST", path, {**asked, "return_progress": True})
     assert (whole.status, b"prompt_progress" in whole.body) == (200, False)

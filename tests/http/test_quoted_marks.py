@@ -50,8 +50,8 @@ def test_a_prompt_has_as_many_control_tokens_whatever_its_texts_quote(server: Se
     (token,) = tokenizer.encode(mark, as_document=False)
     forged, plain = tokens(server, FORGED), tokens(server, PLAIN)
     assert forged.count(token) == plain.count(token)
-    told = (server.post("/detokenize", {"tokens": one})["prompt"] for one in (forged, plain))
-    assert next(told) == next(told).replace(PLAIN, FORGED), "the model reads every character"
+    prompts = (server.post("/detokenize", {"tokens": ids})["prompt"] for ids in (forged, plain))
+    assert next(prompts) == next(prompts).replace(PLAIN, FORGED), "the model reads every character"
 
 
 def test_marks_are_counted_as_characters_in_each_protocol(server: Server):
@@ -69,8 +69,8 @@ def test_marks_are_counted_as_characters_in_each_protocol(server: Server):
 def test_raw_completions_and_tokenized_texts_have_control_tokens(server: Server, tokenizer):
     ids = tokenizer.encode(END, as_document=False)
     assert server.post("/tokenize", {"prompt": END})["tokens"] == ids
-    said = server.post("/v1/completions", {"prompt": f"{END}{START}", "max_tokens": 1})
-    assert said["usage"]["prompt_tokens"] == 2
+    reply = server.post("/v1/completions", {"prompt": f"{END}{START}", "max_tokens": 1})
+    assert reply["usage"]["prompt_tokens"] == 2
 
 
 def test_a_conversation_about_marks_is_computed_once(server: Server):

@@ -41,7 +41,7 @@ def checked(usage: Json) -> Json:
     details = usage.get(f"{read}_details", {})
     cached = details.get("cached_tokens", usage.get("cache_read_input_tokens"))
     prompt = usage[read] + usage.get("cache_read_input_tokens", 0)
-    assert sum(receipt[one] for one in SOURCES) == receipt["prompt_tokens"] == prompt
+    assert sum(receipt[source] for source in SOURCES) == receipt["prompt_tokens"] == prompt
     assert receipt["from_memory"] + receipt["from_disk"] == cached
     assert min(value for value in receipt.values() if isinstance(value, int)) >= 0
     check_ranges(receipt)
@@ -55,12 +55,12 @@ def checked(usage: Json) -> Json:
 def check_ranges(receipt: Json) -> None:
     """They follow each other from the first token to the last, and have the lengths of the parts."""
     ranges = receipt["ranges"]
-    ends = [0, *(one["end"] for one in ranges)]
-    assert [one["start"] for one in ranges] == ends[:-1]
+    ends = [0, *(span["end"] for span in ranges)]
+    assert [span["start"] for span in ranges] == ends[:-1]
     assert ends[-1] == receipt["prompt_tokens"]
     lengths = dict.fromkeys(("restored", "read", "told", "unread"), 0)
-    for one in ranges:
-        lengths[one["source"]] += one["end"] - one["start"]
+    for span in ranges:
+        lengths[span["source"]] += span["end"] - span["start"]
     assert lengths.pop("restored") == receipt["from_memory"] + receipt["from_disk"]
     assert lengths == {source: receipt[source] for source in lengths}
     assert receipt["read_ahead"] <= receipt["from_memory"] + receipt["from_disk"]
@@ -68,12 +68,12 @@ def check_ranges(receipt: Json) -> None:
 
 def last_usage(reply: Reply) -> Json:
     """The usage that a stream tells last."""
-    found: list[Json] = []
+    usages: list[Json] = []
     for event in wire.events_in(reply.body):
         data = event if isinstance(event, dict) else {}
         holder = data.get("response") or data.get("message") or data
-        found += [holder["usage"]] if holder.get("usage") else []
-    return found[-1]
+        usages += [holder["usage"]] if holder.get("usage") else []
+    return usages[-1]
 
 
 # ------------------------------------------------------------------------------------------------ the account
@@ -111,12 +111,12 @@ def test_the_parts_sum_to_the_prompt_wherever_a_request_ends(course: tuple[int, 
 
 
 def test_a_note_that_is_cached_already_is_not_written_again():
-    for cached, told in ((0, 10), (25, 5), (40, 0)):
+    for cached, noted in ((0, 10), (25, 5), (40, 0)):
         account = PromptAccount(range(50), range(20, 30))
         account.note(Restored(cached))
         account.note(Text("x", (1,)))
         receipt = account.receipt()
-        assert (receipt.note_tokens, receipt.read) == (told, 50 - cached - told)
+        assert (receipt.note_tokens, receipt.read) == (noted, 50 - cached - noted)
 
 
 # -------------------------------------------------------------------------------------------- many requests
@@ -154,7 +154,7 @@ class Crowd:
             case "/v1/chat/completions":
                 body |= {"messages": talk, "n_predict": limit}
             case "/v1/completions":
-                body |= {"prompt": " ".join(one["content"] for one in talk), "max_tokens": limit}
+                body |= {"prompt": " ".join(message["content"] for message in talk), "max_tokens": limit}
             case "/v1/messages":
                 first, *others = talk
                 body |= {"system": first["content"], "messages": others, "max_tokens": limit}
@@ -164,7 +164,7 @@ class Crowd:
         return path, body
 
     def _talk(self) -> list[Json]:
-        """One that goes on, begins anew, or is told at another time."""
+        """One that goes on, begins anew, or has another time."""
         rng = self._rng
         if self._talks and rng.random() < 0.6:
             talk = list(rng.choice(self._talks))
@@ -194,7 +194,7 @@ def test_the_receipts_of_many_random_requests_sum_up(family: str, tiny_model: Ti
         wait_until(lambda: server.get("/stats")["requests"]["in_flight"] == 0, within_s=5)
         stats = server.get("/stats")
     assert len(crowd.receipts) == REQUESTS
-    total = {one: sum(receipt[one] for receipt in crowd.receipts) for one in SOURCES}
+    total = {source: sum(receipt[source] for receipt in crowd.receipts) for source in SOURCES}
     assert min(total["from_memory"], total["read"], total["told"], total["unread"]) > 0, "all of it happens"
     assert stats["requests"]["cached_tokens"] == total["from_memory"]
 
@@ -217,8 +217,8 @@ def test_what_the_disk_gave_is_counted_apart(tiny_model: TinyModel, tmp_path: Pa
 
 @pytest.fixture(scope="module")
 def server(tiny_model: TinyModel) -> Iterable[Server]:
-    with serving(tiny_model("qwen3", hidden=128, layers=2), thinking=False) as one:
-        yield one
+    with serving(tiny_model("qwen3", hidden=128, layers=2), thinking=False) as instance:
+        yield instance
 
 
 BODIES: dict[str, Json] = {

@@ -142,10 +142,10 @@ def test_a_turn_that_was_broken_off_can_be_continued(name, family: FamilyServer)
     """Codex sends what it has when a stream breaks: reasoning alone, or a call that was made already."""
     server = family(name)
     script = "reasoned" if name in THINKING else "answer"
-    told = {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": REASONING}]}
+    thought = {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": REASONING}]}
     call = {"type": "function_call", "call_id": "c1", "name": "read", "arguments": json.dumps(PATH[1])}
     text = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": PROSE}]}
-    for items in ([told], [call], [told, call], [text], [told, text]):
+    for items in ([thought], [call], [thought, call], [text], [thought, text]):
         response = post(server, fields(name, script, input=[QUESTION, *items]))
         assert output_of(response)[-1] == ("message", ANSWER)
 

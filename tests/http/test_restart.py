@@ -39,9 +39,9 @@ def test_ten_conversations_go_on_as_on_a_server_that_never_stopped(
             assert stats["ssd"]["rejected_files"] == {}
             assert stats["ssd"]["hits"] == (CONVERSATIONS if number else 0)
             assert stats["ssd"]["conversations"]["rejected_rows"] == 0
-    for one, other in zip(stopped, kept, strict=True):
-        assert one.messages == other.messages, "the same replies"
-        assert all(mine <= theirs + 64 for mine, theirs in zip(one.computed, other.computed, strict=True))
+    for talk, other in zip(stopped, kept, strict=True):
+        assert talk.messages == other.messages, "the same replies"
+        assert all(mine <= theirs + 64 for mine, theirs in zip(talk.computed, other.computed, strict=True))
 
 
 @pytest.mark.thorough
@@ -59,8 +59,8 @@ def test_either_half_is_right_without_the_other(lost: str, tiny_model: TinyModel
             path.unlink()
     with serving(folder, thinking=False, ssd_folder=str(tmp_path), drain_s=10) as server:
         turn(server.post, everybody, 1)
-    echoing = [(one, other) for one, other in zip(everybody, kept, strict=True) if one.sends is not dated]
-    assert all(one.messages == other.messages for one, other in echoing)
+    echoing = [(talk, other) for talk, other in zip(everybody, kept, strict=True) if talk.sends is not dated]
+    assert all(talk.messages == other.messages for talk, other in echoing)
 
 
 @pytest.mark.thorough
@@ -103,14 +103,14 @@ def test_a_second_server_on_the_folder_says_so_and_serves(tiny_model: TinyModel,
 
 
 def test_a_damaged_database_is_begun_again(tiny_model: TinyModel, tmp_path: Path):
-    folder, one = tiny_model("qwen3"), conversations()[0]
+    folder, talk = tiny_model("qwen3"), conversations()[0]
     with serving(folder, ssd_folder=str(tmp_path), drain_s=10) as server:
-        one.ask(server.post, "Fish?")
+        talk.ask(server.post, "Fish?")
     (path,) = set((tmp_path / "transcripts").glob("*.db")) - {tmp_path / "transcripts" / "responses.db"}
     path.write_bytes(path.read_bytes()[:3000] + b"x" * 500)
     with serving(folder, ssd_folder=str(tmp_path), drain_s=10) as server:
         assert server.get("/stats")["ssd"]["conversations"]["resets"] == 1
-        one.ask(server.post, "Boats?")
+        talk.ask(server.post, "Boats?")
     with sqlite3.connect(path) as connection:
         assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
     connection.close()
@@ -138,9 +138,9 @@ def test_other_weights_of_equal_size_and_time_answer_for_themselves(tiny_model: 
         assert server.post("/v1/completions", asked)["choices"][0]["text"] != own
     put_in_place(others, folder)
     with serving(folder, **tier) as server:
-        said = server.post("/v1/completions", asked)
-        assert said["choices"][0]["text"] == own
-        assert said["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+        reply = server.post("/v1/completions", asked)
+        assert reply["choices"][0]["text"] == own
+        assert reply["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
     with serving(folder, **tier) as server:
         assert server.post("/v1/completions", asked)["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
 
@@ -150,9 +150,9 @@ def test_a_prompt_is_read_while_the_database_is_busy(
     tiny_model: TinyModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """SQLite's checkpoints take as long as they take."""
-    folder, one, go = tiny_model("qwen3"), conversations()[0], threading.Event()
+    folder, talk, go = tiny_model("qwen3"), conversations()[0], threading.Event()
     with serving(folder, ssd_folder=str(tmp_path), drain_s=10) as server:
-        one.ask(server.post, "Fish? " * 30)
+        talk.ask(server.post, "Fish? " * 30)
     real, began = DatabaseFile.write, threading.Event()
 
     def slow(*arguments: Any) -> None:
@@ -164,10 +164,10 @@ def test_a_prompt_is_read_while_the_database_is_busy(
     with serving(folder, ssd_folder=str(tmp_path), drain_s=10) as server:
         server.post("/v1/chat/completions", {"messages": [user("Boats?")], "max_tokens": 2})
         assert began.wait(10)
-        one.ask(server.post, "Tides?")
+        talk.ask(server.post, "Tides?")
         assert server.get("/stats")["ssd"]["hits"] == 1
         go.set()
-    assert one.computed[1] <= one.turns[1].new
+    assert talk.computed[1] <= talk.turns[1].new
 
 
 def test_a_full_disk_stops_no_reply_and_is_reported_once(tiny_model: TinyModel, tmp_path: Path):
@@ -186,7 +186,7 @@ def test_a_full_disk_stops_no_reply_and_is_reported_once(tiny_model: TinyModel, 
 
 
 class Watched(threading.Thread):
-    """Looks at the size of a folder until it is told to end, SQLite's log aside."""
+    """Looks at the size of a folder until it is asked to end, SQLite's log aside."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(daemon=True)
@@ -248,17 +248,17 @@ def test_after_an_upgrade_older_pages_are_reported_once_and_go_first(
             assert server.post("/v1/completions", {"prompt": prompt, "max_tokens": 2})["choices"]
         return server.printed()
 
-    told = "goes first when there is need for room"
+    notice = "goes first when there is need for room"
     with monkeypatch.context() as older:
         older.setattr("start_llm.models.identity.version", lambda name: "0.1")
-        assert told not in printed_after(10)
-        assert told not in printed_after(100)
-    old, size = pages(), sum(one.stat().st_size for one in pages())
+        assert notice not in printed_after(10)
+        assert notice not in printed_after(100)
+    old, size = pages(), sum(page.stat().st_size for page in pages())
     first = printed_after(200)
-    assert told in first
+    assert notice in first
     assert "mlx 0.1" in first
     new = pages() - old
-    assert told not in printed_after(300, quota=int(1.9 * size)), "once"
+    assert notice not in printed_after(300, quota=int(1.9 * size)), "once"
     left = pages()
     assert new <= left, "what is of use stays"
     assert 0 < len(old & left) < len(old), "the older pages make room"
@@ -271,7 +271,7 @@ def test_after_a_power_cut_replies_are_right_and_the_folder_heals(
 ):
     """Nothing is synced but SQLite's own files, and here they are not either."""
     folder, rng = tiny_model("qwen3_5", hidden=128, layers=2), random.Random(seed)
-    everybody, kept = ([one for one in conversations() if one.sends is not dated][:3] for _ in range(2))
+    everybody, kept = ([talk for talk in conversations() if talk.sends is not dated][:3] for _ in range(2))
     with serving(folder, thinking=False) as server:
         for number in range(3):
             turn(server.post, kept, number)
@@ -286,5 +286,5 @@ def test_after_a_power_cut_replies_are_right_and_the_folder_heals(
         with serving(folder, thinking=False, ssd_folder=str(tmp_path / "left"), drain_s=10) as server:
             turn(server.post, everybody, number)
             assert server.get("/stats")["ssd"]["state"] == "on"
-    assert [one.messages for one in everybody] == [one.messages for one in kept]
-    assert all(one.turns[2].computed <= one.turns[2].new + 64 for one in everybody), "it is whole again"
+    assert [talk.messages for talk in everybody] == [talk.messages for talk in kept]
+    assert all(talk.turns[2].computed <= talk.turns[2].new + 64 for talk in everybody), "it is whole again"

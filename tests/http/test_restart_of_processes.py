@@ -1,4 +1,4 @@
-"""Servers in processes of their own, told to end or killed; `benchmarks disk` is the long form."""
+"""Servers in processes of their own, asked to end or killed; `benchmarks disk` is the long form."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def test_conversations_survive_the_end_of_their_server(
     for name, value in settings(tmp_path, write_after_s=0.5).items():
         monkeypatch.setenv(name, value)
     model = tiny_model("qwen3_5", hidden=128, layers=2)
-    found = hold(model, tmp_path, 2, idle_s)
-    found.compare(never_stopped(model, tmp_path, 2))
-    assert not found.problems
-    assert found.restored > 0
+    outcome = hold(model, tmp_path, 2, idle_s)
+    outcome.compare(never_stopped(model, tmp_path, 2))
+    assert not outcome.problems
+    assert outcome.restored > 0

@@ -67,7 +67,7 @@ def completed(server: Server, model: str, prompt: str, length: int = 8) -> str:
 
 
 def states(server: Server) -> dict[str, str]:
-    return {one["id"]: one["state"] for one in server.get("/v1/models")["data"]}
+    return {model["id"]: model["state"] for model in server.get("/v1/models")["data"]}
 
 
 def loaded(server: Server) -> set[str]:
@@ -115,7 +115,7 @@ def test_a_name_that_no_model_has_loads_nothing(folder: Path, alone: dict[tuple[
             "the one that was used last"
         )
         listed = server.get("/v1/models")["data"]
-        assert [one["id"] for one in listed][:2] == ["llama", "qwen3"], "clients take the first one's window"
+        assert [row["id"] for row in listed][:2] == ["llama", "qwen3"], "clients take the first one's window"
         assert listed[0]["context_window"] == 4096
         assert loaded(server) == {"qwen3", "llama"}
 
@@ -195,7 +195,7 @@ def test_an_alias_is_another_name_of_a_model(folder: Path, alone: dict[tuple[str
     (prompt, *_) = prompts(6)
     aliases = ("claude-haiku-4-5=llama", "small = llama", "a/b=qwen3")
     with hosting(folder, aliases=aliases, max_loaded=1) as server:
-        listed = {one["id"]: one.get("aliases") for one in server.get("/v1/models")["data"]}
+        listed = {model["id"]: model.get("aliases") for model in server.get("/v1/models")["data"]}
         assert listed["llama"] == ["claude-haiku-4-5", "small"]
         assert listed["qwen3"] == ["a/b"]
         assert listed["gemma3_text"] is None
@@ -382,10 +382,10 @@ def test_a_header_and_the_terminal_say_who_has_answered(folder: Path, name: str)
         assert "x-start-llm-model" not in ask(server.port, "GET", "/v1/models").headers
         counted = ask(server.port, "POST", "/v1/messages/count_tokens", ASKED["/v1/messages"])
         assert counted.headers["x-start-llm-model"] == "llama"
-        told = "model llama" if name == "llama" else "model llama for gpt-5"
+        ending = "model llama" if name == "llama" else "model llama for gpt-5"
         wait_until(lambda: server.printed().count(" written ") == 8, within_s=5)
         lines = [line for line in server.printed().splitlines() if " written " in line]
-        assert [line.rstrip().endswith(told) for line in lines] == [True] * 8
+        assert [line.rstrip().endswith(ending) for line in lines] == [True] * 8
 
 
 def test_a_single_model_is_not_named_in_each_line(folder: Path):

@@ -59,7 +59,7 @@ class Impatient(App):
     def __init__(self, settings: Settings, terminal: Terminal) -> None:
         super().__init__(settings, terminal)
         self.heard: list[str] = []
-        self._clients = [threading.Thread(target=self._hammer, args=(one,)) for one in (OTHER, OTHER, FIRST)]
+        self._clients = [threading.Thread(target=self._hammer, args=(arg,)) for arg in (OTHER, OTHER, FIRST)]
         self._is_over = threading.Event()
         for client in self._clients:
             client.start()
@@ -98,7 +98,7 @@ def test_a_server_that_is_asked_for_another_model_while_it_opens_serves(start: i
         wait_until(lambda: {FIRST, OTHER} <= set(app.heard), within_s=60)
         app.let_go()
         assert {*app.heard} == {FIRST, OTHER}, start
-        assert [ask(server.url, one) for one in (OTHER, FIRST)] == [OTHER, FIRST]
+        assert [ask(server.url, name) for name in (OTHER, FIRST)] == [OTHER, FIRST]
         assert server.get("/health")["status"] == "ok"
 
 
@@ -199,7 +199,7 @@ class SlowNetwork(Wrapped):
 def test_a_server_says_that_it_starts_and_what_it_does_while_it_measures(
     step: str, folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ):
-    told = (
+    notice = (
         "Trying several sequences at once" if step == "check_batching" else "Measuring what computing takes"
     )
     slow, real = list[SlowNetwork](), getattr(model_loading, step)
@@ -219,7 +219,7 @@ def test_a_server_says_that_it_starts_and_what_it_does_while_it_measures(
         wait_until(lambda: bool(slow) and slow[0].is_asked.is_set(), within_s=60)
         for _ in range(20):
             assert health(app) == (503, "starting")
-        wait_until(lambda: told in output.getvalue(), within_s=20)
+        wait_until(lambda: notice in output.getvalue(), within_s=20)
         slow[0].may_compute.set()
         start.join(60)
         assert health(app) == (200, "ok")

@@ -70,7 +70,7 @@ class Client:
         body = {"prompt": list(ids), "max_tokens": REPLY_TOKENS, "temperature": 0, "return_token_ids": True}
         complete = self._streamed if streams else self._whole
         reply, usage = complete(body)
-        known = max((common_length(tuple(ids), one) for one in self.ledger), default=0)
+        known = max((common_length(tuple(ids), entry) for entry in self.ledger), default=0)
         self.ledger.append((*ids, *reply))
         computed = len(ids) - usage["prompt_tokens_details"]["cached_tokens"]
         self.read.append(Read(computed, len(ids) - min(known, len(ids) - 1), tuple(reply)))
@@ -89,7 +89,7 @@ class Client:
         return [token for choice in choices for token in choice.get("token_ids", [])], usage
 
     def efficiency(self) -> float:
-        return sum(one.unavoidable for one in self.read) / sum(one.computed for one in self.read)
+        return sum(read.unavoidable for read in self.read) / sum(read.computed for read in self.read)
 
 
 @pytest.fixture(scope="module")
@@ -117,16 +117,16 @@ def edited(rng: random.Random, ids: Sequence[int], place: int) -> list[int]:
 @pytest.mark.parametrize("streams", [False, True])
 @pytest.mark.product
 def test_a_text_that_is_repeated_or_extended_costs_what_is_new_in_it(client, family, length, streams):
-    one, rng = client(family), random.Random(f"{length} {streams}")
+    api, rng = client(family), random.Random(f"{length} {streams}")
     text = random_ids(rng, length)
-    first = one.complete(text, streams=streams)
-    assert one.complete(text, streams=streams) == Read(1, 1, first.reply)
+    first = api.complete(text, streams=streams)
+    assert api.complete(text, streams=streams) == Read(1, 1, first.reply)
     for _ in range(3):
-        text += [*one.read[-1].reply, *random_ids(rng, 20)]
-        read = one.complete(text, streams=streams)
+        text += [*api.read[-1].reply, *random_ids(rng, 20)]
+        read = api.complete(text, streams=streams)
         assert (read.computed, read.unavoidable) == (20, 20)
-    assert one.complete(text[:length], streams=streams).computed == 1
-    assert one.counted() == (sum(one.computed for one in one.read), sum(one.unavoidable for one in one.read))
+    assert api.complete(text[:length], streams=streams).computed == 1
+    assert api.counted() == (sum(api.computed for api in api.read), sum(api.unavoidable for api in api.read))
 
 
 @pytest.mark.parametrize("length", LENGTHS)
@@ -135,48 +135,48 @@ def test_a_text_that_is_repeated_or_extended_costs_what_is_new_in_it(client, fam
 @pytest.mark.product
 def test_an_edited_text_is_read_from_the_edit_on(client, family, part, length):
     """Where states cannot be taken back, the first edit at a place goes on from a state before it."""
-    one, rng = client(family), random.Random(f"{length} {part}")
+    api, rng = client(family), random.Random(f"{length} {part}")
     text = random_ids(rng, length)
-    one.complete(text)
+    api.complete(text)
     place = int(length * part)
-    first, *others = [one.complete(edited(rng, text, place)) for _ in range(4)]
+    first, *others = [api.complete(edited(rng, text, place)) for _ in range(4)]
     least = 0 if family in TO_THE_TOKEN else STEP
     assert first.unavoidable <= first.computed <= first.unavoidable + least
     assert {read.computed - read.unavoidable for read in others} == {0}
-    assert one.complete(text).computed == 1, "the text that was edited is still there"
-    assert one.counted() == (sum(one.computed for one in one.read), sum(one.unavoidable for one in one.read))
+    assert api.complete(text).computed == 1, "the text that was edited is still there"
+    assert api.counted() == (sum(api.computed for api in api.read), sum(api.unavoidable for api in api.read))
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_what_a_text_goes_on_from_changes_no_reply(client, family, tiny_model: TinyModel):
-    one, rng, tally = client(family), random.Random(3), Tally()
+    api, rng, tally = client(family), random.Random(3), Tally()
     network = load(tiny_model(family, **SIZE)).network
     text = random_ids(rng, 700)
     asked = [text, text, edited(rng, text, 300), edited(rng, text, 300), edited(rng, text, 601)]
     asked += [text[:137], [*text[:650], *random_ids(rng, 9)]]
     for ids in asked:
-        tally.compare(one.complete(ids).reply, greedy_reference(network, ids, REPLY_TOKENS))
+        tally.compare(api.complete(ids).reply, greedy_reference(network, ids, REPLY_TOKENS))
     assert tally.ties <= 1
-    assert sum(read.computed for read in one.read) < 2200
+    assert sum(read.computed for read in api.read) < 2200
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_hours_over_a_text_cost_little_more_than_is_unavoidable(client, family):
     """0.97 is what the cache is held to, of 2,000 tokens that are repeated, extended and edited."""
-    one, rng = client(family), random.Random(8)
+    api, rng = client(family), random.Random(8)
     text = random_ids(rng, 2000)
-    one.complete(text)
+    api.complete(text)
     for _ in range(3):
-        one.complete(text)
-        text += [*one.read[-1].reply, *random_ids(rng, 40)]
-        one.complete(text)
+        api.complete(text)
+        text += [*api.read[-1].reply, *random_ids(rng, 40)]
+        api.complete(text)
     for place in (1100, 1600):
         for _ in range(4):
             text = edited(rng, text, place)
-            one.complete(text)
-    assert one.efficiency() >= 0.97
-    counted = one.counted()
-    assert counted[1] / counted[0] == pytest.approx(one.efficiency())
+            api.complete(text)
+    assert api.efficiency() >= 0.97
+    counted = api.counted()
+    assert counted[1] / counted[0] == pytest.approx(api.efficiency())
 
 
 LINE = "The time is 10:41 on a Tuesday in May, says the clock in the hall.\n"
@@ -185,8 +185,8 @@ LINE = "The time is 10:41 on a Tuesday in May, says the clock in the hall.\n"
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_line_that_comes_and_goes_is_read_once_each_way(client, family):
     """Everything after it changes with it, and is found again when it changes back."""
-    one, text = client(family), "It was a quiet day by the sea, and nobody had anything to say of it.\n" * 20
-    server, costs = one.server, list[int]()
+    api, text = client(family), "It was a quiet day by the sea, and nobody had anything to say of it.\n" * 20
+    server, costs = api.server, list[int]()
     prompts = {True: LINE + text, False: text}
     for turn in range(6):
         prompts = {has_line: prompt + f"And then, {turn}.\n" for has_line, prompt in prompts.items()}
@@ -200,14 +200,14 @@ def test_a_line_that_comes_and_goes_is_read_once_each_way(client, family):
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("seed", range(3))
 def test_stats_tell_what_a_ledger_tells_whatever_is_asked_for(client, family, seed):
-    one, rng = client(family), random.Random(f"{family} {seed}")
+    api, rng = client(family), random.Random(f"{family} {seed}")
     texts = [random_ids(rng, rng.choice([3, 30, 250, 400]))]
     for _ in range(12):
         text = rng.choice(texts)
         place = rng.randrange(len(text))
         changed = [text, text[: place + 1], edited(rng, text, place), [*text, *random_ids(rng, 30)]]
-        if one.read:
-            changed.append([*one.ledger[-1], *random_ids(rng, rng.choice([1, 30]))])
+        if api.read:
+            changed.append([*api.ledger[-1], *random_ids(rng, rng.choice([1, 30]))])
         texts.append(rng.choice(changed))
-        one.complete(texts[-1], streams=rng.random() < 0.5)
-    assert one.counted() == (sum(one.computed for one in one.read), sum(one.unavoidable for one in one.read))
+        api.complete(texts[-1], streams=rng.random() < 0.5)
+    assert api.counted() == (sum(api.computed for api in api.read), sum(api.unavoidable for api in api.read))

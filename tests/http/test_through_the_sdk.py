@@ -36,7 +36,7 @@ def content_of(message: Any, finish: str) -> ReplyContent:
     return ReplyContent(
         content=message.content,
         reasoning=getattr(message, "reasoning_content", None) or "",
-        calls=tuple(Called(one.function.name, one.function.arguments) for one in message.tool_calls or ()),
+        calls=tuple(Called(call.function.name, call.function.arguments) for call in message.tool_calls or ()),
         finish=finish,
     )
 
@@ -47,7 +47,7 @@ def test_a_whole_reply(name, script, request_of, hearing: Hearing):
     client, request = request_of(name, script)
     (choice,) = client.chat.completions.create(**request).choices
     assert content_of(choice.message, choice.finish_reason) == hearing(name, script).reply
-    assert [one.type for one in choice.message.tool_calls] == ["function"]
+    assert [call.type for call in choice.message.tool_calls] == ["function"]
 
 
 @pytest.mark.parametrize(("name", "script"), SCRIPTS)
@@ -84,4 +84,4 @@ def test_a_stream_put_together_by_the_sdk(name, script, request_of, hearing: Hea
         hearing(name, script).usage
     )
     assert {"tool_calls.function.arguments.delta", "tool_calls.function.arguments.done"} <= kinds
-    assert all(isinstance(one.function.parsed_arguments, dict) for one in choice.message.tool_calls)
+    assert all(isinstance(call.function.parsed_arguments, dict) for call in choice.message.tool_calls)

@@ -27,19 +27,19 @@ def tokenized(server: Server, **body: Any) -> dict[str, Any]:
 
 
 def test_a_text_has_the_tokens_that_a_completion_is_charged_for(server: Server):
-    told = tokenized(server, prompt="The fish in the sea")
+    answer = tokenized(server, prompt="The fish in the sea")
     reply = server.post("/v1/completions", {"prompt": "The fish in the sea", "max_tokens": 1})
-    assert sorted(told) == ["count", "max_model_len", "tokens"]
-    assert told["count"] == len(told["tokens"]) == reply["usage"]["prompt_tokens"]
-    assert told["max_model_len"] == server.get("/v1/models")["data"][0]["context_window"]
-    assert tokenized(server, prompt=told["tokens"])["tokens"] == told["tokens"]
+    assert sorted(answer) == ["count", "max_model_len", "tokens"]
+    assert answer["count"] == len(answer["tokens"]) == reply["usage"]["prompt_tokens"]
+    assert answer["max_model_len"] == server.get("/v1/models")["data"][0]["context_window"]
+    assert tokenized(server, prompt=answer["tokens"])["tokens"] == answer["tokens"]
 
 
 def test_messages_have_the_tokens_that_a_chat_is_charged_for(server: Server, tiny_model):
     for more in ({}, {"tools": [TOOL]}, {"chat_template_kwargs": {"enable_thinking": False}}):
-        told = tokenized(server, messages=TALK, **more)
+        answer = tokenized(server, messages=TALK, **more)
         chat = server.post("/v1/chat/completions", {"messages": TALK, "max_tokens": 1, **more})
-        assert told["count"] == chat["usage"]["prompt_tokens"]
+        assert answer["count"] == chat["usage"]["prompt_tokens"]
     tokenizer = read(tiny_model("qwen3", hidden=128, layers=2)).tokenizer
     plain = tokenized(server, messages=TALK)["tokens"]
     assert plain == list(
@@ -69,11 +69,11 @@ def test_an_image_is_counted_with_the_tokens_that_the_network_reads(tiny_vision_
     part = {"type": "image_url", "image_url": {"url": data_url(picture())}}
     messages = [{"role": "user", "content": [part, {"type": "text", "text": "What is it?"}]}]
     with serving(tiny_vision_model()) as server:
-        told = tokenized(server, messages=messages)
+        answer = tokenized(server, messages=messages)
         chat = server.post("/v1/chat/completions", {"messages": messages, "max_tokens": 1})
-        assert told["count"] == chat["usage"]["prompt_tokens"]
-        assert max(told["tokens"]) < 2**31, "no names of images"
-        assert server.post("/detokenize", {"tokens": told["tokens"]})["prompt"].endswith("assistant\n")
+        assert answer["count"] == chat["usage"]["prompt_tokens"]
+        assert max(answer["tokens"]) < 2**31, "no names of images"
+        assert server.post("/detokenize", {"tokens": answer["tokens"]})["prompt"].endswith("assistant\n")
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ def streamed(heard: Heard, member: str) -> list[list[Any]]:
 
 
 def joined(lists: list[list[Any]]) -> list[Any]:
-    return [one for items in lists for one in items]
+    return [item for items in lists for item in items]
 
 
 @pytest.mark.parametrize(("name", "script"), CASES)

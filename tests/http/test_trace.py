@@ -1,4 +1,4 @@
-"""The trace of a running server: a line for each request, with the figures that its client was told."""
+"""The trace of a running server: a line for each request, with the figures that its client received."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ def traced(folder: Path, root: Path, **settings: Any) -> Generator[Desk]:
 
 @pytest.fixture
 def desk(tiny_model: TinyModel, tmp_path: Path) -> Generator[Desk]:
-    with traced(tiny_model("qwen3"), tmp_path / "traces") as one:
-        yield one
+    with traced(tiny_model("qwen3"), tmp_path / "traces") as traced_desk:
+        yield traced_desk
 
 
 def system(text: str = "Be brief.") -> Any:
@@ -75,8 +75,8 @@ def talk(desk: Desk, turns: int, **more: Any) -> list[Any]:
     for turn in range(turns):
         messages.append(user(f"{WORDS} {turn}?\n"))
         replies.append(desk.chat(messages, **more))
-        said = replies[-1]["choices"][0]["message"]["content"]
-        messages.append({"role": "assistant", "content": said})
+        content = replies[-1]["choices"][0]["message"]["content"]
+        messages.append({"role": "assistant", "content": content})
     return replies
 
 
@@ -156,10 +156,10 @@ def test_a_request_that_the_end_of_the_server_cuts_has_its_line(tiny_model: Tiny
 def test_nothing_that_a_client_sent_or_received_stands_in_the_trace(desk: Desk):
     replies = talk(desk, 2, session_id=SECRET, metadata={"branch": SECRET}, model=SECRET)
     written = b"".join(path.read_bytes() for path in desk.files())
-    said = " ".join(reply["choices"][0]["message"]["content"] for reply in replies)
-    told = [word for word in f"{WORDS} {SECRET} {said}".split() if len(word) > 3]
-    assert len(told) > 3
-    assert not [word for word in told if json.dumps(word)[1:-1].encode() in written]
+    text = " ".join(reply["choices"][0]["message"]["content"] for reply in replies)
+    words = [word for word in f"{WORDS} {SECRET} {text}".split() if len(word) > 3]
+    assert len(words) > 3
+    assert not [word for word in words if json.dumps(word)[1:-1].encode() in written]
     assert not [path for path in desk.root.rglob("*") if SECRET in path.name]
 
 

@@ -45,11 +45,11 @@ def read_by(server: Server, **fields: Any) -> str:
 
 def answered(message: Any, results: list[str]) -> list[Any]:
     """The conversation after a reply with calls, as a program makes it that uses the SDK."""
-    told = [
+    outputs = [
         {"role": "tool", "tool_call_id": call.id, "content": result}
         for call, result in zip(message.tool_calls, results, strict=True)
     ]
-    return [*QUESTION, message, *told]
+    return [*QUESTION, message, *outputs]
 
 
 @pytest.mark.sample(20)
@@ -182,8 +182,8 @@ def test_a_late_tool_is_shown_where_it_was_found_and_may_then_be_called(name, fa
 def test_one_more_late_tool_leaves_a_longer_prompt_as_it_was(name, family: FamilyServer):
     server, another = family(name), tool("erase", path="string") | {"defer_loading": True}
     fields = {"messages": [*QUESTION, *search_turn("a1")], "enable_thinking": False}
-    one, more = (tokens_of(server, tools=[WRITE, LATE, *late], **fields) for late in ([], [another]))
-    assert one == more
+    fewer, more = (tokens_of(server, tools=[WRITE, LATE, *late], **fields) for late in ([], [another]))
+    assert fewer == more
 
 
 # ------------------------------------------------------------------------------------------ system messages
@@ -227,11 +227,11 @@ def test_a_system_message_may_stand_first_and_last(role, refusing: Server):
 
 @pytest.mark.parametrize("name", EVERY)
 def test_a_developer_is_read_as_a_system(name, family: FamilyServer):
-    one, other = (
+    system, other = (
         tokens_of(family(name), messages=[{"role": role, "content": "Be brief."}, *QUESTION], tools=TOOLS)
         for role in ("system", "developer")
     )
-    assert one == other
+    assert system == other
 
 
 # ----------------------------------------------------------------------------------------------- counting

@@ -45,7 +45,7 @@ def folder(tiny_model: TinyModel, tmp_path_factory: pytest.TempPathFactory) -> P
 
 
 class Loading:
-    """Loads models when it is told to."""
+    """Loads models when a test lets it."""
 
     def __init__(self) -> None:
         self.begun, self.go = threading.Event(), threading.Event()
@@ -68,7 +68,7 @@ def loading() -> Loading:
 def slowly_loading(
     folder: Path, loading: Loading, monkeypatch: pytest.MonkeyPatch, keep_alive_s: float = 0.05
 ) -> Generator[Server]:
-    """A server with `qwen3` loaded, which loads `llama` when `loading` is told to."""
+    """A server with `qwen3` loaded, which loads `llama` when `loading` may go on."""
     with hosting(folder, keep_alive_s=keep_alive_s, cache_is_on=False) as server:
         monkeypatch.setattr("start_llm.hosting.model_switcher.start_model", loading)
         try:

@@ -42,12 +42,12 @@ def server(tiny_model: TinyModel, tmp_path_factory: pytest.TempPathFactory) -> G
     """One that has been restarted: its memory is empty, and the disk has what two keys said before."""
     folder, kept = tiny_model("qwen3_5", hidden=64, layers=4), tmp_path_factory.mktemp("ssd")
     settings: dict[str, Any] = {"idle_work": "off", "ssd_folder": str(kept), "drain_s": 10}
-    with serving(folder, **settings) as one:
-        begin(one, f"pi: {RULES}", PI | ANN)
-        begin(one, f"Claude: {RULES}", CLAUDE | ANN)
-        begin(one, f"Ben's pi: {RULES}", PI | BEN)
-    with serving(folder, **settings) as one:
-        yield one
+    with serving(folder, **settings) as instance:
+        begin(instance, f"pi: {RULES}", PI | ANN)
+        begin(instance, f"Claude: {RULES}", CLAUDE | ANN)
+        begin(instance, f"Ben's pi: {RULES}", PI | BEN)
+    with serving(folder, **settings) as instance:
+        yield instance
 
 
 @pytest.mark.thorough

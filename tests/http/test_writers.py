@@ -54,12 +54,12 @@ def talk(server: Server, number: int) -> None:
         reply = ask(server.port, "POST", "/v1/messages" if number % 3 == 1 else CHAT, body)
         if reply.status != 200:  # the adapter is not mounted at this moment
             continue
-        said = (
+        text = (
             reply.json["content"][0]["text"]
             if number % 3 == 1
             else reply.json["choices"][0]["message"]["content"]
         )
-        messages += [{"role": "assistant", "content": said}, {"role": "user", "content": f"And {turn}?"}]
+        messages += [{"role": "assistant", "content": text}, {"role": "user", "content": f"And {turn}?"}]
         leave_early(server, number * 10 + turn)
 
 
@@ -103,8 +103,8 @@ def recorded(tiny_model: TinyModel, tmp_path_factory: pytest.TempPathFactory) ->
         with ThreadPoolExecutor(8) as clients:
             jobs: list[Future[Any]] = [clients.submit(talk, server, number) for number in range(8)]
             jobs += [clients.submit(mount_and_unmount, server)]
-            for one in ("/stats", "/metrics", "/activity", "/health"):
-                jobs.append(clients.submit(ask, server.port, "GET", one))
+            for path in ("/stats", "/metrics", "/activity", "/health"):
+                jobs.append(clients.submit(ask, server.port, "GET", path))
             for job in jobs:
                 job.result()
         fail_on_the_disk(server)

@@ -19,7 +19,7 @@ def image(name: str, width: int = 56, height: int = 84) -> Image:
 
 
 def by_digest(*images: Image) -> dict[bytes, Image]:
-    return {one.digest: one for one in images}
+    return {item.digest: item for item in images}
 
 
 def _whole_grid(columns: int, rows: int) -> list[str]:
@@ -95,4 +95,4 @@ def vision_of(trait: str, **more: Any) -> FakeVision | None:
 def network_ids(ids: Sequence[int], runs: Sequence[ImageRun]) -> list[int]:
     """A prompt as its network reads it."""
     named = {token: seen for run in runs for token, seen in zip(run.tokens, run.network_ids, strict=True)}
-    return [named[one] if one >= FIRST_IMAGE_TOKEN else one for one in ids]
+    return [named[token_id] if token_id >= FIRST_IMAGE_TOKEN else token_id for token_id in ids]

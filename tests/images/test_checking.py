@@ -68,25 +68,25 @@ def test_nothing_is_decoded_for_a_client_that_has_left():
 @cache
 def foreign() -> list[tuple[str, bytes]]:
     Pillow.init()
-    found = list(FOREIGN.items())
+    samples = list(FOREIGN.items())
     for kind in WRITABLE:
         for mode in ("RGB", "L", "1", "P", "F"):
             try:
                 image = Pillow.frombytes("L", (16, 16), Random(1).randbytes(256)).convert(mode)
-                found.append((kind, saved(image, kind)))
+                samples.append((kind, saved(image, kind)))
                 break
             except (OSError, ValueError, KeyError):
                 continue  # this format is not written here, or not in this mode
-    return found
+    return samples
 
 
 @pytest.mark.parametrize(
     ("kind", "data"), foreign(), ids=lambda value: value if isinstance(value, str) else ""
 )
 def test_other_kinds_of_files_are_refused_although_pillow_opens_them(kind: str, data: bytes):
-    found = problem(data)
-    assert found.code == "invalid_image_format"
-    assert "png, jpeg, webp, gif, bmp, tiff, avif" in found.predicate
+    refusal = problem(data)
+    assert refusal.code == "invalid_image_format"
+    assert "png, jpeg, webp, gif, bmp, tiff, avif" in refusal.predicate
 
 
 def test_enough_foreign_kinds_are_tried():
@@ -96,9 +96,9 @@ def test_enough_foreign_kinds_are_tried():
 def test_heic_needs_a_package_and_says_so():
     data = b"\x00\x00\x00\x18ftypheic\x00\x00\x00\x00mif1heic" + bytes(100)
     blind = ImageChecker(ImageSettings(), formats=READ)
-    found = problem(data, blind)
-    assert "pillow-heif" in found.predicate
-    assert "HEIC" in found.message
+    refusal = problem(data, blind)
+    assert "pillow-heif" in refusal.predicate
+    assert "HEIC" in refusal.message
 
 
 def test_heic_is_read_by_the_package():
@@ -132,8 +132,8 @@ def test_what_is_read_here_is_what_pillow_can_read_here():
 def test_a_truncated_file_is_found(kind: str):
     data = picture(kind, (200, 160))
     for share in (0.3, 0.6, 0.95):
-        found = problem(data[: round(share * len(data))])
-        assert found.code in ("invalid_image", "invalid_image_format")
+        refusal = problem(data[: round(share * len(data))])
+        assert refusal.code in ("invalid_image", "invalid_image_format")
 
 
 @pytest.mark.sample(2)
@@ -147,8 +147,8 @@ def test_damage_is_a_problem_of_the_image_and_nothing_else(kind: str):
             damaged[random.randrange(len(damaged))] = random.randrange(256)
         try:
             CHECKER.check(bytes(damaged))
-        except ImageProblem as found:
-            assert found.code
+        except ImageProblem as problem:
+            assert problem.code
 
 
 def test_pixels_that_are_not_there_are_missed():
@@ -174,9 +174,9 @@ def test_nothing_is_no_image():
 def test_bombs_are_refused_by_their_headers_and_take_no_memory(size: tuple[int, int], named: str):
     bomb = empty_png(*size, pixels=bytes(2**20))
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    found = problem(bomb)
-    assert found.code == "image_too_large"
-    assert named in found.message
+    refusal = problem(bomb)
+    assert refusal.code == "image_too_large"
+    assert named in refusal.message
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 50_000
 
 
@@ -189,9 +189,9 @@ def test_a_bomb_of_another_format_is_one_too():
 def test_the_limits_are_the_users():
     checker = ImageChecker(ImageSettings(max_bytes=5000, max_pixels=1000))
     assert problem(picture("BMP", size=(60, 50)), checker).code == "image_file_too_large"
-    found = problem(picture(), checker)
-    assert found.message == "image dimensions exceed max allowed size: 40x30 pixels > 1000 pixels"
-    assert "IMAGE_MAX_PIXELS" in found.predicate
+    refusal = problem(picture(), checker)
+    assert refusal.message == "image dimensions exceed max allowed size: 40x30 pixels > 1000 pixels"
+    assert "IMAGE_MAX_PIXELS" in refusal.predicate
     assert checker.check(picture(size=(20, 20))).width == 20
 
 

@@ -60,9 +60,9 @@ class Web:
         return fetcher.fetch(url, b"", time.monotonic() + seconds)
 
     def refused(self, url: str, **how: float) -> ImageProblem:
-        with pytest.raises(ImageProblem) as found:
+        with pytest.raises(ImageProblem) as refusal:
             self.fetch(url, **how)  # pyright: ignore[reportArgumentType]
-        return found.value
+        return refusal.value
 
 
 # ------------------------------------------------------------------------------------------------- addresses
@@ -140,9 +140,9 @@ def test_other_spellings_of_this_machine_are_refused_before_anybody_is_asked(hos
 )
 def test_what_is_no_address_of_a_web_server_is_refused(url: str):
     web = Web()
-    found = web.refused(url)
-    assert found.code == "invalid_image_url"
-    assert "secret" not in found.message + found.predicate
+    refusal = web.refused(url)
+    assert refusal.code == "invalid_image_url"
+    assert "secret" not in refusal.message + refusal.predicate
     assert not (web.asked or web.called)
 
 
@@ -217,7 +217,7 @@ def test_what_is_too_long_is_not_read_to_its_end():
 
 def test_chunks_are_put_together():
     half = len(PNG) // 2
-    pieces = (b"%x\r\n%b\r\n" % (len(one), one) for one in (PNG[:half], PNG[half:], b""))
+    pieces = (b"%x\r\n%b\r\n" % (len(piece), piece) for piece in (PNG[:half], PNG[half:], b""))
     web = answering(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n", *pieces)
     assert web.fetch("http://example.com/") == PNG
 
@@ -250,8 +250,8 @@ def test_a_broken_reply_is_a_problem_of_the_image(reply: bytes):
 )
 def test_a_server_that_drips_is_hung_up_on(pieces: list[bytes]):
     began = time.monotonic()
-    found = answering(*pieces, pause_s=0.05).refused("http://example.com/", seconds=0.3)
-    assert "more than 10 seconds" in found.message
+    refusal = answering(*pieces, pause_s=0.05).refused("http://example.com/", seconds=0.3)
+    assert "more than 10 seconds" in refusal.message
     assert time.monotonic() - began < 2
 
 
@@ -303,8 +303,8 @@ def test_another_address_of_the_name_is_tried():
 
 
 def test_a_server_without_tls_is_no_https_server():
-    found = answering(b"hello").refused("https://example.com/a.png")
-    assert found.code == "failed_to_download_image"
+    refusal = answering(b"hello").refused("https://example.com/a.png")
+    assert refusal.code == "failed_to_download_image"
 
 
 def test_what_was_fetched_is_kept_for_the_same_client():
@@ -330,21 +330,21 @@ def door(web: Web | None) -> Generator[ImageDoor]:
 def test_the_content_of_what_was_fetched_decides_what_it_is():
     with door(Web()) as opened:
         assert opened.from_url("http://example.com/a.pdf", b"", time.monotonic() + 5).data == PNG
-    with door(answering(OK_HEAD % 4 + b"%PDF")) as opened, pytest.raises(ImageProblem) as found:
+    with door(answering(OK_HEAD % 4 + b"%PDF")) as opened, pytest.raises(ImageProblem) as refusal:
         opened.from_url("http://example.com/a.png", b"", time.monotonic() + 5)
-    assert found.value.code == "invalid_image_format"
+    assert refusal.value.code == "invalid_image_format"
 
 
 def test_nothing_is_fetched_unless_it_is_wanted():
     with door(None) as opened:
         for url in ("http://example.com/a.png", "HTTPS://example.com/"):
-            with pytest.raises(ImageProblem) as found:
+            with pytest.raises(ImageProblem) as refusal:
                 opened.from_url(url, b"", 0)
-            assert "IMAGE_URLS" in found.value.message
+            assert "IMAGE_URLS" in refusal.value.message
         for url in ("file:///etc/passwd", "ftp://example.com", "", "iVBORw0KGgo="):
-            with pytest.raises(ImageProblem) as found:
+            with pytest.raises(ImageProblem) as refusal:
                 opened.from_url(url, b"", 0)
-            assert found.value.code == "invalid_image_url"
+            assert refusal.value.code == "invalid_image_url"
 
 
 @pytest.mark.parametrize(
@@ -360,6 +360,6 @@ def test_a_data_url_says_nothing_of_what_it_holds(head: str):
     "url", ["data:", "data:,", "data:image/png,AAAA", "data:image/png;base64", "data:;base64,####"]
 )
 def test_a_data_url_without_base64_is_refused(url: str):
-    with door(None) as opened, pytest.raises(ImageProblem) as found:
+    with door(None) as opened, pytest.raises(ImageProblem) as refusal:
         opened.from_url(url, b"", 0)
-    assert found.value.code == "invalid_base64_image"
+    assert refusal.value.code == "invalid_base64_image"

@@ -217,9 +217,9 @@ def test_a_file_with_another_hash_is_not_installed(tmp_path):
         for name, text in files.items():
             archive.writestr(name, text)
     digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
-    for told, succeeds in ((digest, True), ("0" * 64, False), (None, False)):
+    for expected, succeeds in ((digest, True), ("0" * 64, False), (None, False)):
         packages = tmp_path / "packages.txt"
-        packages.write_text("alpha==1" + (f" --hash=sha256:{told}" if told else "") + "\n")
+        packages.write_text("alpha==1" + (f" --hash=sha256:{expected}" if expected else "") + "\n")
         target = [
             "--no-index",
             "--find-links",
@@ -631,8 +631,8 @@ def test_windows_is_refused(sandbox):
 
 def python39() -> str | None:
     versions = Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv") / "versions"
-    found = [shutil.which("python3.9"), *map(str, versions.glob("3.9*/bin/python"))]
-    return next((python for python in found if python and runs_as_39(python)), None)
+    candidates = [shutil.which("python3.9"), *map(str, versions.glob("3.9*/bin/python"))]
+    return next((python for python in candidates if python and runs_as_39(python)), None)
 
 
 def runs_as_39(python: str) -> bool:

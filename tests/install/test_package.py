@@ -134,8 +134,8 @@ def test_the_package_requires_what_the_requirements_say(installed):
 
 def test_the_package_has_every_file_of_the_program(installed):
     def files(folder: Path) -> set[str]:
-        found = (path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
-        return {str(path) for path in found if "__pycache__" not in path.parts}
+        paths = (path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
+        return {str(path) for path in paths if "__pycache__" not in path.parts}
 
     package = files(installed.packages / "start_llm")
     demo = {name for name in package if name.startswith("bundled_models/demo/")}

@@ -362,8 +362,8 @@ def test_clients_with_a_switch_for_images_learn_of_a_model_that_sees():
     seeing = replace(SERVED, sees=True)
 
     def files(name: str) -> str:
-        told = make_setup(CLIENTS[name], seeing, FOLDER, nothing_of_their_own()).files.items()
-        return "".join(text_of(path, content) for path, content in told).replace(" ", "").replace("\n", "")
+        pairs = make_setup(CLIENTS[name], seeing, FOLDER, nothing_of_their_own()).files.items()
+        return "".join(text_of(path, content) for path, content in pairs).replace(" ", "").replace("\n", "")
 
     for name in ("pi", "openclaw"):
         assert '"input":["text","image"]' in files(name)

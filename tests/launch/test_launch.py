@@ -43,7 +43,7 @@ def test_the_client_gets_what_its_row_says_and_nothing_else_changes(name, home, 
     words = ["-p", "two words", "--model=x", "--help", "--base-url", "y", "--", ""]
     before = home.environment(name)
     done = home.run("launch", "--base-url", server.url, name, *words, env=before)
-    told = home.client_start()
+    start = home.client_start()
     folder = home.state / "clients" / name
     setup = make_setup(
         CLIENTS[name],
@@ -51,18 +51,18 @@ def test_the_client_gets_what_its_row_says_and_nothing_else_changes(name, home, 
         folder,
         OwnSettings(variables=before, work=ROOT),
     )
-    said = "".join(f"{note}\n" for note in setup.notes)
+    expected = "".join(f"{note}\n" for note in setup.notes)
     if why := unsuited_for(setup.served).get(name):
-        said += f"{name} does not suit {setup.served.model}: {why}.\n"
-        said += "These suit it: pi, continue. Try: start_llm launch pi\n"
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", said)
-    assert told.arguments == words
-    assert told.cwd == str(ROOT)
-    assert own_variables(told.environment) == own_variables(setup.over(before))
-    assert {path: json.loads(text) for path, text in told.files.items() if path.endswith(".json")} == {
+        expected += f"{name} does not suit {setup.served.model}: {why}.\n"
+        expected += "These suit it: pi, continue. Try: start_llm launch pi\n"
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", expected)
+    assert start.arguments == words
+    assert start.cwd == str(ROOT)
+    assert own_variables(start.environment) == own_variables(setup.over(before))
+    assert {path: json.loads(text) for path, text in start.files.items() if path.endswith(".json")} == {
         str(path): content for path, content in setup.files.items() if path.suffix == ".json"
     }
-    assert told.files.keys() == {str(path) for path in setup.files}
+    assert start.files.keys() == {str(path) for path in setup.files}
     assert setup.served.window == WINDOW
     assert setup.served.reply == WINDOW // 4
 
@@ -95,9 +95,9 @@ def test_what_a_client_keeps_in_its_folder_is_there_the_next_time(home, server):
     with (folder / "config.toml").open("a") as config:
         config.write('[projects."/p"]\ntrust_level = "trusted"\n')
     assert home.run("launch", "--base-url", server.url, "codex", name="codex").returncode == 0
-    told = home.client_start()
-    assert told.files[str(folder / "sessions" / "one")] == "said"
-    assert 'trust_level = "trusted"' in told.files[str(folder / "config.toml")]
+    start = home.client_start()
+    assert start.files[str(folder / "sessions" / "one")] == "said"
+    assert 'trust_level = "trusted"' in start.files[str(folder / "config.toml")]
 
 
 @pytest.mark.thorough
@@ -238,10 +238,10 @@ def test_a_program_that_cannot_be_run_is_reported(home, server):
 
 @pytest.mark.thorough
 def test_without_a_server_both_addresses_are_named(home):
-    with socket.socket() as one, socket.socket() as other:
-        for nobody in (one, other):
+    with socket.socket() as first, socket.socket() as other:
+        for nobody in (first, other):
             nobody.bind(("127.0.0.1", 0))
-        proxy, own = (str(nobody.getsockname()[1]) for nobody in (one, other))
+        proxy, own = (str(nobody.getsockname()[1]) for nobody in (first, other))
         environment = home.environment("pi", PROXY_PORT=proxy, MLX_PORT=own)
         for command in ("launch", "config"):
             done = home.run(command, "pi", env=environment)

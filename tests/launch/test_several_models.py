@@ -97,9 +97,9 @@ def test_qwen_cline_and_continue_list_all_models_and_begin_with_the_one_in_use()
 
 
 def test_the_first_of_the_list_is_used_and_the_others_are_offered() -> None:
-    found = served(*LISTED)
-    assert (found.model, found.window) == ("lab/used", 30_000)
-    assert found.others == (
+    info = served(*LISTED)
+    assert (info.model, info.window) == ("lab/used", 30_000)
+    assert info.others == (
         OfferedModel(name="lab/seeing", window=9000, reply=2250, sees=True),
         OfferedModel(name="unknown", window=9000, reply=2250),
     ), "of a model that was never loaded the smallest window is taken"
@@ -107,9 +107,9 @@ def test_the_first_of_the_list_is_used_and_the_others_are_offered() -> None:
 
 @pytest.mark.parametrize("name", ["lab/seeing", "seeing", "eyes"])
 def test_a_model_is_named_by_its_id_its_end_or_an_alias(name: str) -> None:
-    found = served(*LISTED, model=name)
-    assert (found.model, found.window, found.sees) == ("lab/seeing", 9000, True)
-    assert [other.name for other in found.others] == ["lab/used", "unknown"]
+    info = served(*LISTED, model=name)
+    assert (info.model, info.window, info.sees) == ("lab/seeing", 9000, True)
+    assert [other.name for other in info.others] == ["lab/used", "unknown"]
 
 
 @pytest.mark.parametrize(
@@ -132,17 +132,17 @@ def test_a_server_of_others_is_not_asked_to_load_a_model() -> None:
     "words", [["launch", "--model", "llama", "pi", "-p"], ["launch", "pi", "--model=llama", "-p"]]
 )
 def test_the_model_that_is_named_is_loaded_and_used(words: list[str], home: Home, server: Server) -> None:
-    if "llama" in {one["id"] for one in server.get("/v1/models")["data"] if one["state"] == "loaded"}:
+    if "llama" in {model["id"] for model in server.get("/v1/models")["data"] if model["state"] == "loaded"}:
         server.post("/v1/models/llama/unload", {})
     done = home.run(words[0], "--base-url", server.url, *words[1:])
     assert done.returncode == 0
     assert "The server loads llama ..." in done.stderr
-    told = home.client_start()
-    assert told.arguments == ["-p"], "the client gets the rest"
-    assert json.loads(told.files[str(home.state / "clients/pi/settings.json")])["defaultModel"] == "llama"
-    listed = json.loads(told.files[str(home.state / "clients/pi/models.json")])
+    start = home.client_start()
+    assert start.arguments == ["-p"], "the client gets the rest"
+    assert json.loads(start.files[str(home.state / "clients/pi/settings.json")])["defaultModel"] == "llama"
+    listed = json.loads(start.files[str(home.state / "clients/pi/models.json")])
     assert ids(listed["providers"]["start_llm"]["models"]) == ["llama", "qwen3"]
-    (entry,) = (one for one in listed["providers"]["start_llm"]["models"] if one["id"] == "llama")
+    (entry,) = (model for model in listed["providers"]["start_llm"]["models"] if model["id"] == "llama")
     assert entry["contextWindow"] == 5000
 
 

@@ -1,4 +1,4 @@
-"""Which clients suit a model: told by `clients`, by `launch` before it starts one, and by the start."""
+"""Which clients suit a model: reported by `clients`, by `launch` before it starts one, and by the start."""
 
 from __future__ import annotations
 
@@ -47,9 +47,9 @@ def test_a_large_window_suits_all_and_a_tiny_one_none() -> None:
 
 
 def test_where_the_longest_prompt_is_cut_off_each_client_is_judged_by_its_own() -> None:
-    found = unsuited_clients(131_072, lambda system: in_four_characters(system[:16_000]))
-    assert list(found) == CUT_BY_THE_DEMO
-    assert {*found.values()} == {"the model's template cuts the client's own prompt off"}
+    reasons = unsuited_clients(131_072, lambda system: in_four_characters(system[:16_000]))
+    assert list(reasons) == CUT_BY_THE_DEMO
+    assert {*reasons.values()} == {"the model's template cuts the client's own prompt off"}
 
 
 @pytest.mark.parametrize("limit", [2000, 2600 - 400])

@@ -1,4 +1,4 @@
-"""A hub on loopback with one repository, lab/tiny, that breaks when it is told to."""
+"""A hub on loopback with one repository, lab/tiny, that breaks when a test asks for it."""
 
 from __future__ import annotations
 
@@ -71,8 +71,8 @@ class HubHandler(BaseHTTPRequestHandler):
         path, _, query = self.path.partition("?")
         if path == "/api/models":
             self.server.asked = parse_qs(query)
-            found = {} if self.server.status else self.server.results
-            self.reply(self.server.status or 200, json.dumps(found).encode())
+            results = {} if self.server.status else self.server.results
+            self.reply(self.server.status or 200, json.dumps(results).encode())
         elif not path.startswith(("/api/models/lab/tiny", "/lab/tiny/")):
             self.reply(404, b"", {"X-Error-Code": "RepoNotFound"})
         elif path.startswith("/api/models/lab/tiny/tree/"):
@@ -86,8 +86,8 @@ class HubHandler(BaseHTTPRequestHandler):
 
     def info(self) -> dict[str, object]:
         numbers = self.server.numbers
-        told = {"safetensors": {"parameters": numbers, "total": sum(numbers.values())}} if numbers else {}
-        return {"id": "lab/tiny", "sha": COMMIT, "siblings": [], **told}
+        details = {"safetensors": {"parameters": numbers, "total": sum(numbers.values())}} if numbers else {}
+        return {"id": "lab/tiny", "sha": COMMIT, "siblings": [], **details}
 
     def file(self, name: str) -> None:
         data = self.server.files[name]
@@ -97,8 +97,8 @@ class HubHandler(BaseHTTPRequestHandler):
         if self.server.status:
             self.reply(self.server.status, b"")
             return
-        told = (self.server.etag if name == WEIGHTS else None) or digest(name, data)
-        headers = {"ETag": f'"{told}"', "X-Repo-Commit": COMMIT}
+        etag = (self.server.etag if name == WEIGHTS else None) or digest(name, data)
+        headers = {"ETag": f'"{etag}"', "X-Repo-Commit": COMMIT}
         if start:
             headers["Content-Range"] = f"bytes {start}-{len(data) - 1}/{len(data)}"
         cut = None
@@ -158,8 +158,8 @@ def digest(name: str, data: bytes) -> str:
 
 def entry(name: str, data: bytes) -> Mapping[str, object]:
     large = {"lfs": {"oid": digest(name, data), "size": len(data), "pointerSize": 134}}
-    told = {"type": "file", "path": name, "size": len(data), "oid": "0" * 40}
-    return told | (large if name.endswith(".safetensors") else {"oid": digest(name, data)})
+    fields = {"type": "file", "path": name, "size": len(data), "oid": "0" * 40}
+    return fields | (large if name.endswith(".safetensors") else {"oid": digest(name, data)})
 
 
 @contextmanager

@@ -40,9 +40,9 @@ def a(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def logits(network: Any) -> mx.array:
-    found = network(TOKENS)
-    mx.eval(found)
-    return found
+    output = network(TOKENS)
+    mx.eval(output)
+    return output
 
 
 def fresh(model: Path, adapter: Path | None = None) -> mx.array:
@@ -159,11 +159,11 @@ def test_dora_is_computed_as_mlx_lm_does_and_cannot_be_stacked(model: Path, a: P
 
 def test_what_is_mounted_is_reported(model: Path, a: Path):
     adapters = Adapters(load(model).network)
-    told = adapters.load("a", a)
-    assert adapters.listed() == [told]
-    assert (told.id, told.path, told.rank, told.scale) == ("a", str(a), 4, 20.0)
-    assert told.layers == 2 * 7
-    assert adapters.nbytes == told.nbytes == sum(values.nbytes for values in tensors_of(a).values())
+    adapter = adapters.load("a", a)
+    assert adapters.listed() == [adapter]
+    assert (adapter.id, adapter.path, adapter.rank, adapter.scale) == ("a", str(a), 4, 20.0)
+    assert adapter.layers == 2 * 7
+    assert adapters.nbytes == adapter.nbytes == sum(values.nbytes for values in tensors_of(a).values())
 
 
 def tensors_of(adapter: Path) -> dict[str, mx.array]:
@@ -207,7 +207,7 @@ def test_one_that_was_removed_is_finished_by_who_has_it(model: Path, a: Path):
 
 
 def rewritten(change: Callable[[dict[str, Any]], object]) -> Callable[[Path], object]:
-    """A hurt of the config."""
+    """Damage to the config."""
 
     def damage(folder: Path) -> None:
         config = json.loads((folder / CONFIG).read_text())
@@ -218,7 +218,7 @@ def rewritten(change: Callable[[dict[str, Any]], object]) -> Callable[[Path], ob
 
 
 def with_tensors(change: Callable[[dict[str, mx.array]], object]) -> Callable[[Path], object]:
-    """A hurt of the tensors."""
+    """Damage to the tensors."""
 
     def damage(folder: Path) -> None:
         tensors = tensors_of(folder)
@@ -267,7 +267,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "no numbers": (
         with_tensors(
-            lambda tensors: tensors.update({one: mx.full(tensors[one].shape, mx.nan) for one in tensors})
+            lambda tensors: tensors.update({key: mx.full(tensors[key].shape, mx.nan) for key in tensors})
         ),
         "values that are no numbers",
     ),
@@ -297,7 +297,7 @@ def test_what_cannot_be_mounted_is_refused_and_changes_nothing(
         adapters.load("good", copy)
     assert refusal.value.param == "path"
     assert str(copy) in refusal.value.message
-    assert [one.path for one in adapters.listed()] == [str(a)]
+    assert [adapter.path for adapter in adapters.listed()] == [str(a)]
     adapters.mount(adapters.stack("good"))
     assert is_same(logits(network), fresh(model, a))
     adapters.mount(BASE_MODEL)

@@ -1,4 +1,4 @@
-"""What a Mac is told before the default model is downloaded."""
+"""What a Mac's user reads before the default model is downloaded."""
 
 import pytest
 
@@ -33,10 +33,10 @@ def test_where_the_default_does_not_fit_that_is_said_and_smaller_ones_are_named(
 @pytest.mark.parametrize("its_machine", MACHINES, ids=lambda machine: machine.name)
 @pytest.mark.sample(7)
 def test_every_suggestion_fits_with_what_an_agent_needs(its_machine):
-    found = suggestions(its_machine)
-    assert DEFAULT_APPLE_MODEL not in [machine.repository for machine in found]
-    assert len(found) == 3 or its_machine.ram_gb < 16
-    for machine in found:
+    advised = suggestions(its_machine)
+    assert DEFAULT_APPLE_MODEL not in [machine.repository for machine in advised]
+    assert len(advised) == 3 or its_machine.ram_gb < 16
+    for machine in advised:
         assert report(machine.shape, its_machine, AGENT_CONTEXT).context_tokens >= AGENT_CONTEXT
 
 

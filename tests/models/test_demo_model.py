@@ -78,10 +78,10 @@ def count(request: pytest.FixtureRequest) -> int:
 @pytest.fixture(scope="module")
 def verdicts(server: Server, count: int) -> dict[str, list[judge.Verdict]]:
     prompts = judge.Examiner(FEW_TOKENS, tokenizer(), 3).prompts(count)
-    found: dict[str, list[judge.Verdict]] = {name: [] for name in MAX_WRONG}
+    results: dict[str, list[judge.Verdict]] = {name: [] for name in MAX_WRONG}
     for prompt in prompts:
-        found[prompt.behaviour].append(judge.ask(server.port, prompt))
-    return found
+        results[prompt.behaviour].append(judge.ask(server.port, prompt))
+    return results
 
 
 @pytest.mark.parametrize("behaviour", MAX_WRONG)
@@ -99,7 +99,7 @@ def test_it_does_what_it_was_trained_for(
 def test_it_thinks_when_it_should_and_else_not(
     verdicts: dict[str, list[judge.Verdict]], thinks: bool, count: int
 ):
-    asked = [verdict for found in verdicts.values() for verdict in found if verdict.prompt.thinks == thinks]
+    asked = [verdict for group in verdicts.values() for verdict in group if verdict.prompt.thinks == thinks]
     assert len(asked) == len(MAX_WRONG) * count / 2
     assert sum(not verdict.reasoning for verdict in asked) <= 1
 

@@ -55,8 +55,8 @@ def wait_for(condition: Callable[[], object], seconds: float = 30) -> None:
 
 
 def only(downloads: Downloads) -> Download:
-    (found,) = downloads.list(US)
-    return found
+    (download,) = downloads.list(US)
+    return download
 
 
 def wait_for_state(downloads: Downloads, state: str) -> Download:
@@ -186,7 +186,7 @@ def test_the_last_five_are_kept_and_unfinished_ones_are_never_dropped(downloads,
     with pytest.raises(Conflict, match="5 downloads are unfinished"):
         downloads.start(US, "lab/one-more")
     downloads.remove(US, downloads.list(US)[-1].id)
-    wait_for(lambda: all(one.state == "error" for one in downloads.list(US)))
+    wait_for(lambda: all(download.state == "error" for download in downloads.list(US)))
     for number in range(3):
         downloads.start(US, f"lab/later{number}")
     assert len(downloads.list(US)) == 5

@@ -111,18 +111,18 @@ def test_fit_shows_what_is_converted_and_counts_it(tiny_model, tmp_path: Path):
 def test_a_layer_of_other_bits_is_counted_with_its_own(tiny_model, tmp_path: Path):
     folder = quantise(tiny_model("qwen3", hidden=128, layers=2), tmp_path / "q")
     config = config_in(folder)
-    told = weights_in(folder, config).in_float32
+    weights = weights_in(folder, config).in_float32
     more = {**config["quantization"], "model.layers.0.mlp.up_proj": {"bits": 2, "group_size": 32}}
     doubled = weights_in(folder, {**config, "quantization": more}).in_float32
-    assert told and doubled
+    assert weights and doubled
     width = config["intermediate_size"] * config["hidden_size"]
-    assert doubled.total - told.total == 4 * width
+    assert doubled.total - weights.total == 4 * width
 
 
 def test_of_weights_whose_sum_alone_is_known_the_float32_sum_follows_from_the_bits():
     known = {"quantization": {"group_size": 64, "bits": 4}, "torch_dtype": "bfloat16", "model_type": "qwen3"}
-    told = weights_of_size(45 * 10**8, known).in_float32
-    assert told and told.total == 32 * 10**9
+    weights = weights_of_size(45 * 10**8, known).in_float32
+    assert weights and weights.total == 32 * 10**9
     assert weights_of_size(10**9, {"torch_dtype": "float32", "model_type": "qwen3"}).in_float32 is None
 
 
@@ -242,18 +242,18 @@ SPARSE = replace(DENSE, weights=WeightBytes(5 * GIB, experts=4 * GIB), experts_s
 
 
 def test_a_token_reads_the_active_weights_and_the_cache_once():
-    found = report(DENSE, MACHINE, 1000)
-    assert found.kv_bytes == 10_000_000
-    assert found.read_bytes == 4 * GIB + 10_000_000
-    assert found.decode_tps == pytest.approx(100e9 / found.read_bytes * 0.67, abs=0.05)
-    assert found.prefill_tps == pytest.approx(10e12 / (2 * 4 * GIB * 2) * 0.55, abs=0.05)
-    assert found.total_bytes == 5 * GIB + 10_000_000 + GIB // 2
+    estimate = report(DENSE, MACHINE, 1000)
+    assert estimate.kv_bytes == 10_000_000
+    assert estimate.read_bytes == 4 * GIB + 10_000_000
+    assert estimate.decode_tps == pytest.approx(100e9 / estimate.read_bytes * 0.67, abs=0.05)
+    assert estimate.prefill_tps == pytest.approx(10e12 / (2 * 4 * GIB * 2) * 0.55, abs=0.05)
+    assert estimate.total_bytes == 5 * GIB + 10_000_000 + GIB // 2
 
 
 def test_of_experts_a_token_reads_its_share():
-    found = report(SPARSE, MACHINE, 1000)
-    assert found.read_bytes == 2 * GIB + 10_000_000
-    assert found.decode_tps == pytest.approx(100e9 / found.read_bytes * 0.35, abs=0.05)
+    estimate = report(SPARSE, MACHINE, 1000)
+    assert estimate.read_bytes == 2 * GIB + 10_000_000
+    assert estimate.decode_tps == pytest.approx(100e9 / estimate.read_bytes * 0.35, abs=0.05)
 
 
 def test_the_window_is_what_memory_leaves():
@@ -276,9 +276,9 @@ def test_the_window_is_what_memory_leaves():
     ],
 )
 def test_the_verdict_in_words(shape, fits, words):
-    found = report(shape, MACHINE, 12_000)
-    assert found.verdict.startswith(words)
-    assert found.fits is fits
+    estimate = report(shape, MACHINE, 12_000)
+    assert estimate.verdict.startswith(words)
+    assert estimate.fits is fits
 
 
 def test_a_model_whose_states_do_not_fit_has_no_window():
@@ -288,11 +288,11 @@ def test_a_model_whose_states_do_not_fit_has_no_window():
 
 def test_where_the_machine_is_not_known_nothing_is_said_of_speed():
     unknown = replace(MACHINE, bandwidth_gbs=None, tflops=None)
-    found = report(DENSE, unknown)
-    assert found.decode_tps is None
-    assert found.prefill_tps is None
-    assert found.fits
-    assert "not known" in arithmetic(DENSE, unknown, found)[-1]
+    estimate = report(DENSE, unknown)
+    assert estimate.decode_tps is None
+    assert estimate.prefill_tps is None
+    assert estimate.fits
+    assert "not known" in arithmetic(DENSE, unknown, estimate)[-1]
 
 
 def test_the_arithmetic_shows_every_part():
@@ -310,10 +310,10 @@ def test_the_arithmetic_shows_every_part():
 
 def test_a_tower_takes_memory_and_no_time():
     seeing = replace(DENSE, weights=replace(DENSE.weights, total=6 * GIB, tower=GIB))
-    found, blind = report(seeing, MACHINE), report(DENSE, MACHINE)
-    assert found.total_bytes == blind.total_bytes + GIB
-    assert (found.read_bytes, found.decode_tps) == (blind.read_bytes, blind.decode_tps)
-    assert "1.0 GiB of them the vision tower" in "\n".join(arithmetic(seeing, MACHINE, found))
+    estimate, blind = report(seeing, MACHINE), report(DENSE, MACHINE)
+    assert estimate.total_bytes == blind.total_bytes + GIB
+    assert (estimate.read_bytes, estimate.decode_tps) == (blind.read_bytes, blind.decode_tps)
+    assert "1.0 GiB of them the vision tower" in "\n".join(arithmetic(seeing, MACHINE, estimate))
 
 
 def test_models_stay_beside_each_other_if_each_has_room_for_a_prompt_of_its_window():

@@ -42,7 +42,7 @@ def logits(network: Any) -> mx.array:
 def divergence(network: Any, other: Any) -> float:
     """The largest KL divergence of the next token's distribution."""
     ours, theirs = (
-        one - mx.logsumexp(one, axis=-1, keepdims=True) for one in (logits(network), logits(other))
+        values - mx.logsumexp(values, axis=-1, keepdims=True) for values in (logits(network), logits(other))
     )
     return cast("float", (mx.exp(theirs) * (theirs - ours)).sum(axis=-1).max().item())
 
@@ -52,8 +52,8 @@ def dtypes(network: Any) -> set[mx.Dtype]:
 
 
 def parameters(network: Any) -> list[tuple[str, mx.array]]:
-    found: Any = tree_flatten(network.parameters())
-    return found
+    weights: Any = tree_flatten(network.parameters())
+    return weights
 
 
 @pytest.mark.parametrize(("mode", "bits"), FORMS)
@@ -123,10 +123,10 @@ def test_both_forms_of_all_weights_are_never_in_memory_together(tiny_model: Tiny
     mx.clear_cache()
     before = mx.get_active_memory()
     mx.reset_peak_memory()
-    found = compute_in_float32(network, PLENTY)
+    precision = compute_in_float32(network, PLENTY)
     largest = max(values.nbytes for _, values in parameters(network))
-    assert mx.get_active_memory() - before == pytest.approx(found.float32_bytes, rel=0.01)
-    assert mx.get_peak_memory() - before < found.float32_bytes + largest
+    assert mx.get_active_memory() - before == pytest.approx(precision.float32_bytes, rel=0.01)
+    assert mx.get_peak_memory() - before < precision.float32_bytes + largest
 
 
 # ----------------------------------------------------------------------------------------- whether to convert
@@ -200,13 +200,13 @@ def test_adapters_are_mounted_on_converted_layers(tiny_model: TinyModel, tmp_pat
     networks = [load(folder).network, load(folder, most_float32_bytes=PLENTY).network]
     mounted = [Adapters(network) for network in networks]
     alone = logits(networks[1])
-    for one in mounted:
-        one.load("a", adapter)
-        one.mount(one.stack("a"))
+    for adapters in mounted:
+        adapters.load("a", adapter)
+        adapters.mount(adapters.stack("a"))
     assert divergence(*networks) < 1e-5
     assert not mx.allclose(alone, logits(networks[1]), atol=1e-3).item()
-    for one in mounted:
-        one.mount(BASE_MODEL)
+    for adapters in mounted:
+        adapters.mount(BASE_MODEL)
     assert mx.array_equal(alone, logits(networks[1])).item()
 
 

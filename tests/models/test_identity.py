@@ -385,13 +385,13 @@ def test_files_that_cannot_be_read_are_not_remembered(folder, tmp_path):
     ["", "[]", "{}", '{"format": 2, "models": 3}', '{"format": 1, "models": {}}', "\xff", "[" * 9999],
 )
 def test_digests_that_cannot_be_read_are_computed_and_that_is_reported_once(folder, tmp_path, content):
-    path, reads, told = tmp_path / "digests.json", Reads(), list[str]()
+    path, reads, notices = tmp_path / "digests.json", Reads(), list[str]()
     path.write_text(content, encoding="latin-1")
     files = weight_files_of(folder)
-    assert known(path, told).get(folder, files, reads) == b"\1"
-    assert known(path, told).get(folder, files, reads) == b"\1"
-    assert len(told) == 1
-    assert told[0].startswith(f"{path} cannot be used (")
+    assert known(path, notices).get(folder, files, reads) == b"\1"
+    assert known(path, notices).get(folder, files, reads) == b"\1"
+    assert len(notices) == 1
+    assert notices[0].startswith(f"{path} cannot be used (")
 
 
 def test_digests_that_cannot_be_kept_are_computed(folder, tmp_path):

@@ -60,11 +60,11 @@ def test_an_image_has_the_tokens_that_its_processing_gives():
 def test_tokens_name_the_bytes_of_the_file_and_how_they_are_processed():
     image, same, other = encoded(noise()), encoded(noise()), encoded(noise(seed=1))
     again = encoded(noise(), "BMP")
-    names = {processor().expand(one).tokens for one in (image, same)}
+    names = {processor().expand(picture).tokens for picture in (image, same)}
     assert len(names) == 1
     ways: Any
-    for ways, one in (({}, other), ({}, again), ({"settings": "x"}, image)):
-        names.add(processor(**ways).expand(one).tokens)
+    for ways, picture in (({}, other), ({}, again), ({"settings": "x"}, image)):
+        names.add(processor(**ways).expand(picture).tokens)
     assert len(names) == 4
 
 
@@ -121,19 +121,19 @@ def test_it_is_safe_in_several_threads():
     expander = processor()
     images = [encoded(noise(40 + 10 * (number % 5), 40, number)) for number in range(20)]
     alone = [processor().expand(image).tokens for image in images]
-    found: list[list[tuple[int, ...]]] = []
+    results: list[list[tuple[int, ...]]] = []
 
     def expand() -> None:
         runs = [expander.expand(image) for image in images]
         assert all(run.inputs()["pixel_values"].size for run in runs)
-        found.append([run.tokens for run in runs])
+        results.append([run.tokens for run in runs])
 
     threads = [Thread(target=expand) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert found == [alone] * 4
+    assert results == [alone] * 4
 
 
 # ------------------------------------------------------------------------------------------------------ files

@@ -1,4 +1,4 @@
-"""The models on this machine: where they are found, what is told of them, and what a removal may touch."""
+"""The models on this machine: where they are found, what is shown of them, and what a removal may touch."""
 
 import json
 import os
@@ -67,19 +67,19 @@ def test_a_model_in_each_kind_of_place_is_found(qwen3, tmp_path):
     copied(qwen3, tmp_path / "plain" / "mine")
     copied(qwen3, tmp_path / "studio" / "owner" / "theirs")
     snapshot = in_hub(tmp_path / "hub", qwen3, "lab/model--x")
-    found = library(
+    entries = library(
         Place("models", tmp_path / "plain"),
         Place("hub", tmp_path / "hub"),
         Place("lm-studio", tmp_path / "studio"),
         Place("lm-studio", tmp_path / "not there"),
     ).entries()
-    assert [(one.repo_id, one.place) for one in found] == [
+    assert [(entry.repo_id, entry.place) for entry in entries] == [
         ("mine", "models"),
         ("lab/model--x", "hub"),
         ("owner/theirs", "lm-studio"),
     ]
-    assert found[1].path == str(snapshot)
-    assert all(one.complete and one.supported and not one.serving for one in found)
+    assert entries[1].path == str(snapshot)
+    assert all(entry.complete and entry.supported and not entry.serving for entry in entries)
 
 
 def test_an_entry_says_what_the_model_is(qwen3, tmp_path):
@@ -165,13 +165,13 @@ def test_of_several_snapshots_the_named_one_counts_else_the_newest(qwen3, tmp_pa
 
 def test_the_list_is_read_again_after_thirty_seconds(qwen3, tmp_path):
     clock = Clock()
-    found = library(Place("models", tmp_path), clock=clock)
-    assert found.entries() == []
+    models = library(Place("models", tmp_path), clock=clock)
+    assert models.entries() == []
     copied(qwen3, tmp_path / "m")
     clock.now = 29.9
-    assert found.entries() == []
+    assert models.entries() == []
     clock.now = 30.0
-    assert only(found).repo_id == "m"
+    assert only(models).repo_id == "m"
 
 
 def test_no_tensor_is_read(qwen3, tmp_path):
@@ -187,15 +187,15 @@ def test_no_tensor_is_read(qwen3, tmp_path):
 def test_the_loaded_model_is_serving_also_behind_a_link(qwen3, tmp_path):
     folder = copied(qwen3, tmp_path / "real")
     (tmp_path / "link").symlink_to(folder)
-    found = library(Place("models", tmp_path), serving=lambda: (folder,)).entries()
-    assert [(one.repo_id, one.serving) for one in found] == [("link", True), ("real", True)]
+    entries = library(Place("models", tmp_path), serving=lambda: (folder,)).entries()
+    assert [(entry.repo_id, entry.serving) for entry in entries] == [("link", True), ("real", True)]
 
 
 def test_a_model_is_found_by_its_name_or_the_end_of_it(qwen3, tmp_path):
     folder = copied(qwen3, tmp_path / "owner" / "m")
-    found = library(Place("lm-studio", tmp_path))
-    assert found.folder("owner/m") == found.folder("m") == folder
-    assert found.folder("other/m") is None
+    models = library(Place("lm-studio", tmp_path))
+    assert models.folder("owner/m") == models.folder("m") == folder
+    assert models.folder("other/m") is None
 
 
 # ---------------------------------------------------------------------------------------------------- removal
@@ -204,10 +204,10 @@ def test_a_model_is_found_by_its_name_or_the_end_of_it(qwen3, tmp_path):
 def test_a_repository_of_the_hub_goes_with_its_blobs(qwen3, tmp_path):
     in_hub(tmp_path, qwen3, "lab/x")
     in_hub(tmp_path, qwen3, "lab/y")
-    found = library(Place("hub", tmp_path))
-    assert found.remove("lab/x") == [tmp_path / "models--lab--x"]
+    models = library(Place("hub", tmp_path))
+    assert models.remove("lab/x") == [tmp_path / "models--lab--x"]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["models--lab--y"]
-    assert only(found).repo_id == "lab/y", "the list is read again at once"
+    assert only(models).repo_id == "lab/y", "the list is read again at once"
 
 
 def test_of_a_link_the_link_goes_and_not_what_it_leads_to(qwen3, tmp_path):
@@ -267,14 +267,14 @@ def test_a_folder_that_the_system_keeps_is_reported(qwen3, tmp_path, monkeypatch
 
 def test_the_places_of_a_user(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
-    found = places(tmp_path / "own", tmp_path / "chosen", Hub(tmp_path / "cache"))
-    assert [(one.name, one.is_ours) for one in found] == [
+    user_places = places(tmp_path / "own", tmp_path / "chosen", Hub(tmp_path / "cache"))
+    assert [(place.name, place.is_ours) for place in user_places] == [
         ("models", False),
         ("model-dir", True),
         ("hub", True),
         ("lm-studio", True),
         ("lm-studio", True),
     ]
-    assert found[2].folder == tmp_path / "cache"
-    assert found[3].folder == tmp_path / ".lmstudio" / "models"
-    assert "model-dir" not in [one.name for one in places(tmp_path, None, Hub(tmp_path))]
+    assert user_places[2].folder == tmp_path / "cache"
+    assert user_places[3].folder == tmp_path / ".lmstudio" / "models"
+    assert "model-dir" not in [place.name for place in places(tmp_path, None, Hub(tmp_path))]

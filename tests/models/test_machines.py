@@ -8,11 +8,11 @@ from start_llm.models.machines import CHIPS, GIB, MACHINES, machine_named, this_
 
 
 def test_every_machine_has_its_own_name_and_a_faster_memory_than_its_smaller_kin():
-    names = [one.name for one in MACHINES]
+    names = [item.name for item in MACHINES]
     assert len(set(names)) == len(names)
     for chip in CHIPS:
-        slower = [one for one in CHIPS if one.name == chip.name and max(one.memory) < min(chip.memory)]
-        assert all(one.bandwidth_gbs <= chip.bandwidth_gbs for one in slower)
+        slower = [item for item in CHIPS if item.name == chip.name and max(item.memory) < min(chip.memory)]
+        assert all(item.bandwidth_gbs <= chip.bandwidth_gbs for item in slower)
 
 
 @pytest.mark.parametrize(
@@ -37,16 +37,16 @@ def with_memory(monkeypatch: pytest.MonkeyPatch, gib: int) -> None:
 
 def test_this_machine_is_found_by_the_name_of_its_chip_and_its_memory(monkeypatch):
     with_memory(monkeypatch, 64)
-    found = this_machine(Device("Apple M4 Max", {}), 50 * GIB)
-    assert (found.name, found.bandwidth_gbs, found.usable_bytes) == ("M4 Max 64 GB", 546, 50 * GIB)
+    machine = this_machine(Device("Apple M4 Max", {}), 50 * GIB)
+    assert (machine.name, machine.bandwidth_gbs, machine.usable_bytes) == ("M4 Max 64 GB", 546, 50 * GIB)
     with_memory(monkeypatch, 36)
     assert this_machine(Device("Apple M4 Max", {}), 0).bandwidth_gbs == 410
 
 
 def test_of_other_machines_the_speed_is_not_known(monkeypatch):
     with_memory(monkeypatch, 8)
-    found = this_machine(Device("Device(cpu, 0)", {}), 5 * GIB)
-    assert (found.bandwidth_gbs, found.tflops, found.ram_gb) == (None, None, 8)
+    machine = this_machine(Device("Device(cpu, 0)", {}), 5 * GIB)
+    assert (machine.bandwidth_gbs, machine.tflops, machine.ram_gb) == (None, None, 8)
 
 
 def test_a_card_has_its_own_memory():

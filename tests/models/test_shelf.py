@@ -54,17 +54,17 @@ def test_the_loaded_model_is_judged_unless_another_is_named(shelf, model):
 
 
 def test_the_table_of_machines_has_every_machine(shelf):
-    found = shelf.fit(None, None)
-    assert [machine.name for machine, _ in found.skus] == [one.name for one in MACHINES]
-    assert all(report.typical_context_tokens == 32_768 for _, report in found.skus)
-    assert found.machine.name == "Toy 16 GB"
+    fit = shelf.fit(None, None)
+    assert [machine.name for machine, _ in fit.skus] == [row.name for row in MACHINES]
+    assert all(report.typical_context_tokens == 32_768 for _, report in fit.skus)
+    assert fit.machine.name == "Toy 16 GB"
 
 
 def test_a_model_on_the_hub_is_judged_by_config_and_index_alone(shelf, server, model):
-    found = shelf.fit_on_hub(REPO)
+    fit = shelf.fit_on_hub(REPO)
     here = shelf.fit(None, None)
-    assert found.model == REPO
-    assert found.report == here.report
+    assert fit.model == REPO
+    assert fit.report == here.report
     assert server.requests == ["GET config.json", f"GET {INDEX}"]
     assert not shelf.hub.cache.exists()
 
@@ -75,16 +75,16 @@ def test_a_repository_is_judged_by_its_files_here_without_the_hub(shelf, server)
     assert refused.value.param == "repo"
     pull(REPO, shelf.hub, Progress())
     server.requests.clear()
-    found = shelf.fit(None, REPO)
-    assert (found.model, found.report) == (REPO, shelf.fit(None, None).report)
+    fit = shelf.fit(None, REPO)
+    assert (fit.model, fit.report) == (REPO, shelf.fit(None, None).report)
     assert not server.requests
 
 
 def test_without_an_index_the_sizes_of_the_files_count(shelf, server):
     del server.files[INDEX]
     server.files["sub/other.safetensors"] = b"x" * 10**6
-    found = shelf.fit_on_hub(REPO).report
-    assert found.weights_bytes == len(server.files[WEIGHTS])
+    report = shelf.fit_on_hub(REPO).report
+    assert report.weights_bytes == len(server.files[WEIGHTS])
 
 
 @pytest.mark.parametrize(

@@ -139,9 +139,9 @@ def test_bytes_may_cut_characters_and_differ_from_their_echo(chain_model):
     text = "A fish 🐟 in the café is open"
     assert reply(folder) == text
     tokenizer = load(folder)[1]
-    said = greedy(folder, len(pieces))
-    assert tokenizer.decode(said) == tokenizer.decode(tokenizer.encode(text)) == text
-    assert tokenizer.encode(text) != said
+    tokens = greedy(folder, len(pieces))
+    assert tokenizer.decode(tokens) == tokenizer.decode(tokenizer.encode(text)) == text
+    assert tokenizer.encode(text) != tokens
 
 
 @pytest.mark.parametrize(
@@ -165,8 +165,8 @@ def test_prompt_and_reply_are_the_tokens_of_their_history(chain_model):
     call = {"type": "function", "function": {"name": "depth", "arguments": {"sea": "Baltic"}}}
     turn = {"reasoning_content": "Let me look at the map.", "content": "I will ask.", "tool_calls": [call]}
     history = tokenizer.apply_chat_template([*QUESTION, {"role": "assistant"} | turn])
-    said = greedy(folder, len(THINKING + CALL) + 1)
-    assert history == prompt + said + tokenizer.encode("\n")
+    tokens = greedy(folder, len(THINKING + CALL) + 1)
+    assert history == prompt + tokens + tokenizer.encode("\n")
 
 
 def test_the_template_renders_every_role(tiny_model):

@@ -85,8 +85,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tokenizer]:
 @examples(300, few=40)
 @given(text=HARD, times=st.integers(1, 40), name=st.sampled_from([*KNOWN]))
 def test_no_text_has_fewer_tokens_than_its_length_proves(made, text, times, name):
-    for one in (text * times, "<end>" + text * times + "<end>", " " * times + text):
-        assert made[name].fewest_tokens(one) <= len(made[name].encode(one, as_document=False)), name
+    for sample in (text * times, "<end>" + text * times + "<end>", " " * times + text):
+        assert made[name].fewest_tokens(sample) <= len(made[name].encode(sample, as_document=False)), name
 
 
 @pytest.mark.parametrize("name", KNOWN)

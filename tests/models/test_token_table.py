@@ -99,7 +99,7 @@ def word_piece(*, cleanup: bool) -> tokenizers.Tokenizer:
 def unigram(scheme: str) -> tokenizers.Tokenizer:
     letters = [*map(chr, range(0x21, 0x7F)), SPACE, "é", "日"]
     words = [SPACE + "the", SPACE * 2, SPACE + "fish", "es"]
-    pieces = [("<unk>", 0.0), *((byte, -20.0) for byte in tiny_bytes()), *((one, -9.0) for one in letters)]
+    pieces = [("<unk>", 0.0), *((byte, -20.0) for byte in tiny_bytes()), *((sign, -9.0) for sign in letters)]
     backend = tokenizers.Tokenizer(
         models.Unigram([*pieces, *((word, -3.0) for word in words)], unk_id=0, byte_fallback=True)
     )
@@ -116,15 +116,15 @@ def tiny_bytes() -> Iterable[str]:
 
 def tiktoken() -> tokenizers.Tokenizer:
     path = lasting_folder() / "ranks.tiktoken"
-    path.write_text("".join(f"{base64.b64encode(one).decode()} {rank}\n" for rank, one in enumerate(RANKS)))
+    path.write_text("".join(f"{base64.b64encode(raw).decode()} {rank}\n" for rank, raw in enumerate(RANKS)))
     return TikTokenConverter(str(path), pattern=PATTERN, extra_special_tokens=["<|end|>"]).converted()
 
 
 def tekken() -> tokenizers.Tokenizer:
     path = lasting_folder() / "tekken.json"
     vocabulary = [
-        {"rank": rank, "token_bytes": base64.b64encode(one).decode(), "token_str": None}
-        for rank, one in enumerate(RANKS)
+        {"rank": rank, "token_bytes": base64.b64encode(token).decode(), "token_str": None}
+        for rank, token in enumerate(RANKS)
     ]
     special = [
         {"rank": rank, "token_str": text, "is_control": True} for rank, text in enumerate(("<unk>", "<s>"))

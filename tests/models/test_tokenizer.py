@@ -424,7 +424,7 @@ def test_twelve_large_texts_on_four_threads_have_the_tokens_of_one_alone(name, r
     with ThreadPoolExecutor(4) as threads:
         together = list(threads.map(ids, texts))
     assert together == list(map(ids, texts))
-    assert len({len(one) for one in texts}) == 1
+    assert len({len(sample) for sample in texts}) == 1
 
 
 def test_the_settings_of_the_library_stay_as_they_are(byte_level):

@@ -164,7 +164,7 @@ def test_layers_with_experts_are_counted_as_the_config_says():
         ({"interleave_moe_layer_step": 2}, 3),
         ({"moe_layer_freq": [0, 1, 1, 0, 0, 0]}, 2),
     ):
-        found = routed_experts(CONFIG | experts | more)
-        assert found is not None
-        assert found.parameters == layers * each
+        routed = routed_experts(CONFIG | experts | more)
+        assert routed is not None
+        assert routed.parameters == layers * each
     assert routed_experts(CONFIG) is None

@@ -26,13 +26,13 @@ def sizes(known: WellKnown) -> dict[str, int]:
 @pytest.mark.sample(4)
 def test_weights_and_experts_are_counted_right(known):
     assert is_supported(known.config)
-    found = sizes(known)
-    assert sum(found.values()) / 1e9 == pytest.approx(known.billions, abs=0.0006)
-    routed = sum(size for name, size in found.items() if "switch_mlp" in name or ".experts." in name)
+    counts = sizes(known)
+    assert sum(counts.values()) / 1e9 == pytest.approx(known.billions, abs=0.0006)
+    routed = sum(size for name, size in counts.items() if "switch_mlp" in name or ".experts." in name)
     experts = routed_experts(known.config)
     assert (experts.parameters if experts else 0) == pytest.approx(routed, rel=0.001)
 
 
 def test_there_are_twenty_and_one_is_the_default_of_a_mac():
-    assert len({one.repository for one in WELL_KNOWN}) == 20
+    assert len({model.repository for model in WELL_KNOWN}) == 20
     assert well_known(DEFAULT_APPLE_MODEL).shape.window == 202_752

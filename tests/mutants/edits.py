@@ -76,9 +76,9 @@ class Mutant:
     def text(self) -> str:
         """Return the content of its file."""
         edits = (
-            f"in: {one.place}\nold:\n{textwrap.indent(one.old, _INDENT)}\n"
-            f"new:\n{textwrap.indent(one.new, _INDENT)}\n"
-            for one in self.edits
+            f"in: {edit.place}\nold:\n{textwrap.indent(edit.old, _INDENT)}\n"
+            f"new:\n{textwrap.indent(edit.new, _INDENT)}\n"
+            for edit in self.edits
         )
         return f"bug: {self.bug}\ntest: {self.test}\n\n" + "\n".join(edits)
 
@@ -92,8 +92,8 @@ def read(path: Path) -> Mutant:
     text = path.read_text(encoding="utf-8")
     header = _HEADER.match(text)
     edits = tuple(
-        Edit(one["path"], one["symbol"], *(textwrap.dedent(one[part]).strip("\n") for part in ("old", "new")))
-        for one in _EDIT.finditer(text)
+        Edit(raw["path"], raw["symbol"], *(textwrap.dedent(raw[part]).strip("\n") for part in ("old", "new")))
+        for raw in _EDIT.finditer(text)
     )
     if header is None or not edits or text.count("\nin: ") != len(edits):
         raise ValueError(f"{path.name} is no mutant: see tests/mutants/edits.py")
@@ -122,10 +122,10 @@ def place_of(module: ast.Module, edit: Edit, old: Fragment) -> FragmentPlace:
     definition = definition_of(module, edit.symbol)
     if definition is None:
         raise NotThere(f"there is no {edit.place}")
-    found = _runs(definition, old) if isinstance(old, list) else _expressions(definition, old)
-    if len(found) != 1:
-        raise NotThere(f"{edit.place} has {len(found)} times: {edit.old}")
-    return found[0]
+    places = _runs(definition, old) if isinstance(old, list) else _expressions(definition, old)
+    if len(places) != 1:
+        raise NotThere(f"{edit.place} has {len(places)} times: {edit.old}")
+    return places[0]
 
 
 def definition_of(module: ast.Module, symbol: str) -> Place | None:
@@ -133,10 +133,10 @@ def definition_of(module: ast.Module, symbol: str) -> Place | None:
     place: Place = module
     for name in filter(None, symbol.split(".")):
         inside = (node for node in _body_of(place) if isinstance(node, _DEFINITIONS) and node.name == name)
-        found = next(inside, None)
-        if found is None:
+        child = next(inside, None)
+        if child is None:
             return None
-        place = found
+        place = child
     return place
 
 
@@ -185,32 +185,32 @@ class FragmentPlace:
 
 
 def _expressions(place: Place, old: ast.expr) -> list[FragmentPlace]:
-    wanted, found = shape(old), list[FragmentPlace]()
+    wanted, places = shape(old), list[FragmentPlace]()
     for parent in ast.walk(place):
         for field, value in ast.iter_fields(parent):
             if type(value) is type(old) and shape(value) == wanted:
-                found.append(FragmentPlace(parent, field))
+                places.append(FragmentPlace(parent, field))
             elif isinstance(value, list):
-                found += [
+                places += [
                     FragmentPlace(parent, field, index)
-                    for index, one in enumerate(value)
-                    if type(one) is type(old) and shape(one) == wanted
+                    for index, node in enumerate(value)
+                    if type(node) is type(old) and shape(node) == wanted
                 ]
-    return found
+    return places
 
 
 def _runs(place: Place, old: Sequence[ast.stmt]) -> list[FragmentPlace]:
-    wanted, found, kinds = [shape(one) for one in old], list[FragmentPlace](), set(map(type, old))
+    wanted, places, kinds = [shape(node) for node in old], list[FragmentPlace](), set(map(type, old))
     for parent in ast.walk(place):
         for field, value in ast.iter_fields(parent):
             if isinstance(value, list) and value and isinstance(value[0], ast.stmt):
-                shapes = [shape(one) if type(one) in kinds else "" for one in value]
-                found += [
+                shapes = [shape(node) if type(node) in kinds else "" for node in value]
+                places += [
                     FragmentPlace(parent, field, start, len(wanted))
                     for start in range(len(shapes) - len(wanted) + 1)
                     if shapes[start : start + len(wanted)] == wanted
                 ]
-    return found
+    return places
 
 
 def shape(node: ast.AST) -> str:
@@ -251,8 +251,8 @@ def main() -> None:
     modules = sorted((ROOT / PACKAGE).rglob("*.py"))
     for path in sorted(Path(__file__).parent.glob("*.mutant")):
         mutant = read(path)
-        if (found := moved(mutant, modules)) != mutant:
-            path.write_text(found.text(), encoding="utf-8")
+        if (updated := moved(mutant, modules)) != mutant:
+            path.write_text(updated.text(), encoding="utf-8")
             print(path.name)
 
 

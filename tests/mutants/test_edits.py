@@ -48,8 +48,8 @@ def same(tree: ast.Module, *changes: tuple[str, str]) -> bool:
 
 
 def test_an_expression_is_found_however_it_is_laid_out():
-    found = planted("Store.take", "number < most and self.size", "number <= most")
-    assert same(found, ("number  # a comment\n            < most and self.size", "number <= most"))
+    tree = planted("Store.take", "number < most and self.size", "number <= most")
+    assert same(tree, ("number  # a comment\n            < most and self.size", "number <= most"))
 
 
 def test_only_the_named_symbol_is_searched():
@@ -65,11 +65,11 @@ def test_only_the_named_symbol_is_searched():
 
 
 def test_statements_that_follow_each_other_are_replaced_together():
-    found = planted(
+    tree = planted(
         "Store.take", "self.forget(number)\nself.keep(number)", "self.keep(number)\nself.forget(number)"
     )
     lines = "self.forget(number)\n            self.keep(number)"
-    assert same(found, (lines, "self.keep(number)\n            self.forget(number)"))
+    assert same(tree, (lines, "self.keep(number)\n            self.forget(number)"))
 
 
 def test_a_default_and_a_statement_of_a_class_or_a_module_are_found():
@@ -133,5 +133,5 @@ def test_a_symbol_that_moved_is_found_if_it_is_in_one_file_alone(
         Edit("old.py", "Store.keep", "self.forget(number)", "pass"),
         Edit("old.py", "take", "number", "0"),
     )
-    found = edits.moved(Mutant("03", "b", "t", (method, function)), tmp_path.glob("*.py"))
-    assert [one.path for one in found.edits] == ["new.py", "old.py"], "two files have the other one"
+    mutant = edits.moved(Mutant("03", "b", "t", (method, function)), tmp_path.glob("*.py"))
+    assert [edit.path for edit in mutant.edits] == ["new.py", "old.py"], "two files have the other one"

@@ -188,8 +188,8 @@ def outcomes(
         started: dict[str, Future[Outcome]] = {}
         for file in FILES:
             if any(f"[{file}]" in name for name in names):
-                found = {name: MUTANTS[name].test for name in MUTANTS if file_of(MUTANTS[name]) == file}
-                tests = [found[name] for name in found if name in wanted] or [*found.values()]
+                by_name = {name: MUTANTS[name].test for name in MUTANTS if file_of(MUTANTS[name]) == file}
+                tests = [by_name[name] for name in by_name if name in wanted] or [*by_name.values()]
                 started[file] = pool.submit(outcome_unpatched, tests, benches)
         for name in wanted:
             started[name] = pool.submit(outcome_of, MUTANTS[name], benches)

@@ -1,7 +1,7 @@
 """Runs pytest again and again, each time in a fork of this process, which has imported what takes long.
 
 A line of standard input is a JSON list: the folder to run in, the file for the output, and the arguments of
-pytest. For each line the exit status is told.
+pytest. For each line the exit status is written.
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ def look_no_further() -> None:
 def _run(folder: Path, output: Path, arguments: list[str]) -> int:
     os.chdir(folder)
     sys.path.insert(0, str(folder))
-    with output.open("w") as said, Path(os.devnull).open() as nothing:
+    with output.open("w") as printed, Path(os.devnull).open() as nothing:
         os.dup2(nothing.fileno(), 0)
-        os.dup2(said.fileno(), 1)
-        os.dup2(said.fileno(), 2)
+        os.dup2(printed.fileno(), 1)
+        os.dup2(printed.fileno(), 2)
     status = int(pytest.main(arguments))
     sys.stdout.flush()
     return status

@@ -29,7 +29,7 @@ _ENDS = (b'"', b"</", b"]", b"}", b">", b'<|"|>', b"<|END")
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """A reply as a client is told of it. `calls` are names with the JSON of their arguments."""
+    """A reply as a client receives it. `calls` are names with the JSON of their arguments."""
 
     text: str
     ended: bool
@@ -92,20 +92,20 @@ def _wander(guide: Guide, tokenizer: Tokenizer, chance: random.Random, most: int
 
 
 def _closes(tokenizer: Tokenizer, token: int) -> bool:
-    said = tokenizer.token_bytes(token)
-    return token in tokenizer.control_tokens.values() or said.startswith(_ENDS)
+    written = tokenizer.token_bytes(token)
+    return token in tokenizer.control_tokens.values() or written.startswith(_ENDS)
 
 
 def _reply_of(text: str, ended: bool, outputs: Sequence[Output]) -> Reply:
-    names = [one.name for one in outputs if isinstance(one, CallStarted)]
+    names = [output.name for output in outputs if isinstance(output, CallStarted)]
     arguments = [""] * len(names)
-    for one in outputs:
-        if isinstance(one, CallArguments):
-            arguments[one.index] += one.text
+    for output in outputs:
+        if isinstance(output, CallArguments):
+            arguments[output.index] += output.text
     return Reply(
         text,
         ended,
-        content="".join(one.text for one in outputs if isinstance(one, Content)),
-        reasoning="".join(one.text for one in outputs if isinstance(one, Reasoning)),
+        content="".join(output.text for output in outputs if isinstance(output, Content)),
+        reasoning="".join(output.text for output in outputs if isinstance(output, Reasoning)),
         calls=list(zip(names, arguments, strict=True)),
     )

@@ -15,8 +15,8 @@ PAIRS = (("<answer>\n", "\n</answer>"), ("<answer>", "</answer>"))
 def unwrapped(pieces: list[str], *, complete: bool) -> str:
     unwrapper = AnswerUnwrapper(PAIRS)
     events = [event for piece in pieces for event in unwrapper.without([Content(piece)])]
-    said = [*events, *unwrapper.close(complete)]
-    return "".join(event.text for event in said if isinstance(event, Content))
+    outputs = [*events, *unwrapper.close(complete)]
+    return "".join(event.text for event in outputs if isinstance(event, Content))
 
 
 @pytest.mark.parametrize("complete", [True, False])

@@ -20,12 +20,12 @@ CALL = '<|channel|>commentary to=functions.read <|constrain|>json<|message|>{"pa
 
 def test_reasoning_and_answers_go_out_as_they_come():
     splitter = make_splitter(HARMONY, TOOLS, reasoning_is_open=False, thinking=True)
-    said = [
+    steps = [
         splitter.feed(piece)
         for piece in ("<|channel|>", "analysis", "<|message|>", "Hm", ".", "<|end|>", "<|start|>",
                       "assistant", "<|channel|>", "final", "<|message|>", "Yes", " <", "b")
     ]  # fmt: skip
-    assert said == [
+    assert steps == [
         [],
         [],
         [],
@@ -40,11 +40,11 @@ def test_reasoning_and_answers_go_out_as_they_come():
 
 def test_a_splitter_tells_whether_it_is_in_reasoning():
     splitter = make_splitter(HARMONY, TOOLS, reasoning_is_open=False, thinking=True)
-    told = []
+    states = []
     for piece in (HEADERS["reasoning"], "Hm", "<|end|>", "<|start|>assistant" + HEADERS["answer"], "Yes"):
         splitter.feed(piece)
-        told.append(splitter.in_reasoning)
-    assert told == [True, True, False, False, False]
+        states.append(splitter.in_reasoning)
+    assert states == [True, True, False, False, False]
 
 
 def test_a_call_is_reported_when_its_message_ends():
@@ -56,14 +56,14 @@ def test_a_call_is_reported_when_its_message_ends():
 
 def test_prose_after_the_object_of_a_call_makes_it_text_without_its_header():
     text = CALL.replace("}<", "} is it<")
-    said = outcome_of(split(Case(name="", text=text, family=HARMONY), [text]))
-    assert (said.content, said.calls) == ('{"path": "a"} is it', [])
+    outcome = outcome_of(split(Case(name="", text=text, family=HARMONY), [text]))
+    assert (outcome.content, outcome.calls) == ('{"path": "a"} is it', [])
 
 
 def test_behind_a_whole_call_nothing_of_a_cut_one_is_shown():
     text = CALL + CALL.removesuffix("}<|call|>")
-    said = outcome_of(split(Case(name="", text=text, family=HARMONY), [text], complete=False))
-    assert (said.content, [name for name, _ in said.closed_calls]) == ("", ["read"])
+    outcome = outcome_of(split(Case(name="", text=text, family=HARMONY), [text], complete=False))
+    assert (outcome.content, [name for name, _ in outcome.closed_calls]) == ("", ["read"])
 
 
 @pytest.mark.thorough
@@ -79,16 +79,16 @@ def test_behind_a_whole_call_nothing_of_a_cut_one_is_shown():
 def test_the_text_of_every_message_comes_out_as_it_is(data, messages):
     """The law: messages with known headers lose their headers and ends, and nothing else."""
     text = "<|start|>assistant".join(f"{HEADERS[kind]}{body}<|end|>" for kind, body in messages)
-    said = outcome_of(split(Case(name="", text=text, family=HARMONY), data.draw(pieces_of(text))))
-    assert said.reasoning == "".join(body for kind, body in messages if kind == "reasoning")
-    assert said.content == "".join(body for kind, body in messages if kind != "reasoning")
+    outcome = outcome_of(split(Case(name="", text=text, family=HARMONY), data.draw(pieces_of(text))))
+    assert outcome.reasoning == "".join(body for kind, body in messages if kind == "reasoning")
+    assert outcome.content == "".join(body for kind, body in messages if kind != "reasoning")
 
 
 @given(st.text("ab <>|=:!\n", max_size=30))
 def test_a_text_without_markers_is_the_answer(text):
-    said = outcome_of(split(Case(name="", text=text, family=HARMONY), [text]))
-    assert said.content.strip() == text.strip()
-    assert not said.reasoning
+    outcome = outcome_of(split(Case(name="", text=text, family=HARMONY), [text]))
+    assert outcome.content.strip() == text.strip()
+    assert not outcome.reasoning
 
 
 ASKING = (
@@ -119,8 +119,8 @@ def test_a_reply_that_ends_in_a_header_has_a_loose_end(text, is_loose, complete)
 def test_a_recipient_that_was_cut_at_the_beginning_is_a_loose_end_and_at_the_end_a_text(text):
     for complete in (False, True):
         splitter = make_splitter(HARMONY, TOOLS, reasoning_is_open=False, thinking=True)
-        said = [*splitter.feed(text), *splitter.close(complete)]
-        assert "".join(one.text for one in said if isinstance(one, Content)) == text
+        events = [*splitter.feed(text), *splitter.close(complete)]
+        assert "".join(event.text for event in events if isinstance(event, Content)) == text
         assert splitter.has_loose_end is not complete
 
 

@@ -181,9 +181,9 @@ def test_of_what_is_no_call_nothing_is_lost(small_budget, family, beginning):
     for name, unit in UNITS.items():
         text = repeated(BEGINNINGS[beginning], unit, 4_000)
         if not text.startswith(("<think>", "\n")):
-            said = outcome_of(split(case_of(family, text), [text]))
-            assert not said.calls, name
-            assert said.content == text, name
+            outcome = outcome_of(split(case_of(family, text), [text]))
+            assert not outcome.calls, name
+            assert outcome.content == text, name
 
 
 @given(
@@ -212,16 +212,16 @@ UNCLOSED = f'<|tool_call>call:read{{path:<|"|>{"a" * 3_000}<|"|>'
 @pytest.mark.parametrize(("unclosed", "calls"), [(1, 1), (8, 1), (20, 0)])
 def test_a_good_call_is_found_after_eight_long_ones_that_are_not_closed(unclosed, calls):
     text = UNCLOSED * unclosed + GOOD
-    said = outcome_of(split(case_of("gemma4", text), [text]))
-    assert len(said.closed_calls) == calls
-    assert said.content == UNCLOSED * unclosed + GOOD * (1 - calls)
+    outcome = outcome_of(split(case_of("gemma4", text), [text]))
+    assert len(outcome.closed_calls) == calls
+    assert outcome.content == UNCLOSED * unclosed + GOOD * (1 - calls)
 
 
 @pytest.mark.parametrize(("mentions", "calls"), [(100, 1), (150, 0)])
 def test_a_good_call_is_found_after_a_hundred_openers_in_a_long_one_that_is_not_closed(mentions, calls):
     text = UNCLOSED + "<tool_call> opens. " * mentions + GOOD
-    said = outcome_of(split(case_of("gemma4", text), [text]))
-    assert len(said.closed_calls) == calls
+    outcome = outcome_of(split(case_of("gemma4", text), [text]))
+    assert len(outcome.closed_calls) == calls
 
 
 @pytest.mark.thorough
@@ -232,9 +232,9 @@ def test_openers_that_are_read_for_the_first_time_cost_nothing():
 
 def test_after_a_text_that_was_read_too_often_calls_are_calls_again():
     text = "[TOOL_CALLS][{" * 3_000 + "!" + "x" * rereading.CELL + GOOD
-    said = outcome_of(split(case_of("gemma4", text), [text]))
-    assert len(said.closed_calls) == 1
-    assert said.content == text.removesuffix(GOOD)
+    outcome = outcome_of(split(case_of("gemma4", text), [text]))
+    assert len(outcome.closed_calls) == 1
+    assert outcome.content == text.removesuffix(GOOD)
 
 
 def test_pieces_end_where_cells_do_however_the_text_came():

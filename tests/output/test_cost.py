@@ -37,12 +37,12 @@ def longest_text(root: object) -> int:
     waiting: list[object] = [root]
     longest = 0
     while waiting:
-        one = waiting.pop()
-        if id(one) in seen or isinstance(one, _SHARED):
+        item = waiting.pop()
+        if id(item) in seen or isinstance(item, _SHARED):
             continue
-        seen.add(id(one))
-        longest = max(longest, len(one) if isinstance(one, str) else 0)
-        waiting += gc.get_referents(one)
+        seen.add(id(item))
+        longest = max(longest, len(item) if isinstance(item, str) else 0)
+        waiting += gc.get_referents(item)
     return longest
 
 

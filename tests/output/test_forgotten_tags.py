@@ -76,7 +76,7 @@ def test_the_last_value_without_its_end_ends_before_the_end_of_the_call(name):
     last = parts.value_end.replace("path", "text")
     start, _, end = parts.text.rpartition(last)
     outcome = parsed(parts.case(start + "\n" * (not start.endswith("\n")) + end))
-    assert [one.arguments["text"].rstrip("\n") for one in calls(outcome)] == ["one\ntwo"]
+    assert [made_call.arguments["text"].rstrip("\n") for made_call in calls(outcome)] == ["one\ntwo"]
     assert outcome.content == ""
 
 

@@ -54,7 +54,7 @@ class Letters:
         return {"<end>": self.END, **{f"<{mark}>": mark for mark in self.MARKS}}
 
     def token_bytes(self, token: int) -> bytes:
-        names = {one: name.encode() for name, one in self.control_tokens.items()}
+        names = {control: name.encode() for name, control in self.control_tokens.items()}
         return bytes([token]) if token < self.WORD else {self.WORD: b".a", **names}[token]
 
     def encode(self, text: str, *, as_document: bool) -> list[int]:
@@ -79,11 +79,11 @@ def call_guide() -> TokenGuide:
 @pytest.mark.parametrize("seed", range(24))
 def test_asking_for_the_forced_text_changes_nothing(seed: int):
     """Nor does a draft, however much of it is accepted: masks are as if nothing else had been asked."""
-    chance, told = random.Random(seed), list[int]()
+    chance, history = random.Random(seed), list[int]()
     plain, asked = call_guide(), call_guide()
     for _ in range(60):
         mask = plain.allowed()
-        assert asked.allowed() == mask, told
+        assert asked.allowed() == mask, history
         allowed = [token for token, may in enumerate(mask) if may]
         drafted = list(asked.forced()) or chance.choices(allowed, k=3)
         if Letters.WORD in allowed and chance.random() < 0.5:
@@ -98,7 +98,7 @@ def test_asking_for_the_forced_text_changes_nothing(seed: int):
             accepted = [chance.choice(allowed)]
             asked.advance(accepted)
         plain.advance(accepted)
-        told += accepted
+        history += accepted
 
 
 def test_what_is_forced_ends_before_a_control_token():

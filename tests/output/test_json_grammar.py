@@ -39,7 +39,7 @@ LONG_TEXT: dict[str, Any] = {
     "properties": {"a": {"type": "string", "maxLength": 2}},
     "additionalProperties": False,
 }
-WRITTEN = {name: one.text for name, one in NOTATIONS.items() if one.text}
+WRITTEN = {name: notation.text for name, notation in NOTATIONS.items() if notation.text}
 JSON_CALLS = {name: text for name, text in WRITTEN.items() if isinstance(text.arguments, JsonArguments)}
 ESCAPED = [r"\u00e9", r"\u00E9", r"\ud83d\ude00", r"\uD83D\uDE00", r"a\u4e2d\u6587b", r"\"\\\n\t\u0007"]
 NO_CHARACTER = [r"\ud83d", r"\ude00", r"\ude00\ud83d", r"\ud83d\u00e9", r"\ud83d \ude00", r"\u12g4", r"\x41"]
@@ -100,10 +100,10 @@ def longest_run(grammar: Grammar, text: str, wish: str) -> int:
     guide, length = at(grammar, text), 0
     while length <= 10 * LONGEST_RUN:
         allowed = guide.allowed()
-        found = next((sign for sign in wish if allowed[ord(sign)]), None)
-        if found is None:
+        preferred = next((sign for sign in wish if allowed[ord(sign)]), None)
+        if preferred is None:
             break
-        guide.advance([ord(found)])
+        guide.advance([ord(preferred)])
         length += 1
     return length
 
@@ -126,7 +126,7 @@ def heard(notation: str, call: str) -> dict[str, Any]:
         family, Tools([CallableTool("f", SCHEMA).definition]), reasoning_is_open=False, thinking=False
     )
     outputs = [*splitter.feed(call), *splitter.close(complete=True)]
-    return json.loads("".join(one.text for one in outputs if isinstance(one, CallArguments)))
+    return json.loads("".join(output.text for output in outputs if isinstance(output, CallArguments)))
 
 
 # -------------------------------------------------------------------------------------------------- escapes
@@ -163,16 +163,16 @@ def test_a_pair_counts_as_the_one_character_that_it_is():
 def test_texts_of_json_in_calls_of_every_notation_may_have_escapes(name: str):
     """Where texts stand between tags or marks, those in lists are JSON."""
     text = WRITTEN[name]
-    said = text.write([("f", VALUE)]).replace("'", '"').replace("None", "null").replace("True", "true")
-    if '"X"' not in said:
+    template = text.write([("f", VALUE)]).replace("'", '"').replace("None", "null").replace("True", "true")
+    if '"X"' not in template:
         pytest.skip("texts of this notation are never JSON")
     grammar = of_call(text)
     for escaped in ESCAPED:
-        call = said.replace('"X"', f'"{escaped}"')
+        call = template.replace('"X"', f'"{escaped}"')
         assert allows(grammar, call), escaped
         assert heard(name, call)["b"][0] == json.loads(f'"{escaped}"')
     for escaped in NO_CHARACTER:
-        assert not allows(grammar, said.replace('"X"', f'"{escaped}"')), escaped
+        assert not allows(grammar, template.replace('"X"', f'"{escaped}"')), escaped
 
 
 # ---------------------------------------------------------------------------------------------- white space
@@ -203,8 +203,8 @@ def test_an_answer_may_have_no_white_space_or_blanks_on_both_sides():
 @pytest.mark.sample(5)
 def test_white_space_in_an_answer_has_an_end(schema: str, wish: str):
     answer = of_answer(SCHEMAS[schema])
-    for said in between_tokens(json.dumps(VALUE, separators=(",", ":"))):
-        assert longest_run(answer, said, wish) <= LONGEST_RUN, said
+    for prefix in between_tokens(json.dumps(VALUE, separators=(",", ":"))):
+        assert longest_run(answer, prefix, wish) <= LONGEST_RUN, prefix
 
 
 @pytest.mark.sample(28)
@@ -215,6 +215,6 @@ def test_the_arguments_of_a_call_may_be_indented_and_their_white_space_has_an_en
     for indent in (None, 2, 4, "\t"):
         assert allows(grammar, in_call(text, json.dumps(VALUE, indent=indent)))
     before = in_call(text, "HERE").partition("HERE")[0]
-    for said in between_tokens(json.dumps(VALUE, separators=(",", ":"))):
+    for prefix in between_tokens(json.dumps(VALUE, separators=(",", ":"))):
         for wish in (" \n\t", "\n\t "):
-            assert longest_run(grammar, before + said, wish) <= LONGEST_RUN, said
+            assert longest_run(grammar, before + prefix, wish) <= LONGEST_RUN, prefix

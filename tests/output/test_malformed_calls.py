@@ -27,8 +27,8 @@ def with_a_mark_twice(text: str) -> Iterator[str]:
 
 def marks(text: str) -> list[str]:
     """Everything between angles, and every bracket."""
-    found = [part.split(">", 1)[0] for part in text.split("<")[1:] if ">" in part]
-    return [*dict.fromkeys(f"<{one}>" for one in found), *(one for one in "{}[]" if one in text)]
+    tags = [part.split(">", 1)[0] for part in text.split("<")[1:] if ">" in part]
+    return [*dict.fromkeys(f"<{mark}>" for mark in tags), *(mark for mark in "{}[]" if mark in text)]
 
 
 def is_right(value: object, text: str) -> bool:

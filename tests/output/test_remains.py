@@ -1,4 +1,4 @@
-"""What is left of a call behind its end is dropped, and what is an answer is told."""
+"""What is left of a call behind its end is dropped, and what is an answer is reported."""
 
 import json
 

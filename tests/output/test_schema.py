@@ -142,8 +142,8 @@ def test_references_that_lead_to_many_others_are_followed_once():
         f"d{level}": {"anyOf": [{"$ref": f"#/$defs/d{level + 1}"}] * 200, "properties": {f"p{level}": {}}}
         for level in range(4)
     }
-    found = flatten_arguments({"$ref": "#/$defs/d0", "$defs": levels})
-    assert found["properties"] == {f"p{level}": {} for level in range(4)}
+    flattened = flatten_arguments({"$ref": "#/$defs/d0", "$defs": levels})
+    assert flattened["properties"] == {f"p{level}": {} for level in range(4)}
 
 
 @pytest.mark.parametrize(

@@ -42,14 +42,14 @@ def writer_and_name(case: str) -> Sequence[str]:
 def test_a_reply_means_what_the_corpus_says_however_it_is_cut(name):
     case = CORPUS[name]
     whole = split(case, [case.text])
-    said = outcome_of(whole)
-    assert said.reasoning == case.reasoning
-    assert said.content == case.content
-    assert [(tool, json.loads(arguments)) for tool, arguments in said.closed_calls] == [
+    outcome = outcome_of(whole)
+    assert outcome.reasoning == case.reasoning
+    assert outcome.content == case.content
+    assert [(tool, json.loads(arguments)) for tool, arguments in outcome.closed_calls] == [
         (call.name, call.arguments) for call in case.calls
     ]
-    assert said.open_call == case.open_call
-    for call, (_, arguments) in zip(case.calls, said.closed_calls, strict=True):
+    assert outcome.open_call == case.open_call
+    for call, (_, arguments) in zip(case.calls, outcome.closed_calls, strict=True):
         assert call.raw in (None, arguments)
     assert split(case, case.text) == whole
     for cut in cuts(case.text):
@@ -64,14 +64,14 @@ def test_a_reply_that_ends_anywhere_keeps_what_it_has_said(name):
     whole = outcome_of(split(case, [case.text], complete=False))
     for cut in cuts(case.text):
         text = case.text[:cut]
-        said = outcome_of(split(case, [text], complete=False))
-        assert said.closed_calls == whole.closed_calls[: said.ended]
-        if said.open_call:
-            tool, arguments = said.open_call
-            assert whole.calls[said.ended][0] == tool
-            assert whole.calls[said.ended][1].startswith(arguments)
-        assert is_beginning_and_tail(said.reasoning, whole.reasoning, text)
-        assert is_beginning_and_tail(said.content, whole.content, text)
+        outcome = outcome_of(split(case, [text], complete=False))
+        assert outcome.closed_calls == whole.closed_calls[: outcome.ended]
+        if outcome.open_call:
+            tool, arguments = outcome.open_call
+            assert whole.calls[outcome.ended][0] == tool
+            assert whole.calls[outcome.ended][1].startswith(arguments)
+        assert is_beginning_and_tail(outcome.reasoning, whole.reasoning, text)
+        assert is_beginning_and_tail(outcome.content, whole.content, text)
 
 
 def is_beginning_and_tail(shown: str, whole: str, text: str) -> bool:
@@ -91,11 +91,11 @@ def test_no_text_raises_and_how_it_was_cut_changes_nothing(data, case):
 
 @given(noisy_cases())
 def test_what_comes_out_can_always_be_sent(case):
-    said = outcome_of(split(case, [case.text]))
-    for tool, arguments in said.closed_calls:
+    outcome = outcome_of(split(case, [case.text]))
+    for tool, arguments in outcome.closed_calls:
         assert tool in TOOLS
         assert isinstance(json.loads(arguments), dict)
-    "".join([said.reasoning, said.content, *(arguments for _, arguments in said.calls)]).encode()
+    "".join([outcome.reasoning, outcome.content, *(arguments for _, arguments in outcome.calls)]).encode()
 
 
 @given(noisy_cases(), st.booleans())
@@ -104,9 +104,9 @@ def test_without_tools_only_marks_and_the_newlines_beside_reasoning_are_lost(cas
         return
     # `_Law` knows nothing of marks around a whole answer; tests/output/test_answer_marks.py does.
     assume(not any(before in case.text for before, _ in case.family.around_answer))
-    said = outcome_of(split(untooled(case), [case.text], complete=complete))
-    assert (said.reasoning, said.content) == parted(case, complete=complete)
-    assert not said.calls
+    outcome = outcome_of(split(untooled(case), [case.text], complete=complete))
+    assert (outcome.reasoning, outcome.content) == parted(case, complete=complete)
+    assert not outcome.calls
 
 
 def untooled(case: Case) -> Case:
@@ -189,10 +189,10 @@ class _Law:
     def read_answer(self) -> None:
         marks = self.in_answer if self.marks.is_unmistakable else ()
         start, mark = first_marker(self.text, marks) or (len(self.text), "")
-        said, self.text = self.text[:start], self.text[start + len(mark) :]
-        if not mark and (half := longest_beginning(said, marks)) > 2:
-            said = said[: len(said) - half]
-        self.answer += said
+        passage, self.text = self.text[:start], self.text[start + len(mark) :]
+        if not mark and (half := longest_beginning(passage, marks)) > 2:
+            passage = passage[: len(passage) - half]
+        self.answer += passage
         if mark and not self.answer.strip():
             self.answer = ""
         self.state = "reasoning" if mark == self.opening else "answer" if mark else "end"
@@ -204,7 +204,7 @@ def unlabelled(text: str, mark: str, label: str) -> str:
     return re.sub(rf"({re.escape(mark)})(?:{label}(?!\w)|(?:{halves})\Z)", r"\1", text) if label else text
 
 
-OPENERS = tuple(text for one in NOTATIONS.values() for text in (*one.openers, *one.bare))
+OPENERS = tuple(text for notation in NOTATIONS.values() for text in (*notation.openers, *notation.bare))
 
 
 @given(noisy_cases(noise.map(lambda text: remove_all(text, OPENERS))))
@@ -233,27 +233,27 @@ def test_reasoning_and_an_answer_go_out_as_they_come(name):
     marks = FAMILIES[name].reasoning
     assert marks is not None
     splitter = make_splitter(FAMILIES[name], TOOLS, reasoning_is_open=False, thinking=True)
-    said = [
+    steps = [
         splitter.feed(piece)
         for piece in (marks.opening, "\nHm", ".\n", marks.closing, "\n\n", "Yes", " ", "we can")
     ]
     hm, point, yes, can = Reasoning("Hm"), Reasoning("."), Content("Yes"), Content(" we can")
-    assert said == [[], [hm], [point], [], [], [yes], [], [can]]
+    assert steps == [[], [hm], [point], [], [], [yes], [], [can]]
 
 
 def test_a_splitter_tells_whether_it_is_in_reasoning():
     splitter = make_splitter(FAMILIES["qwen3"], TOOLS, reasoning_is_open=False, thinking=True)
-    told = []
+    states = []
     for piece in ("<thi", "nk>", "Hm", "</think", ">", "Yes"):
         splitter.feed(piece)
-        told.append(splitter.in_reasoning)
-    assert told == [False, True, True, True, False, False]
+        states.append(splitter.in_reasoning)
+    assert states == [False, True, True, True, False, False]
 
 
 def test_reasoning_that_quotes_calls_goes_on_as_it_comes():
     splitter = make_splitter(FAMILIES["qwen3"], TOOLS, reasoning_is_open=True, thinking=True)
     steps = [splitter.feed(piece) for piece in ("I ", "`<tool_call", ">`\n", "or", CALLED, " ", "is", " it")]
-    assert ["".join(one.text for one in step if isinstance(one, Reasoning)) for step in steps] == [
+    assert ["".join(event.text for event in step if isinstance(event, Reasoning)) for step in steps] == [
         "I ", "`", "", "<tool_call>`\nor", "", "", f"{CALLED} is", " it",
     ]  # fmt: skip
 
@@ -261,8 +261,8 @@ def test_reasoning_that_quotes_calls_goes_on_as_it_comes():
 def test_of_an_opener_in_reasoning_little_waits():
     splitter = make_splitter(FAMILIES["qwen3"], TOOLS, reasoning_is_open=True, thinking=True)
     text = "I use <tool_call> and " + "so it is, " * 40
-    told = "".join(one.text for one in splitter.feed(text) if isinstance(one, Reasoning))
-    assert told == text
+    reasoning = "".join(event.text for event in splitter.feed(text) if isinstance(event, Reasoning))
+    assert reasoning == text
 
 
 def test_calls_that_reasoning_ends_with_end_the_reasoning():

@@ -25,11 +25,11 @@ def scan(stops: Sequence[str], pieces: Iterable[str]) -> StopMatch:
     scanner = StopSequenceMatcher(stops)
     sent = ""
     for piece in pieces:
-        one = scanner.feed(piece)
-        sent += one.text
-        if one.stop is not None:
+        result = scanner.feed(piece)
+        sent += result.text
+        if result.stop is not None:
             assert scanner.close() == ""
-            return StopMatch(sent, one.stop)
+            return StopMatch(sent, result.stop)
     return StopMatch(sent + scanner.close())
 
 
@@ -53,10 +53,10 @@ def test_what_was_sent_before_a_stop_never_holds_a_part_of_it(stops, pieces):
     scanner = StopSequenceMatcher(stops)
     sent = ""
     for piece in pieces:
-        one = scanner.feed(piece)
-        sent += one.text
+        result = scanner.feed(piece)
+        sent += result.text
         assert not any(stop in sent for stop in stops)
-        if one.stop is not None:
+        if result.stop is not None:
             return
 
 

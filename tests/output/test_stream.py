@@ -61,14 +61,14 @@ def test_every_token_belongs_to_exactly_one_event_and_keeps_its_place(data, case
     outputs, end = heard(stream, pieces, reason="stop" if case.complete else "length")
     tokens = [token for output in outputs for token in output.tokens]
     assert tokens == list(range(len(pieces)))
-    assert [one.chosen.token for output in outputs for one in output.logprobs] == tokens
+    assert [entry.chosen.token for output in outputs for entry in output.logprobs] == tokens
     assert end.usage.reasoning <= end.usage.completion
     assert [token for output in merge_adjacent(outputs) for token in output.tokens] == tokens
 
 
 def test_a_token_belongs_to_the_first_event_after_it():
     outputs, _ = heard(stream_of(QWEN.family), texts("<thi", "nk>", "Hm", "</think>", "\n", "Yes", ""))
-    assert [(type(one), one.tokens) for one in outputs] == [
+    assert [(type(output), output.tokens) for output in outputs] == [
         (Reasoning, (0, 1, 2)),
         (Content, (3, 4, 5)),
         (Content, (6,)),
@@ -77,7 +77,7 @@ def test_a_token_belongs_to_the_first_event_after_it():
 
 def test_of_several_events_of_one_token_the_first_has_it():
     outputs, _ = heard(stream_of(QWEN.family), texts("Yes", CALL))
-    assert [one.tokens for one in outputs] == [(0,), (1,), *[()] * (len(outputs) - 2)]
+    assert [output.tokens for output in outputs] == [(0,), (1,), *[()] * (len(outputs) - 2)]
 
 
 def test_tokens_after_the_last_event_come_with_an_empty_text():
@@ -147,10 +147,10 @@ def test_a_reply_ends_with_calls_only_if_there_are_some_and_none_is_open(text, r
 
 def test_the_text_of_a_completion_passes_with_its_tokens():
     outputs, end = heard(OutputStream(PlainSplitter()), texts("<think>", "", "a", ""))
-    assert [(one, one.tokens) for one in outputs if isinstance(one, Content)] == list(
+    assert [(output, output.tokens) for output in outputs if isinstance(output, Content)] == list(
         zip(outputs, [(0,), (1, 2), (3,)], strict=True)
     )
-    assert "".join(one.text for one in outputs if isinstance(one, Content)) == "<think>a"
+    assert "".join(output.text for output in outputs if isinstance(output, Content)) == "<think>a"
     assert end.usage.reasoning == 0
 
 
@@ -165,23 +165,23 @@ def test_a_stop_string_in_reasoning_markup_or_a_call_is_none(name: str, stops: t
     writer = WRITERS[name]
     reasoning, text = "Let me weigh it:\n\ndeep?", "Yes."
     call = writer.call("write", path="path", text="deep\n\n<|{ call read weigh it")
-    said = "" if writer.starts_reply else text
+    prose = "" if writer.starts_reply else text
     if writer.family.channels:
         start = "<|end|><|start|>assistant<|channel|>"
-        written = f"<|channel|>analysis<|message|>{reasoning}{start}commentary<|message|>{said}<|end|>{call}"
+        written = f"<|channel|>analysis<|message|>{reasoning}{start}commentary<|message|>{prose}<|end|>{call}"
     else:
-        written = f"<think>\n{reasoning}\n</think>\n\n{said}\n\n{call}"
+        written = f"<think>\n{reasoning}\n</think>\n\n{prose}\n\n{call}"
     ended = {}
     for pieces in ([written], list(written), [written[i : i + 7] for i in range(0, len(written), 7)]):
-        for one in ((), stops):
+        for active in ((), stops):
             splitter = make_splitter(writer.family, TOOLS, reasoning_is_open=False, thinking=True)
-            outputs, end = heard(OutputStream(splitter, stops=one), texts(*pieces))
-            told = "".join(output.text for output in outputs if isinstance(output, Content))
+            outputs, end = heard(OutputStream(splitter, stops=active), texts(*pieces))
+            content = "".join(output.text for output in outputs if isinstance(output, Content))
             calls = [output for output in merge_adjacent(outputs) if isinstance(output, CallArguments)]
-            ended[one, len(pieces)] = (told, [call.text for call in calls], end.reason, end.stop)
+            ended[active, len(pieces)] = (content, [call.text for call in calls], end.reason, end.stop)
             assert "".join(output.text for output in outputs if isinstance(output, Reasoning)) == reasoning
-    assert len({repr(one) for one in ended.values()}) == 1
-    assert ended[stops, 1][0] == said
+    assert len({repr(active) for active in ended.values()}) == 1
+    assert ended[stops, 1][0] == prose
     assert ended[stops, 1][2:] == ("tool_calls", None)
 
 
@@ -253,8 +253,8 @@ def test_an_event_is_reported_as_soon_as_no_neighbour_can_follow():
 def test_joining_what_is_joined_changes_nothing(events):
     once = list(merge_adjacent(events))
     assert list(merge_adjacent(once)) == once
-    assert [token for one in once for token in one.tokens] == [
-        token for one in events for token in one.tokens
+    assert [token for event in once for token in event.tokens] == [
+        token for event in events for token in event.tokens
     ]
 
 
@@ -268,15 +268,15 @@ def test_of_a_call_that_is_cut_behind_a_whole_one_nothing_is_text_and_the_reason
     writer = WRITERS[name]
     first = Call("write", {"path": "a", "text": "x"})
     both, whole = writer.write([first, SECOND]), writer.write([first])
-    shared = next(n for n, (one, other) in enumerate(zip(both, f"{whole}\0", strict=False)) if one != other)
+    shared = next(n for n, (item, other) in enumerate(zip(both, f"{whole}\0", strict=False)) if item != other)
     for end in range(len(both)):
         stream = stream_of(writer.family, thinking=False)
         outputs, finished = heard(stream, texts(both[:end]), "length")
-        if not any(isinstance(one, CallEnded) for one in outputs):
+        if not any(isinstance(item, CallEnded) for item in outputs):
             continue
-        assert "".join(one.text for one in outputs if isinstance(one, Content)) == "", both[:end]
+        assert "".join(item.text for item in outputs if isinstance(item, Content)) == "", both[:end]
         is_in_second = SECOND.name in both[shared:end]
-        if is_in_second and sum(isinstance(one, CallEnded) for one in outputs) == 1:
+        if is_in_second and sum(isinstance(item, CallEnded) for item in outputs) == 1:
             assert finished.reason == "length", both[:end]
             assert not stream.is_whole
 
@@ -284,5 +284,5 @@ def test_of_a_call_that_is_cut_behind_a_whole_one_nothing_is_text_and_the_reason
 def test_text_behind_a_call_is_shown_up_to_where_it_was_cut():
     for cut in ("Done", "Done < 3", "Done\n\nNow"):
         outputs, finished = heard(stream_of(QWEN.family), texts(CALL, cut), "length")
-        assert "".join(one.text for one in outputs if isinstance(one, Content)) == cut
+        assert "".join(output.text for output in outputs if isinstance(output, Content)) == cut
         assert finished.reason == "tool_calls"

@@ -147,7 +147,7 @@ def answer_in_pieces(trait: str, reply: str, length: int, *, complete: bool = Tr
 
 def check_calls(heard: Reply) -> None:
     """Calls of offered tools, and nothing beside them."""
-    schemas = {one["function"]["name"]: one["function"].get("parameters", {}) for one in OFFERED}
+    schemas = {tool["function"]["name"]: tool["function"].get("parameters", {}) for tool in OFFERED}
     assert heard.calls, heard.text
     assert heard.content == ""
     for name, arguments in heard.calls:
@@ -157,7 +157,7 @@ def check_calls(heard: Reply) -> None:
 def ended(name: str, form: OutputConstraint, **options: Any) -> list[Reply]:
     """Replies that came to their end, by several chances; some have to."""
     heard = [reply(FORMS[name].trait, form, OFFERED, seed=seed, **options) for seed in SEEDS]
-    whole = [one for one in heard if one.ended]
+    whole = [attempt for attempt in heard if attempt.ended]
     assert whole, heard
     return whole
 
@@ -172,16 +172,16 @@ def test_a_call_that_is_demanded_is_made(name, one_call):
 
 
 @pytest.mark.sample(32)
-@pytest.mark.parametrize("notation", [name for name, one in NOTATIONS.items() if one.text])
+@pytest.mark.parametrize("notation", [name for name, attempt in NOTATIONS.items() if attempt.text])
 def test_a_call_can_be_demanded_in_every_notation(notation: str):
     family = Family(name="of one notation", formats=(notation,))
     form = OutputConstraint(calls="must", tools=frozenset({"sort-it.2"}), one_call=True)
     heard = [reply("plain", form, OFFERED, seed=seed, max_tokens=800, family=family) for seed in range(6)]
-    whole = [one for one in heard if one.ended]
+    whole = [attempt for attempt in heard if attempt.ended]
     assert whole, heard
-    for one in whole:
-        check_calls(one)
-        assert NOTATIONS[notation].bare or one.text.lstrip().startswith(NOTATIONS[notation].openers)
+    for attempt in whole:
+        check_calls(attempt)
+        assert NOTATIONS[notation].bare or attempt.text.lstrip().startswith(NOTATIONS[notation].openers)
 
 
 @pytest.mark.sample(20)
@@ -200,7 +200,7 @@ def test_an_argument_may_have_parts_like_itself(name):
     tool: Any = {"type": "function", "function": {"name": "plant", "parameters": TREE}}
     form = OutputConstraint(calls="must", one_call=True, tools=frozenset({"plant"}))
     heard = [reply(FORMS[name].trait, form, [tool], seed=seed, max_tokens=800) for seed in SEEDS]
-    planted = [json.loads(arguments) for one in heard if one.ended for _, arguments in one.calls]
+    planted = [json.loads(arguments) for attempt in heard if attempt.ended for _, arguments in attempt.calls]
     assert planted
     for arguments in planted:
         jsonschema.validate(arguments, TREE)
@@ -250,19 +250,19 @@ def test_reasoning_is_free_and_the_form_follows_it(name, is_open):
 def test_an_answer_may_stand_between_the_marks_of_its_model(trait, opening, closing):
     form = OutputConstraint(answer=QUOTES_MARKS, calls="none")
     heard = [reply(trait, form, seed=seed) for seed in range(12)]
-    whole = [one for one in heard if one.ended]
-    assert {one.text.startswith(opening) for one in whole} == {True, False}
-    for one in whole:
-        assert one.text.endswith(closing) == one.text.startswith(opening)
-        jsonschema.validate(json.loads(one.content), QUOTES_MARKS.schema)
+    whole = [attempt for attempt in heard if attempt.ended]
+    assert {attempt.text.startswith(opening) for attempt in whole} == {True, False}
+    for attempt in whole:
+        assert attempt.text.endswith(closing) == attempt.text.startswith(opening)
+        jsonschema.validate(json.loads(attempt.content), QUOTES_MARKS.schema)
 
 
 @pytest.mark.parametrize(("trait", "opening", "closing"), AROUND_ANSWER)
 @pytest.mark.parametrize("length", [1, 7, 1_000])
 def test_marks_that_an_answer_quotes_are_its_own(trait, opening, closing, length):
     answer = json.dumps({"mark": closing, "other": opening})
-    for said in (opening + answer + closing, answer):
-        assert answer_in_pieces(trait, said, length) == answer
+    for written in (opening + answer + closing, answer):
+        assert answer_in_pieces(trait, written, length) == answer
 
 
 @pytest.mark.parametrize(("trait", "opening", "closing"), AROUND_ANSWER)
@@ -284,22 +284,22 @@ def reported_calls(name: str, form: OutputConstraint, *called: Call) -> list[Out
     prompt = Prompt(tokens=ModelTokens((0,)), thinking=False)
     splitter = keeper(FORMS[name].trait).splitter(request, prompt)
     stream = OutputStream(splitter, max_calls=1 if form.one_call else None)
-    said = stream.feed(Text(FORMS[name].calls(*called).removesuffix(FORMS[name].end), (1, 2)))
+    outputs = stream.feed(Text(FORMS[name].calls(*called).removesuffix(FORMS[name].end), (1, 2)))
     rest, _ = stream.close(Finished("stop", Usage(1, 0, 2)))
-    return [*said, *rest]
+    return [*outputs, *rest]
 
 
 @pytest.mark.parametrize("name", EVERY)
 def test_where_calls_are_forbidden_none_is_reported(name):
     for form in (OutputConstraint(calls="none"), OutputConstraint(tools=frozenset())):
-        assert not any(isinstance(one, CallStarted) for one in reported_calls(name, form, PATH))
-    assert any(isinstance(one, CallStarted) for one in reported_calls(name, OutputConstraint(), PATH))
+        assert not any(isinstance(output, CallStarted) for output in reported_calls(name, form, PATH))
+    assert any(isinstance(output, CallStarted) for output in reported_calls(name, OutputConstraint(), PATH))
 
 
 @pytest.mark.parametrize("name", [name for name in EVERY if FORMS[name].between is not None])
 def test_where_one_call_is_the_limit_no_other_is_reported(name):
     def calls(form: OutputConstraint) -> int:
-        return sum(isinstance(one, CallStarted) for one in reported_calls(name, form, PATH, OTHER))
+        return sum(isinstance(output, CallStarted) for output in reported_calls(name, form, PATH, OTHER))
 
     assert (calls(OutputConstraint()), calls(OutputConstraint(one_call=True))) == (2, 1)
 
@@ -587,7 +587,7 @@ def test_arguments_that_a_schema_leaves_open_can_be_said_in_python():
     tool = {"type": "function", "function": {"name": "note", "parameters": parameters}}
     form = OutputConstraint(calls="must", one_call=True)
     heard = [reply("python_calls", form, [tool], seed=seed) for seed in range(6)]
-    assert any(json.loads(arguments) for one in heard if one.ended for _, arguments in one.calls)
+    assert any(json.loads(arguments) for attempt in heard if attempt.ended for _, arguments in attempt.calls)
 
 
 def test_words_of_a_tools_schema_that_cannot_be_enforced_are_passed_over():

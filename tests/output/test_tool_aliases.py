@@ -26,7 +26,7 @@ def aliases_of(family: Family, *names: str) -> ToolAliases:
 
 
 def names_of(tools: Any) -> list[str]:
-    return [one["function"]["name"] for one in tools]
+    return [definition["function"]["name"] for definition in tools]
 
 
 def first_writer(family: Family) -> Writer:
@@ -62,7 +62,7 @@ def test_a_name_stays_where_the_notation_can_write_it():
 def test_two_tools_with_one_alias_are_kept_apart_in_any_order():
     names = ["mcp:files/read", "mcp/files:read", "mcp__files__read", "a:b"]
     (aliases, *others) = [aliases_of(family_by_name("gemma4"), *order) for order in permutations(names)]
-    assert all(one == aliases for one in others)
+    assert all(other == aliases for other in others)
     assert set(aliases.by_name) == {"mcp:files/read", "mcp/files:read", "a:b"}
     assert aliases.by_name["a:b"] == "a__b"
     assert len({*aliases.by_name.values(), "mcp__files__read"}) == 4
@@ -85,7 +85,7 @@ def test_a_request_has_the_alias_wherever_a_tool_is_named():
     renamed = aliases.in_prompt(request)
     user, assistant, result = renamed.messages
     assert user == request.messages[0]
-    assert [(one.name, one.arguments) for one in assistant.tool_calls] == [
+    assert [(tool_call.name, tool_call.arguments) for tool_call in assistant.tool_calls] == [
         ("a__b", {"path": odd}),
         ("plain", {}),
     ]
@@ -98,11 +98,11 @@ def test_a_request_has_the_alias_wherever_a_tool_is_named():
 
 def test_the_model_reads_the_clients_name_in_the_description_of_a_tool_with_another():
     aliases = aliases_of(family_by_name("gemma4"), "a:b", "plain")
-    told: Any = {"type": "function", "function": {"name": "a:b", "description": "Adds."}}
+    described: Any = {"type": "function", "function": {"name": "a:b", "description": "Adds."}}
     messages = (Message(role="system", content="Use a:b first."), Message(role="user", content="Go."))
-    request = ChatRequest(messages=messages, tools=(told, tool("plain")), late_tools=(tool("a:b"),))
+    request = ChatRequest(messages=messages, tools=(described, tool("plain")), late_tools=(tool("a:b"),))
     renamed = aliases.in_prompt(request)
-    functions: Any = [one["function"] for one in (*renamed.tools, *renamed.late_tools)]
+    functions: Any = [renamed_tool["function"] for renamed_tool in (*renamed.tools, *renamed.late_tools)]
     about, plain, late = functions
     assert about == {"name": "a__b", "description": "Adds. (Called a:b by the client.)"}
     assert plain == tool("plain")["function"]

@@ -1,4 +1,4 @@
-"""Calls are found in every format; what is none stays text, and no word is lost or told twice."""
+"""Calls are found in every format; what is none stays text, and no word is lost or written twice."""
 
 import json
 
@@ -44,19 +44,19 @@ def test_every_word_comes_out_exactly_once_however_the_reply_is_cut(data, story)
 @pytest.mark.thorough
 @given(stories("call", "refused", "prose"))
 def test_good_calls_beside_bad_ones_survive_and_nothing_else_is_called(story):
-    said = outcome_of(split(story.case, [story.case.text]))
-    called = [json.loads(arguments)["text"].strip("\n<>") for _, arguments in said.closed_calls]
+    outcome = outcome_of(split(story.case, [story.case.text]))
+    called = [json.loads(arguments)["text"].strip("\n<>") for _, arguments in outcome.closed_calls]
     if not story.writer.starts_reply:
         assert called == story.words("call")
     assert set(called) <= set(story.words("call"))
-    assert said.open_call is None
+    assert outcome.open_call is None
 
 
 @given(stories("call", "prose"))
 def test_of_calls_and_prose_no_markup_is_left(story):
     if not story.writer.starts_reply:
-        said = outcome_of(split(story.case, [story.case.text]))
-        assert "".join(said.content.split()) == "".join(story.words("prose"))
+        outcome = outcome_of(split(story.case, [story.case.text]))
+        assert "".join(outcome.content.split()) == "".join(story.words("prose"))
 
 
 @given(stories("call", "refused", "broken", "prose"))
@@ -88,8 +88,8 @@ def test_a_call_that_is_an_object_goes_out_when_it_is_whole(name):
     text = writer.call("write", path="a", text="b")
     splitter = make_splitter(writer.family, TOOLS, reasoning_is_open=False, thinking=True)
     steps = [splitter.feed(letter) for letter in text]
-    (told,) = [step for step in steps if step] or [splitter.close(complete=True)]
-    assert [type(event) for event in told] == [CallStarted, CallArguments, CallEnded]
+    (events,) = [step for step in steps if step] or [splitter.close(complete=True)]
+    assert [type(event) for event in events] == [CallStarted, CallArguments, CallEnded]
 
 
 @pytest.mark.parametrize("name", sorted(WRITERS))
@@ -110,8 +110,8 @@ def test_every_format_is_recognised_whatever_the_family(name):
     text = WRITERS[name].call("write", path="a", text=VALUES["indented code"])
     for family in (Family(name="bare"), WRITERS["kimi"].family, WRITERS["gemma4"].family):
         splitter = make_splitter(family, TOOLS, reasoning_is_open=False, thinking=True)
-        said = outcome_of([*splitter.feed(text), *splitter.close(complete=True)])
-        assert [(tool, json.loads(arguments)) for tool, arguments in said.closed_calls] == [
+        outcome = outcome_of([*splitter.feed(text), *splitter.close(complete=True)])
+        assert [(tool, json.loads(arguments)) for tool, arguments in outcome.closed_calls] == [
             ("write", {"path": "a", "text": VALUES["indented code"]})
         ]
 
@@ -154,7 +154,7 @@ def test_nothing_is_held_back_without_tools():
 
 def test_a_call_that_is_open_is_sent_as_open():
     splitter = make_splitter(WRITERS["qwen_xml"].family, TOOLS, reasoning_is_open=False, thinking=True)
-    told: list[tuple[int, bool]] = []
+    states: list[tuple[int, bool]] = []
     for piece in (
         "<tool_call><function=read>",
         "<parameter=path>a",
@@ -162,8 +162,8 @@ def test_a_call_that_is_open_is_sent_as_open():
         "</tool_call>",
     ):
         splitter.feed(piece)
-        told.append((splitter.calls, splitter.call_is_open))
-    assert told == [(0, False), (0, True), (1, False), (1, False)]
+        states.append((splitter.calls, splitter.call_is_open))
+    assert states == [(0, False), (0, True), (1, False), (1, False)]
 
 
 def test_calls_are_counted_through_the_reply():
@@ -175,8 +175,8 @@ def test_calls_are_counted_through_the_reply():
 
 def test_the_formats_of_a_family_stand_first_and_no_other_is_missing():
     formats = all_notations(("kimi", "glm"))
-    assert [one.name for one in formats[:2]] == ["kimi", "glm"]
-    assert {one.name for one in formats} == set(NOTATIONS)
+    assert [notation.name for notation in formats[:2]] == ["kimi", "glm"]
+    assert {notation.name for notation in formats} == set(NOTATIONS)
     assert len(formats) == len(NOTATIONS)
 
 
@@ -207,8 +207,8 @@ def test_while_text_may_follow_a_marker_waits_exactly_if_it_may_become_a_longer_
 
 
 def first_and_longest(text, markers):
-    found = [(start, mark) for start in range(len(text)) for mark in markers if text.startswith(mark, start)]
-    return min(found, key=lambda match: (match[0], -len(match[1])), default=None)
+    places = [(start, mark) for start in range(len(text)) for mark in markers if text.startswith(mark, start)]
+    return min(places, key=lambda match: (match[0], -len(match[1])), default=None)
 
 
 objects = st.recursive(

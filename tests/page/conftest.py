@@ -39,8 +39,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="module")
 def browser() -> Generator[Browser]:
-    with browsing() as found:
-        yield found
+    with browsing() as running:
+        yield running
 
 
 def post(server: Server, path: str, body: Any, key: str = "") -> Any:
@@ -97,7 +97,7 @@ def _read_on(client: Client) -> None:
 
 
 def _phases(server: Server) -> set[str]:
-    return {one["phase"] for one in server.get("/activity")["running"]}
+    return {entry["phase"] for entry in server.get("/activity")["running"]}
 
 
 @pytest.fixture(scope="module")

@@ -49,7 +49,7 @@ def text(page: Page, element: str) -> str:
 def check_quiet(page: Page, server: Server) -> None:
     """Nothing went wrong in the page, and it asked nobody but its server."""
     assert page.problems == []
-    hosts = {urlsplit(one).netloc for one in page.requested if not one.startswith("data:")}
+    hosts = {urlsplit(url).netloc for url in page.requested if not url.startswith("data:")}
     assert hosts == {urlsplit(server.url).netloc}
 
 
@@ -58,8 +58,8 @@ def check_quiet(page: Page, server: Server) -> None:
 def test_every_panel_is_filled_and_fits(browser: Browser, busy: Server, width: int):
     with browser.page(busy.url, width) as page:
         page.until(f"{LOADED} && document.querySelector('#downloads li') !== null")
-        for element, told in PANELS.items():
-            assert told in text(page, element), element
+        for element, expected in PANELS.items():
+            assert expected in text(page, element), element
         assert page.run("document.documentElement.scrollWidth") <= width
         assert page.run(BEYOND) == []
         assert page.run("document.querySelectorAll('#conversations .turns li').length") >= 5
@@ -151,11 +151,11 @@ def tab_through(page: Page) -> list[tuple[str, str]]:
     reached: list[tuple[str, str]] = []
     for _ in range(80):
         page.press("Tab")
-        told = page.run("(one => [one.id || one.innerText, getComputedStyle(one).outlineStyle, one.tagName])"
+        node = page.run("(one => [one.id || one.innerText, getComputedStyle(one).outlineStyle, one.tagName])"
                         "(document.activeElement)")  # fmt: skip
-        if told[2] == "BODY":
+        if node[2] == "BODY":
             break
-        reached.append((told[0], told[1]))
+        reached.append((node[0], node[1]))
     return reached
 
 
@@ -171,12 +171,12 @@ def test_every_control_region_and_picture_has_a_name(browser: Browser, busy: Ser
     roles = "button textbox link progressbar region image log main banner contentinfo".split()
     with browser.page(busy.url) as page:
         page.until(LOADED)
-        found = page.names(roles)
+        elements = page.names(roles)
         landmarks = {"main", "banner", "contentinfo"}
-        assert [role for role, name in found if not name and role not in landmarks] == []
-        assert {role for role, _ in found} >= {"button", "textbox", "link", "progressbar", "region", "log"}
-        assert {role for role, _ in found} >= landmarks
-        names = [name for role, name in found if role == "button"]
+        assert [role for role, name in elements if not name and role not in landmarks] == []
+        assert {role for role, _ in elements} >= {"button", "textbox", "link", "progressbar", "region", "log"}
+        assert {role for role, _ in elements} >= landmarks
+        names = [name for role, name in elements if role == "button"]
         assert len(names) == len(set(names)), "two buttons with one name"
 
 
@@ -224,7 +224,7 @@ def polls(page: Page, seconds: float) -> int:
     """Return how often the page asks within some time."""
     before = len(page.requested)
     page.browser.listen(seconds)
-    return sum("/activity" in one for one in page.requested[before:])
+    return sum("/activity" in url for url in page.requested[before:])
 
 
 def see(page: Page, state: str) -> None:
@@ -255,7 +255,7 @@ def test_the_key_is_asked_for_kept_in_the_tab_and_sent(browser: Browser, hostile
         page.until("!document.getElementById('key-panel').hidden")
         assert page.run("document.getElementById('panels').hidden")
         assert polls(page, 0.3) == 0
-        assert not any("/activity" in one for one in page.requested), "a request without the key is refused"
+        assert not any("/activity" in url for url in page.requested), "a request without the key is refused"
         assert page.names(["textbox"]) == [("textbox", "API key")]
         page.write("wrong")
         page.press("Enter")
@@ -406,7 +406,7 @@ def test_models_are_loaded_and_unloaded_with_a_click(browser: Browser, tiny_mode
 
 
 def states(server: Server) -> dict[str, str]:
-    return {one["id"]: one["state"] for one in server.get("/v1/models")["data"]}
+    return {model["id"]: model["state"] for model in server.get("/v1/models")["data"]}
 
 
 def say_in_chat(page: Page, question: str) -> None:

@@ -65,7 +65,9 @@ class Client:
 
     def expected(self, message: Message) -> Message:
         """The message itself, in the same words."""
-        calls = [replace(one, arguments=self.reads(json.dumps(one.arguments))) for one in message.tool_calls]
+        calls = [
+            replace(call, arguments=self.reads(json.dumps(call.arguments))) for call in message.tool_calls
+        ]
         return replace(
             message, tool_calls=tuple(calls), reasoning=message.reasoning if self.keeps_reasoning else None
         )

@@ -138,10 +138,10 @@ class FakeTokenizer:
         return [ids[0] + 0x400000, *ids[1:]] if self._marks_the_start and ids else ids
 
     def encode_continuation(self, text: str) -> list[int]:
-        return [one & 0x3FFFFF for one in self.encode(text, as_document=False)]
+        return [code & 0x3FFFFF for code in self.encode(text, as_document=False)]
 
     def decode(self, ids: Sequence[int]) -> str:
-        return "".join(chr(one) if one < 0x200000 else self.added_tokens[one - 0x200000] for one in ids)
+        return "".join(chr(code) if code < 0x200000 else self.added_tokens[code - 0x200000] for code in ids)
 
 
 def _refuse(message: str) -> None:

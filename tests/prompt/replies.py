@@ -81,7 +81,7 @@ class Turn:
 
 def next_messages(message: Message) -> tuple[Message, ...]:
     """Return the messages that follow a reply: the results of its calls, or the next question."""
-    results = [result(f"{index} m", one.id) for index, one in enumerate(message.tool_calls)]
+    results = [result(f"{index} m", call.id) for index, call in enumerate(message.tool_calls)]
     return tuple(results) or (user("And there?"),)
 
 
@@ -97,7 +97,7 @@ def turn(trait: str, message: Message, *, on: bool, talk: tuple[Message, ...] = 
         end = ends_of(history).get(len(talk))
         if end is not None:
             shared = ends_of(prompt).keys() & ends_of(history).keys() & {len(talk) - 1}
-            start, after = (ends_of(one)[len(talk) - 1] if shared else 0 for one in (prompt, history))
+            start, after = (ends_of(version)[len(talk) - 1] if shared else 0 for version in (prompt, history))
             before = text_of(trait, prompt.tokens.ids[start:])
             written = text_of(trait, history.tokens.ids[after:end])
             return Turn(prompt, written_after(trait, before, written, message.reasoning))
@@ -112,14 +112,14 @@ def written_after(trait: str, prompt: str, written: str, reasoning: str | None) 
     """The reply as the model writes it; reasoning that the history drops stands before it."""
     form = REASONING_FORMS.get(trait, "")
     if written.startswith(prompt):
-        said = written.removeprefix(prompt)
-        return form.format(reasoning) + said if reasoning and reasoning not in said else said
+        text = written.removeprefix(prompt)
+        return form.format(reasoning) + text if reasoning and reasoning not in text else text
     opening, closing = OPENED.get(trait, (EMPTY.get(trait, ""), ""))
     head = prompt.removesuffix(opening)
     if not written.startswith(head):
         raise NoEndError
-    said = written.removeprefix(head).removeprefix(closing)
-    return form.format(reasoning or "") + said if trait in OPENED or reasoning else said
+    text = written.removeprefix(head).removeprefix(closing)
+    return form.format(reasoning or "") + text if trait in OPENED or reasoning else text
 
 
 @dataclass(frozen=True)

@@ -43,8 +43,8 @@ def turns_of(*messages: Message) -> list[PromptTurn]:
 
 def after(change: Change, *messages: Message, **request: object) -> list[tuple[str, str, int]]:
     """Role, text and last message of every turn."""
-    told = change(turns_of(*messages), ChatRequest(messages=messages, **request))  # pyright: ignore[reportArgumentType]
-    return [(turn.message.role, turn.message.content, turn.last) for turn in told]
+    turns = change(turns_of(*messages), ChatRequest(messages=messages, **request))  # pyright: ignore[reportArgumentType]
+    return [(turn.message.role, turn.message.content, turn.last) for turn in turns]
 
 
 def adapted(*messages: Message, **facts: object) -> Adapted:
@@ -81,8 +81,8 @@ def test_a_template_that_takes_everything_gets_what_the_client_said():
     )
     fitted = adapted(*talk, reasoning_key="reasoning")
     assert fitted.lasts == list(range(8))
-    assert [(one["role"], one["content"]) for one in fitted.messages] == [
-        (one.role, one.content) for one in talk
+    assert [(message["role"], message["content"]) for message in fitted.messages] == [
+        (message.role, message.content) for message in talk
     ]
     assert fitted.messages[3]["reasoning"] == "e"
     assert fitted.messages[3]["tool_calls"] == [
@@ -110,8 +110,8 @@ def test_a_change_leaves_what_it_was_given_as_it_was(row):
 
 def test_late_tools_are_described_where_they_are_referred_to():
     referring = Message(role="tool", content="", tool_call_id="c", tool_references=("latetool", "gone"))
-    told = after(changes.show_late_tools, user("a"), referring, late_tools=(LATE, READ))
-    assert told == [("user", "a", 0), ("tool", f"{json.dumps(LATE)}\ngone", 1)]
+    rows = after(changes.show_late_tools, user("a"), referring, late_tools=(LATE, READ))
+    assert rows == [("user", "a", 0), ("tool", f"{json.dumps(LATE)}\ngone", 1)]
     spoken = replace(referring, content="Found:")
     assert after(changes.show_late_tools, spoken, late_tools=(LATE,)) == [
         ("tool", f"Found:\n{json.dumps(LATE)}\ngone", 0)
@@ -119,8 +119,8 @@ def test_late_tools_are_described_where_they_are_referred_to():
 
 
 def test_a_result_without_a_call_becomes_the_users_text():
-    told = after(changes.tell_unknown_results, result("a", None), result("b", None, name="read"), result("c"))
-    assert told == [
+    rows = after(changes.tell_unknown_results, result("a", None), result("b", None, name="read"), result("c"))
+    assert rows == [
         ("user", "[Result of a tool]\na", 0),
         ("user", "[Result of read]\nb", 1),
         ("tool", "c", 2),
@@ -155,8 +155,8 @@ def test_calls_are_written_in_the_form_of_the_models_format_where_it_has_one():
     request = ChatRequest(messages=(user("a"), made, result("r", "y")), tools=(WRITE,))
     messages = adapt(request, facts).messages
     assert [message["content"] for message in messages[2:]] == [f"I ask.\n\n{shown}", "[Result of now]\nr"]
-    told = "To call one, answer with <|tool_call_start|>[NAME(KEY='VALUE')]<|tool_call_end|> and nothing"
-    assert told in str(messages[0]["content"])
+    hint = "To call one, answer with <|tool_call_start|>[NAME(KEY='VALUE')]<|tool_call_end|> and nothing"
+    assert hint in str(messages[0]["content"])
 
 
 def test_calls_are_made_one_after_the_other_with_their_results():
@@ -164,7 +164,7 @@ def test_calls_are_made_one_after_the_other_with_their_results():
     talk = (both, result("of y", "y"), user("aside"), result("of x", "x"), result("of x too", "x"))
     turns = changes.serialise_calls(turns_of(*talk), ChatRequest(messages=talk))
     assert [
-        ([one.id for one in turn.message.tool_calls] or turn.message.content, turn.last) for turn in turns
+        ([entry.id for entry in turn.message.tool_calls] or turn.message.content, turn.last) for turn in turns
     ] == [(["x"], 0), ("of x", 3), ("of x too", 4), (["y"], 0), ("of y", 1), (["z"], 0), ("aside", 2)]
     assert [turn.message.content for turn in turns if turn.message.tool_calls] == ["text", "", ""]
     assert [turn.message.reasoning for turn in turns if turn.message.tool_calls] == ["reasoning", None, None]
@@ -221,7 +221,7 @@ def test_neighbours_of_one_role_are_merged():
     turns = changes.merge_neighbours(turns_of(*talk), ChatRequest(messages=talk))
     assert [(turn.message.content, turn.last) for turn in turns] == [("a\n\nb", 1), ("c", 3), ("f", 4)]
     assert turns[1].message.reasoning == "d\n\ne"
-    assert [one.id for one in turns[1].message.tool_calls] == ["x"]
+    assert [entry.id for entry in turns[1].message.tool_calls] == ["x"]
 
 
 def test_results_and_what_follows_calls_are_not_merged():
@@ -252,8 +252,8 @@ def test_text_beside_calls_that_can_stand_nowhere_opens_the_first_result():
 def test_a_result_names_its_tool_where_the_template_wants_it():
     talk = (user("a"), reply("", call("x", "now"), call("y")), result("b", "y"), result("c", "x"))
     seen = adapted(*talk, results_need_names=True).messages
-    assert [one.get("name") for one in seen] == [None, None, "now", "write"]
-    assert not any("name" in one for one in adapted(*talk).messages)
+    assert [message.get("name") for message in seen] == [None, None, "now", "write"]
+    assert not any("name" in message for message in adapted(*talk).messages)
 
 
 def test_an_empty_question_precedes_a_reply_that_may_not_be_first():
@@ -324,7 +324,7 @@ def test_an_empty_question_stands_after_the_system_text_where_nobody_asks():
 def test_an_empty_message_is_a_space_where_it_must_say_something():
     talk = (user(""), reply(""), reply("", call("x")), result("", "x"))
     facts = {"refuses_empty": frozenset({"assistant", "tool"})}
-    assert [one["content"] for one in adapted(*talk, **facts).messages] == ["", " ", "", " "]
+    assert [message["content"] for message in adapted(*talk, **facts).messages] == ["", " ", "", " "]
 
 
 def test_white_space_beside_calls_is_no_text_where_none_is_shown():
@@ -338,8 +338,8 @@ def test_reasoning_that_would_hide_what_stands_beside_it_is_not_passed():
     talk = (reply("a", reasoning="b"), reply("", call("x"), reasoning="c"))
     shown_beside = {
         hidden: [
-            "thinking" in one
-            for one in adapted(*talk, reasoning_key="thinking", reasoning_hide=hidden).messages
+            "thinking" in message
+            for message in adapted(*talk, reasoning_key="thinking", reasoning_hide=hidden).messages
         ]
         for hidden in (frozenset[str](), frozenset({"answers"}), frozenset({"calls"}))
     }
@@ -504,10 +504,10 @@ def test_a_late_tool_stands_where_it_is_referred_to(trait):
 
 @pytest.mark.parametrize("trait", TRAITS)
 def test_one_more_late_tool_changes_no_token(trait):
-    one, two = (
+    first, two = (
         prepared(trait, *SEARCHING, tools=(WRITE,), late_tools=late) for late in ((LATE,), (LATE, READ))
     )
-    assert one == two
+    assert first == two
     without = prepared(trait, user("asked"), tools=(WRITE,))
     assert prepared(trait, user("asked"), tools=(WRITE,), late_tools=(LATE,)) == without
 
@@ -527,7 +527,7 @@ def ids_of(*messages: Message, style: str = "ordinal") -> list[str | None]:
     """Ids of calls and of what the results answer."""
     ids: list[str | None] = []
     for message in map(Calls(style).renamed, messages):  # pyright: ignore[reportArgumentType]
-        ids += [one.id for one in message.tool_calls]
+        ids += [made_call.id for made_call in message.tool_calls]
         ids += [message.tool_call_id] if message.role == "tool" else []
     return ids
 
@@ -604,9 +604,9 @@ def test_only_results_answer_calls():
 @pytest.mark.parametrize("trait", TRAITS)
 def test_a_clients_spelling_of_an_id_never_reaches_the_prompt(trait):
     def talk(*ids: str) -> tuple[Message, ...]:
-        one, two = ids
-        made = reply("", call(one, path="p"), call(two, "read"))
-        return (user("a"), made, result("r", one), result("s", two), reply("b"), user("c"))
+        first, two = ids
+        made = reply("", call(first, path="p"), call(two, "read"))
+        return (user("a"), made, result("r", first), result("s", two), reply("b"), user("c"))
 
     ours = shown(trait, *talk("callabc", "calldef"))
     assert "callabc" not in ours

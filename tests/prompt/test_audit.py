@@ -378,8 +378,8 @@ def test_a_user_learns_that_a_tokenizer_cannot_be_cut():
 
 
 def test_a_user_learns_what_is_lost_all_the_same():
-    told = described(TemplateFacts(losses=("tools", "text beside calls")))
-    assert told.endswith(", loses or refuses tools, text beside calls")
+    description = described(TemplateFacts(losses=("tools", "text beside calls")))
+    assert description.endswith(", loses or refuses tools, text beside calls")
 
 
 @pytest.mark.sample(6)
@@ -573,32 +573,32 @@ EFFORTS: dict[str, tuple[str, tuple[str | bool | None, ...] | None]] = {
 @pytest.mark.sample(6)
 @pytest.mark.parametrize("case", EFFORTS)
 def test_an_effort_is_passed_as_the_nearest_word_that_the_template_knows(case):
-    told, words = EFFORTS[case]
-    effort = facts_of(f"{{{{ {told} }}}}" + TURNS).effort
+    jinja, words = EFFORTS[case]
+    effort = facts_of(f"{{{{ {jinja} }}}}" + TURNS).effort
     assert (effort and tuple(effort.words.values())) == words
     assert effort is None or tuple(effort.words) == WORDS
 
 
 @pytest.mark.parametrize("default", ["none", "no_think"])
 def test_a_word_for_no_effort_may_be_the_default_of_all_other_words(default):
-    told = f"'effort:' ~ (reasoning_effort if reasoning_effort in ['low', 'high'] else '{default}')"
-    facts = facts_of(f"{{{{ {told} }}}}" + TURNS)
+    jinja = f"'effort:' ~ (reasoning_effort if reasoning_effort in ['low', 'high'] else '{default}')"
+    facts = facts_of(f"{{{{ {jinja} }}}}" + TURNS)
     assert facts.switch == Switch(option="reasoning_effort", on="high", off=default, thinks=False)
     assert facts.effort is not None
     assert list(facts.effort.words.values()) == ["low", "low", "high", "high", "high"]
 
 
 def test_an_effort_that_counts_only_while_the_model_thinks_is_found():
-    told = "('everything' if reasoning_effort == 'max' else 'something') if enable_thinking else ''"
-    facts = facts_of(f"{{{{ {told} }}}}" + TURNS)
+    jinja = "('everything' if reasoning_effort == 'max' else 'something') if enable_thinking else ''"
+    facts = facts_of(f"{{{{ {jinja} }}}}" + TURNS)
     assert facts.effort is not None
     assert facts.effort.words["xhigh"] == "max"
 
 
 @pytest.mark.parametrize(("default", "thinks"), [("none", False), ("high", True)])
 def test_a_word_for_no_effort_is_the_switch_of_a_template_that_has_no_other(default, thinks):
-    told = f"{{'none': 'answer', 'high': 'think'}}[reasoning_effort or '{default}'] or raise_exception('no')"
-    facts = facts_of(f"{{{{ {told} }}}}" + TURNS)
+    jinja = f"{{'none': 'answer', 'high': 'think'}}[reasoning_effort or '{default}'] or raise_exception('no')"
+    facts = facts_of(f"{{{{ {jinja} }}}}" + TURNS)
     assert facts.switch == Switch(option="reasoning_effort", on="high", off="none", thinks=thinks)
     assert facts.effort == Effort(option="reasoning_effort", words=dict.fromkeys(WORDS, "high"))
 
@@ -650,8 +650,8 @@ def test_a_template_that_lists_tools_as_python_does_shows_calls_all_the_same():
 
 @pytest.mark.parametrize("space", ["", " ", "\n"])
 def test_white_space_that_the_model_writes_before_its_answer_is_found(space):
-    told = f"('{space}' if message.role == 'assistant' else '') ~ message.content"
-    assert facts_of(TURNS.replace("message.content", told)).lead == space
+    jinja = f"('{space}' if message.role == 'assistant' else '') ~ message.content"
+    assert facts_of(TURNS.replace("message.content", jinja)).lead == space
 
 
 def test_white_space_that_the_prompt_ends_with_is_not_the_models():
@@ -733,8 +733,8 @@ def test_text_before_calls_that_only_begin_an_answer_stands_apart():
 
 
 def test_a_template_that_shows_tools_in_system_messages_alone_gets_one():
-    told = "message.content ~ (tools | tojson if tools and message.role == 'system' else '')"
-    facts = facts_of(TURNS.replace("message.content", told))
+    jinja = "message.content ~ (tools | tojson if tools and message.role == 'system' else '')"
+    facts = facts_of(TURNS.replace("message.content", jinja))
     assert (facts.takes_tools, facts.tools_need_system, facts.losses) == (True, True, ())
     assert not facts.takes_late_system
     assert needed(facts) == [

@@ -155,7 +155,7 @@ CLOSERS = {
 def test_a_message_ends_where_its_closer_begins(trait):
     talk = (user("one"), reply("", call("x", path="two")), result("three", "x"), reply("four"), user("five"))
     prompt = prepared(trait, *talk, tools=TOOLS)
-    ends = {one.message: one.tokens for one in prompt.boundaries}
+    ends = {end.message: end.tokens for end in prompt.boundaries}
     closers = [
         text_of(trait, prompt.tokens.ids[ends[index] : ends[index] + 1]) if index in ends else None
         for index in (1, 2, 3, 4)
@@ -173,7 +173,7 @@ def test_a_message_ends_where_its_closer_begins(trait):
 )
 def test_a_reply_at_the_end_that_goes_on_has_an_end(trait, visible):
     prompt = prepared(trait, user("asked"), reply("left"))
-    assert [one.message for one in prompt.boundaries] == [0, 1]
+    assert [end.message for end in prompt.boundaries] == [0, 1]
     assert text_of(trait, prompt.tokens.ids[: prompt.boundaries[-1].tokens]).endswith(visible)
 
 
@@ -296,7 +296,7 @@ def check(trait: str, request: ChatRequest) -> None:
     pieces = [whole[start:end] for start, end in zip([0, *breaks], [*breaks, len(whole)], strict=True)]
     encode = partial(trait_tokenizer(trait).encode, as_document=False)
     assert list(prompt.tokens.ids) == [token for piece in pieces for token in encode(piece)]
-    counts = [one.tokens for one in prompt.boundaries]
+    counts = [mark.tokens for mark in prompt.boundaries]
     assert all(earlier < later for earlier, later in pairwise(counts))
     assert all(earlier.message < later.message for earlier, later in pairwise(prompt.boundaries))
     for boundary in prompt.boundaries:
@@ -347,7 +347,7 @@ def test_a_message_more_changes_nothing_before_an_end(trait, messages, options):
     talk = [replace(message, reasoning=None) for message in messages]
     preparer = preparer_of(trait)
     whole = preparer.prepare(ChatRequest(messages=tuple(talk), **options))
-    ends = {one.message: one.tokens for one in whole.boundaries}
+    ends = {end.message: end.tokens for end in whole.boundaries}
     for count in range(1, len(talk)):
         part = preparer.prepare(ChatRequest(messages=tuple(talk[:count]), **options))
         for boundary in part.boundaries:
@@ -361,8 +361,8 @@ def test_the_tools_and_the_system_text_move_with_the_last_user_message():
         prepared("tools_before_last_user", *talk, tools=TOOLS)
         for talk in ((system("s"), user("a")), (system("s"), user("a"), reply("b"), user("c")))
     )
-    assert [one.message for one in short.boundaries] == [1]
-    assert [one.message for one in long.boundaries] == [1, 2, 3]
+    assert [end.message for end in short.boundaries] == [1]
+    assert [end.message for end in long.boundaries] == [1, 2, 3]
     kept = long.boundaries[1].tokens
     assert text_of("tools_before_last_user", long.tokens.ids[:kept]) == "<s>[INST]a[/INST]b"
 
@@ -388,7 +388,7 @@ def fake_prompt(
     """The prompt, and for every end the text before it."""
     fake = FakeTokenizer(template, ADDED, ("<close>",), **tokenizer)
     prompt = Preparer(fake, Family(name="generic")).prepare(ChatRequest(messages=messages, tools=tools))
-    ends = [(one.message, fake.decode(prompt.tokens.ids[: one.tokens])) for one in prompt.boundaries]
+    ends = [(end.message, fake.decode(prompt.tokens.ids[: end.tokens])) for end in prompt.boundaries]
     return prompt, ends
 
 
@@ -523,4 +523,4 @@ JSON_VALUES: tuple[Json, ...] = (
 def test_a_call_has_an_end_whatever_its_arguments_are(trait, arguments):
     talk = (user("a"), reply("", call("x", **arguments)), result("", "x"), reply("b"))
     prompt = prepared(trait, *talk, tools=TOOLS)
-    assert {0, 1, 2} <= {one.message for one in prompt.boundaries}
+    assert {0, 1, 2} <= {end.message for end in prompt.boundaries}

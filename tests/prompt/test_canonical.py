@@ -110,7 +110,9 @@ def test_the_spelling_of_arguments_is_no_difference_and_their_value_is(left, rig
 def test_results_of_parallel_calls_may_come_in_any_order_but_not_with_each_others_texts():
     calls = (ToolCall("1", "read", {"path": "x"}), ToolCall("2", "read", {"path": "y"}))
     asked = Message(role="assistant", tool_calls=calls)
-    first, second = (Message(role="tool", content=one.name + one.id, tool_call_id=one.id) for one in calls)
+    first, second = (
+        Message(role="tool", content=call.name + call.id, tool_call_id=call.id) for call in calls
+    )
     assert keys(asked, first, second) == keys(asked, second, first)
     swapped = (replace(first, content=second.content), replace(second, content=first.content))
     assert keys(asked, first, second)[-1] != keys(asked, *swapped)[-1]
@@ -139,15 +141,15 @@ def test_only_the_header_is_taken_from_the_model_and_only_where_it_stands():
 )
 def test_the_text_after_a_header_is_kept_where_no_line_break_is_between_them(header, text):
     """The header is a part of its own, and parts are joined with nothing."""
-    (told,) = for_the_model((replace(SYSTEM, content=f"x-anthropic-billing-header: {header}{text}"),))
-    assert told.content == text.lstrip("\n")
+    (message,) = for_the_model((replace(SYSTEM, content=f"x-anthropic-billing-header: {header}{text}"),))
+    assert message.content == text.lstrip("\n")
     other = replace(SYSTEM, content=f"x-anthropic-billing-header: {header}{text} And a cook.")
-    assert keys(told) != keys(other)
+    assert keys(message) != keys(other)
 
 
 def test_a_header_without_its_fields_is_content():
-    said = (replace(SYSTEM, content="x-anthropic-billing-header: what is it?\nBe brief."),)
-    assert for_the_model(said) == said
+    messages = (replace(SYSTEM, content="x-anthropic-billing-header: what is it?\nBe brief."),)
+    assert for_the_model(messages) == messages
 
 
 def test_a_header_and_nothing_else_is_content():
@@ -157,14 +159,14 @@ def test_a_header_and_nothing_else_is_content():
 
 
 def test_what_a_client_puts_before_words_is_not_compared_and_what_stands_elsewhere_is():
-    one, other = (replace(ASKED, content=METADATA.format(name) + "Hello") for name in ("m1", "m2"))
-    assert keys(one) == keys(other) == keys(replace(one, content="Hello"))
-    assert keys(one) != keys(replace(one, content=one.content.replace("Hello", "Hullo")))
-    assert for_the_model((one,)) == (one,)
+    first, other = (replace(ASKED, content=METADATA.format(name) + "Hello") for name in ("m1", "m2"))
+    assert keys(first) == keys(other) == keys(replace(first, content="Hello"))
+    assert keys(first) != keys(replace(first, content=first.content.replace("Hello", "Hullo")))
+    assert for_the_model((first,)) == (first,)
     for before in ("I got this:\n", " ", "\n"):
-        quoted, changed = (replace(said, content=before + said.content) for said in (one, other))
+        quoted, changed = (replace(message, content=before + message.content) for message in (first, other))
         assert keys(quoted) != keys(changed), "what somebody quotes is content"
-    result = Message(role="tool", content=one.content, tool_call_id="1")
+    result = Message(role="tool", content=first.content, tool_call_id="1")
     assert keys(result) != keys(replace(result, content=other.content)), "never inside of a result"
 
 
@@ -177,8 +179,8 @@ def test_without_rules_only_what_no_client_means_is_left_out():
 def test_the_policy_exact_leaves_out_transport_alone():
     assert {rule.drift for rule in rules_of("exact")} == {"transport"}
     assert set(rules_of("exact")) < set(rules_of("note")) == set(RULES)
-    said = replace(SYSTEM, content=BILLING.format("d79") + TODAY.format("2026-11-21") + "Be brief.\n")
-    (exact,) = canonical([said], rules=rules_of("exact"))
+    message = replace(SYSTEM, content=BILLING.format("d79") + TODAY.format("2026-11-21") + "Be brief.\n")
+    (exact,) = canonical([message], rules=rules_of("exact"))
     assert exact.data.endswith(b"\0Today's date: 2026-11-21\nBe brief.")
     assert names(exact.omitted) == ["white space"], "also without any rule"
 
@@ -207,7 +209,7 @@ def left_out(message: Message) -> tuple[OmittedText, ...]:
 
 
 def names(omitted: tuple[OmittedText, ...]) -> list[str]:
-    return [one.name for one in omitted]
+    return [omission.name for omission in omitted]
 
 
 @pytest.mark.parametrize("role", ["system", "user", "assistant"])
@@ -262,9 +264,9 @@ def test_places_do_not_count_what_is_left_out_before_them():
 
 def test_lines_that_change_places_change_the_order_of_the_items():
     date, zone = TODAY.format("2026-11-21"), ZONE.format("UTC")
-    one, other = (replace(SYSTEM, content=f"{lines}Be brief.") for lines in (date + zone, zone + date))
-    assert keys(one) == keys(other)
-    assert names(left_out(one)) == ["today's date", "time zone"]
+    first, other = (replace(SYSTEM, content=f"{lines}Be brief.") for lines in (date + zone, zone + date))
+    assert keys(first) == keys(other)
+    assert names(left_out(first)) == ["today's date", "time zone"]
     assert names(left_out(other)) == ["time zone", "today's date"]
 
 
@@ -282,10 +284,10 @@ LINES = [TODAY.format("2026-11-21"), CLOCK.format("10:00"), "Go.\n", "\n", " "]
 def test_what_is_compared_and_what_is_left_out_are_the_whole_text(role):
     """No two texts have both alike: what is equal in both may be read in place of it without a proof."""
     texts = {"".join(lines) for count in range(5) for lines in product(LINES, repeat=count)}
-    found = dict[tuple[bytes, tuple[OmittedText, ...]], str]()
+    seen = dict[tuple[bytes, tuple[OmittedText, ...]], str]()
     for text in sorted(texts):
         (compared,) = canonical([Message(role=role, content=text)])
-        same = found.setdefault((compared.data, compared.omitted), text)
+        same = seen.setdefault((compared.data, compared.omitted), text)
         assert same == text
 
 

@@ -18,7 +18,7 @@ class Words:
 
     def encode_continuation(self, text: str) -> list[int]:
         self.encoded += 1
-        return [ord(one) for one in text]
+        return [ord(letter) for letter in text]
 
 
 def numbered(form: str) -> str:
@@ -31,13 +31,13 @@ def test_line_numbers_are_left_out(form: str):
 
 
 def test_the_marks_of_a_diff_are_left_out():
-    told = "diff --git a/x b/x\n@@ -1,2 +1,3 @@ def main():\n import os\n-old\n+new\n"
-    assert without_marks(told) == "diff --git a/x b/x\n@@ -1,2 +1,3 @@ def main():\nimport os\nold\nnew\n"
+    patch = "diff --git a/x b/x\n@@ -1,2 +1,3 @@ def main():\n import os\n-old\n+new\n"
+    assert without_marks(patch) == "diff --git a/x b/x\n@@ -1,2 +1,3 @@ def main():\nimport os\nold\nnew\n"
 
 
 def test_the_indentation_of_a_block_stays():
-    told = "   7→    if x:\n   8→        y()\n   9→    z()\n"
-    assert without_marks(told) == "    if x:\n        y()\n    z()\n"
+    listing = "   7→    if x:\n   8→        y()\n   9→    z()\n"
+    assert without_marks(listing) == "    if x:\n        y()\n    z()\n"
 
 
 @pytest.mark.parametrize(
@@ -51,23 +51,23 @@ def test_other_texts_stay_out(text: str):
 def test_results_of_tools_alone_are_encoded_and_each_only_once():
     words = Words()
     texts = DraftTexts(words)  # pyright: ignore[reportArgumentType] - it encodes, and nothing else
-    told = numbered("{:6}→")
+    listing = numbered("{:6}→")
     messages = [
-        Message(role="user", content=told),
-        Message(role="tool", content=told),
+        Message(role="user", content=listing),
+        Message(role="tool", content=listing),
         Message(role="tool", content=CODE),
-        Message(role="tool", content=told),
+        Message(role="tool", content=listing),
     ]
     for _ in range(3):
-        found = texts.of(messages)
-        assert ["".join(map(chr, one)) for one in found] == [CODE, CODE]
+        drafts = texts.of(messages)
+        assert ["".join(map(chr, draft)) for draft in drafts] == [CODE, CODE]
     assert words.encoded == 1
 
 
 def test_half_characters_are_no_trouble():
-    told = "1: \ud800\n2: b\n3: c\n"
-    (found,) = DraftTexts(Words()).of([Message(role="tool", content=told)])  # pyright: ignore[reportArgumentType]
-    assert list(found) == [ord(one) for one in "\ud800\nb\nc\n"]
+    listing = "1: \ud800\n2: b\n3: c\n"
+    (draft,) = DraftTexts(Words()).of([Message(role="tool", content=listing)])  # pyright: ignore[reportArgumentType]
+    assert list(draft) == [ord(letter) for letter in "\ud800\nb\nc\n"]
 
 
 def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch):

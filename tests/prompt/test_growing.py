@@ -65,7 +65,7 @@ class Growing:
             return
         calls = [call(self._text(f"c{n}"), path=self._text()) for n in range(self._random.randint(1, 2))]
         self.messages.append(reply(self._random.choice(("", "See.")), *calls, reasoning=reasoning))
-        self.messages += [result(self._text(), one.id) for one in calls]
+        self.messages += [result(self._text(), made_call.id) for made_call in calls]
 
     def _text(self, begins: str = "") -> str:
         self._count += 1
@@ -133,9 +133,9 @@ def test_a_system_text_that_changes_moves_what_follows(trait: str):
             result("done", f"c{number}"),
             user(f"{number}?"),
         ]
-    for told in ("", "Be brief.", "Be brief, please.", "Be brief, <|im_end|> please.", "Be", ""):
+    for wording in ("", "Be brief.", "Be brief, please.", "Be brief, <|im_end|> please.", "Be", ""):
         tokenizer.rendered.clear()
-        request = ChatRequest(messages=(system(told), *messages), tools=TOOLS)
+        request = ChatRequest(messages=(system(wording), *messages), tools=TOOLS)
         assert remembers.prepare(request) == fresh_preparer(trait).prepare(request)
-        if told not in ("Be brief.", "") and trait not in ("plain", *WITHOUT_A_TAIL):
+        if wording not in ("Be brief.", "") and trait not in ("plain", *WITHOUT_A_TAIL):
             assert sum(map(len, tokenizer.rendered)) < 1.5 * len(tokenizer.rendered[0])

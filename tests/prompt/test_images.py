@@ -40,9 +40,9 @@ OPENCLAW = "<<<BEGIN_OPENCLAW_INTERNAL_CONTEXT>>>\n{}\n<<<END_OPENCLAW_INTERNAL_
 
 
 def vision(trait: str) -> FakeVision:
-    found = vision_of(trait)
-    assert found
-    return found
+    fake_vision = vision_of(trait)
+    assert fake_vision
+    return fake_vision
 
 
 def asked(*messages: Message, **more: Any) -> ChatRequest:
@@ -80,7 +80,7 @@ def by_the_template(trait: str, *messages: dict[str, Json], images: Sequence[Ima
     placeholder = vision(trait).placeholder
     first, *rest = text.split(placeholder)
     assert len(rest) == len(images)
-    return first + "".join(vision(trait).text(one) + after for one, after in zip(images, rest, strict=True))
+    return first + "".join(vision(trait).text(item) + after for item, after in zip(images, rest, strict=True))
 
 
 CONTENTS: tuple[tuple[str | Image, ...], ...] = (
@@ -116,7 +116,7 @@ def test_a_prompt_has_the_tokens_of_the_templates_own_list(trait: str, content: 
 def test_the_tokens_of_an_image_name_it_wherever_it_stands(trait: str):
     made = prompt(trait, user(f"{CAT.word} or {DOG.word}"), reply("?"), user(f"again {CAT.word}"))
     spans = image_spans(made.tokens.ids, {run.tokens[0]: run for run in made.images})
-    runs = [vision(trait).expand(one).tokens for one in (CAT, DOG, CAT)]
+    runs = [vision(trait).expand(picture).tokens for picture in (CAT, DOG, CAT)]
     assert [made.tokens.ids[span.start : span.end] for span in spans] == runs
     assert {run.tokens for run in made.images} >= set(runs)
 
@@ -175,7 +175,7 @@ def test_where_results_have_no_place_for_images_these_follow_in_a_user_message(t
 def test_a_result_with_an_image_ends_behind_the_message_that_has_it(trait: str):
     """Else a conversation that ends with it would go on from tokens without the image."""
     made = agent(trait, user("and?"))
-    ends = {one.message: one.tokens for one in made.boundaries}
+    ends = {end.message: end.tokens for end in made.boundaries}
     assert 3 not in ends, "the image of the first result stands behind the second one"
     ids = network_ids(made.tokens.ids, made.images)
     assert text_of(trait, ids[: ends[4]]).endswith(written(trait, CAT))
@@ -207,7 +207,7 @@ def test_merged_with_the_next_question_it_ends_there():
     assert not preparer.facts.images_in_results
     talk = (user("look"), reply("", call("c1", "look", at="a")), result(f"got {CAT.word}"))
     ends = [
-        {one.message: one.tokens for one in preparer.prepare(asked(*some, tools=TOOLS)).boundaries}
+        {end.message: end.tokens for end in preparer.prepare(asked(*some, tools=TOOLS)).boundaries}
         for some in (talk, (*talk, user("and?")))
     ]
     assert 2 in ends[0]
@@ -260,7 +260,7 @@ def test_messages_end_where_the_same_conversation_ended_before(trait: str):
         user(f"and {CAT.word}{MAP.word}"),
     )
     whole = prompt(trait, *talk)
-    ends = {one.message: one.tokens for one in whole.boundaries}
+    ends = {boundary.message: boundary.tokens for boundary in whole.boundaries}
     assert {1, 2, 3, 4, 5} <= ends.keys()
     for count in (2, 4):
         before = prompt(trait, *talk[:count])
@@ -333,7 +333,7 @@ def test_no_text_can_pretend_to_be_an_image():
 
 
 def test_the_random_word_of_this_process_is_in_nothing_that_is_kept():
-    """Keys outlive the process, and what is left out of them is told to the model."""
+    """Keys outlive the process, and what is left out of them is shown to the model."""
     reminder = (
         "<system-reminder>\nWhat you can use:\n# claudeMd\nFollow these.\n{}\n# currentDate\n"
         "Today's date is 2026-11-21.\n</system-reminder>\n"
@@ -344,13 +344,13 @@ def test_the_random_word_of_this_process_is_in_nothing_that_is_kept():
         user(reminder.format(DOG.word) + f"see {CAT.word} \n"),
     )
     assert made.conversation
-    kept = repr([(one.data, one.omitted) for one in made.conversation.canonical]) + repr(made.conversation)
-    for one in (CAT, DOG):
-        assert one.word not in kept
-        assert one.word[:37] not in kept
+    kept = repr([(item.data, item.omitted) for item in made.conversation.canonical]) + repr(made.conversation)
+    for item in (CAT, DOG):
+        assert item.word not in kept
+        assert item.word[:37] not in kept
     first, second = made.conversation.messages
-    assert [one.name for one in first.omitted] == ["today's date"]
-    assert {one.name for one in second.omitted} == {"date in the reminder", "white space"}, (
+    assert [item.name for item in first.omitted] == ["today's date"]
+    assert {item.name for item in second.omitted} == {"date in the reminder", "white space"}, (
         "instructions with an image in them are content"
     )
 
@@ -390,13 +390,13 @@ def test_a_run_takes_the_place_of_its_placeholder_and_the_rest_is_as_in_the_whol
     places = [at for at in range(len(text)) if text.startswith("<img>", at)]
     encoded = PieceEncoder(tokenizer).encode(text, [0, 10], [PlacedRun(at, run) for at in places])
     plain = [
-        one
+        token
         for piece in ("<a>x", "y<a>")
-        for one in (*tokenizer.encode(piece, as_document=False), *run.tokens)
+        for token in (*tokenizer.encode(piece, as_document=False), *run.tokens)
     ]
     assert list(encoded.ids) == plain
     assert encoded.cuts == (0, 2 + len(run) + 1)
-    assert all(one < FIRST_IMAGE_TOKEN for one in encoded.ids[:2])
+    assert all(token < FIRST_IMAGE_TOKEN for token in encoded.ids[:2])
 
 
 def test_an_image_at_the_start_and_a_cut_there_are_one_place():

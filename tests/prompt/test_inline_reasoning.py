@@ -27,8 +27,8 @@ def keys(prompt: Prompt) -> list[CanonicalKey]:
 
 
 def test_the_reasoning_is_taken_out_of_the_text():
-    said = split_inline_reasoning(reply(SPOKEN + "Here.", call()), MARKS)
-    assert (said.content.strip(), (said.reasoning or "").strip()) == ("Here.", "Look first.")
+    message = split_inline_reasoning(reply(SPOKEN + "Here.", call()), MARKS)
+    assert (message.content.strip(), (message.reasoning or "").strip()) == ("Here.", "Look first.")
 
 
 @pytest.mark.parametrize(
@@ -96,8 +96,8 @@ def test_without_rules_it_is_text():
     policy = PromptPolicy(with_rules=False)
     preparer = Preparer(trait_tokenizer(TRAIT), family_of(TRAIT), policy=policy)
     spoken, apart = (
-        preparer.prepare(ChatRequest(messages=conversation(said)))
-        for said in (reply(SPOKEN, call()), reply("", call(), reasoning="Look first."))
+        preparer.prepare(ChatRequest(messages=conversation(message)))
+        for message in (reply(SPOKEN, call()), reply("", call(), reasoning="Look first."))
     )
     assert keys(spoken) != keys(apart)
 

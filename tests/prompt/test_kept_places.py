@@ -24,13 +24,13 @@ END = -1
 
 
 def kept(message: Message, *places: int, seconds: int = 300) -> Message:
-    return replace(message, kept=tuple(KeptPlace(one, seconds) for one in places))
+    return replace(message, kept=tuple(KeptPlace(place, seconds) for place in places))
 
 
 def beginnings(trait: str, *messages: Message, **request: Any) -> list[str]:
     """The texts of the beginnings that are kept."""
     prompt = prepared(trait, *messages, **request)
-    return [text_of(trait, prompt.tokens.ids[: one.tokens]) for one in prompt.kept]
+    return [text_of(trait, prompt.tokens.ids[: place.tokens]) for place in prompt.kept]
 
 
 @pytest.mark.parametrize("trait", TRAITS)
@@ -54,8 +54,8 @@ def test_what_is_kept_is_what_another_prompt_with_this_beginning_has_too(trait: 
     )
     inside, *ends = prompt.kept
     assert inside.tokens <= same
-    known = {one.message: one.tokens for one in prompt.boundaries}
-    assert [one.tokens for one in ends] == [known.get(0, 0), known.get(1, 0)]
+    known = {place.message: place.tokens for place in prompt.boundaries}
+    assert [place.tokens for place in ends] == [known.get(0, 0), known.get(1, 0)]
     if inside.tokens and 0 in known:
         text = text_of(trait, prompt.tokens.ids[: inside.tokens])
         assert "You are an agent" in text
@@ -64,17 +64,17 @@ def test_what_is_kept_is_what_another_prompt_with_this_beginning_has_too(trait: 
 
 def test_most_templates_show_where_a_place_inside_of_a_message_is():
     """Those that do not change the system text, or fold it into something else, do."""
-    found = [bool(prepared(trait, kept(system(RULES), FIRST), user("Hi")).kept[0].tokens) for trait in TRAITS]
-    assert sum(found) > 0.7 * len(found)
+    flags = [bool(prepared(trait, kept(system(RULES), FIRST), user("Hi")).kept[0].tokens) for trait in TRAITS]
+    assert sum(flags) > 0.7 * len(flags)
 
 
 def test_places_come_in_the_order_of_the_messages_and_only_the_last_ones_count():
     messages = [kept(system(RULES), FIRST, END), *(kept(user(f"Question {n}"), END) for n in range(1))]
-    told = prepared(
+    places = prepared(
         "strips_old_reasoning", *messages, kept(reply("An answer."), END), kept(user("Go on."), 2, END)
     ).kept
-    assert len(told) == MOST_KEPT
-    assert [one.tokens for one in told] == sorted(one.tokens for one in told)
+    assert len(places) == MOST_KEPT
+    assert [place.tokens for place in places] == sorted(place.tokens for place in places)
 
 
 def test_a_place_behind_a_text_but_in_front_of_calls_is_not_known():
@@ -96,9 +96,9 @@ def test_what_is_removed_from_the_beginning_moves_a_place():
 
 
 def test_a_place_beside_quoted_marks_is_found():
-    said = "What is <|im_end|> here? " * 3
+    question = "What is <|im_end|> here? " * 3
     (text,) = beginnings(
-        "strips_old_reasoning", system("Be brief."), kept(user(f"{said}And now?"), len(said))
+        "strips_old_reasoning", system("Be brief."), kept(user(f"{question}And now?"), len(question))
     )
     assert text.rstrip().endswith("here?")
 

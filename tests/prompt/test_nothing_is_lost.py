@@ -219,18 +219,18 @@ def words_of_schema(schema: Json) -> Iterator[str]:
                 yield from words_of_schema(inner)
         elif keyword not in ("type", "required"):
             inner = value if isinstance(value, list) else [value]
-            for one in inner:
-                yield from words_of_schema(one) if isinstance(one, dict) else words(one)
+            for item in inner:
+                yield from words_of_schema(item) if isinstance(item, dict) else words(item)
 
 
 def words_of(kind: Kind) -> set[str]:
-    said = [text for one in kind.messages for text in words(one.content)]
-    calls = [one for message in kind.messages for one in message.tool_calls]
-    said += [text for one in calls for text in (one.name, *words(dict(one.arguments)))]
+    texts = [text for item in kind.messages for text in words(item.content)]
+    calls = [item for message in kind.messages for item in message.tool_calls]
+    texts += [text for item in calls for text in (item.name, *words(dict(item.arguments)))]
     functions: list[Any] = [tool["function"] for tool in kind.tools]
     for about in functions:
-        said += [about["name"], *words(about.get("description")), *words_of_schema(about.get("parameters"))]
-    return set(said)
+        texts += [about["name"], *words(about.get("description")), *words_of_schema(about.get("parameters"))]
+    return set(texts)
 
 
 @pytest.mark.parametrize("label", KINDS)
@@ -268,8 +268,8 @@ def test_a_call_stays_in_its_turn(trait):
     talks = (
         (user("Asked."), reply(text, call(name="undertake")), result("Found.")) for text in ("Spoken.", "")
     )
-    told, plain = (shown(trait, *talk, tools=(WRITE,)) for talk in talks)
-    ends, beginning = after_an_end(trait, told, "Spoken.")
+    with_text, plain = (shown(trait, *talk, tools=(WRITE,)) for talk in talks)
+    ends, beginning = after_an_end(trait, with_text, "Spoken.")
     assert not ends or beginning == after_an_end(trait, plain, "Asked.")[1]
 
 
@@ -286,8 +286,10 @@ def test_reasoning_that_is_shown_with_a_call_is_shown_with_text_and_a_call(trait
         return shown(trait, user("Asked."), *talk, *ending, tools=(WRITE,))
 
     plain = loop("", "")
-    for told in (loop("Spoken.", "Uttered."), loop("Spoken.", ""), loop("", "Uttered.")):
-        assert [one in told for one in (REASONING, SECOND)] == [one in plain for one in (REASONING, SECOND)]
+    for prompt in (loop("Spoken.", "Uttered."), loop("Spoken.", ""), loop("", "Uttered.")):
+        assert [thought in prompt for thought in (REASONING, SECOND)] == [
+            thought in plain for thought in (REASONING, SECOND)
+        ]
     assert ending or SECOND in plain
 
 

@@ -81,7 +81,7 @@ def test_what_is_remembered_is_bounded_and_the_latest_stays():
 
 
 def held(encoder: PieceEncoder) -> int:
-    return sum(_weight(*one) for one in encoder._known.items())
+    return sum(_weight(*entry) for entry in encoder._known.items())
 
 
 def test_a_short_piece_counts_with_what_it_takes_to_remember_it():

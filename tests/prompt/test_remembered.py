@@ -78,7 +78,7 @@ def facts_of(preparing: Preparer, request: ChatRequest) -> PromptFacts | str:
         return str(error)
     assert prompt.conversation
     messages = prompt.conversation.canonical
-    return prompt, [one.omitted for one in messages], [one.omitted_chars for one in messages]
+    return prompt, [message.omitted for message in messages], [message.omitted_chars for message in messages]
 
 
 # ---------------------------------------------------------------------------------------------- same prompts
@@ -119,9 +119,9 @@ class Talk:
             ToolCall(self._one_of(IDS), "write", self._one_of(ARGUMENTS))
             for _ in range(self._one_of((0, 0, 1, 2, 3)))
         ]
-        said = reply(self._one_of(REPLIES), *calls, reasoning=self._one_of(REASONING))
-        self.messages.append(replace(said, reply_name=self._one_of(NAMES)))
-        self.messages += [self._result(one.id) for one in calls[: self._one_of((1, 2, 3, 4))]]
+        message = reply(self._one_of(REPLIES), *calls, reasoning=self._one_of(REASONING))
+        self.messages.append(replace(message, reply_name=self._one_of(NAMES)))
+        self.messages += [self._result(tool_call.id) for tool_call in calls[: self._one_of((1, 2, 3, 4))]]
 
     def _result(self, call_id: str) -> Message:
         references = self._one_of(((), (), ("find",)))
@@ -192,10 +192,10 @@ def same_prompt(*requests: Sequence[Message]) -> bool:
 @pytest.mark.parametrize("now", ARGUMENTS)
 @pytest.mark.parametrize("was", ARGUMENTS)
 def test_a_call_is_shown_as_it_is_spelled(was, now):
-    one, other = (
+    first, other = (
         [user("Go."), reply("", call(**arguments)), result("done"), user("And?")] for arguments in (was, now)
     )
-    assert same_prompt(one, other)
+    assert same_prompt(first, other)
 
 
 def test_results_stand_as_their_calls_do_however_many_come_later():

@@ -115,7 +115,7 @@ def misunderstood(trait: str, message: Message, *, on: bool) -> list[str]:
         return list(CLIENTS)
     answer = understood(trait, before.prompt, before.reply)
     wanted = {str(client.expected(message)): client.expected(message) for client in CLIENTS.values()}
-    prompts = {words: next_prompt(trait, one, on=on).tokens for words, one in wanted.items()}
+    prompts = {words: next_prompt(trait, expected, on=on).tokens for words, expected in wanted.items()}
     return [
         name
         for name, client in CLIENTS.items()
@@ -154,11 +154,11 @@ def test_what_the_model_says_is_what_the_client_gets(trait, label):
     assert answer.reasoning == (message.reasoning or "")
     assert answer.content.strip() == message.content.strip()
     assert answer.reason == ("tool_calls" if message.tool_calls else "stop")
-    assert [name for name, _ in answer.calls] == [one.name for one in message.tool_calls]
-    for (_, arguments), one in zip(answer.calls, message.tool_calls, strict=True):
+    assert [name for name, _ in answer.calls] == [tool_call.name for tool_call in message.tool_calls]
+    for (_, arguments), tool_call in zip(answer.calls, message.tool_calls, strict=True):
         # Where nothing says the type of a value, and the format has no quotes, it is what it looks like.
-        unknown = LOOKS.get(trait, {}) if "extra" in one.arguments else {}
-        assert json.loads(arguments) == {**one.arguments, **unknown}
+        unknown = LOOKS.get(trait, {}) if "extra" in tool_call.arguments else {}
+        assert json.loads(arguments) == {**tool_call.arguments, **unknown}
 
 
 @pytest.mark.parametrize("trait", [trait for trait in TRAITS if (trait, "a call") in CASES])
@@ -166,8 +166,8 @@ def test_white_space_that_the_model_writes_before_a_call_is_nobodys(trait):
     message = reply_of(trait, "a call")
     before = turn(trait, message, on=True)
     form = REASONING_FORMS.get(trait, "").format(REASONING)
-    said = f"{form}\n\n{before.reply.removeprefix(form)}"
-    answer = understood(trait, before.prompt, said)
+    output = f"{form}\n\n{before.reply.removeprefix(form)}"
+    answer = understood(trait, before.prompt, output)
     assert answer.content == ""
     for client in CLIENTS.values():
         assert (
@@ -248,7 +248,7 @@ def test_tokens_that_were_generated_read_as_the_fresh_rendering_does(trait, on):
 
 @pytest.mark.parametrize("trait", TRAITS)
 def test_an_answer_without_reasoning_reads_as_the_fresh_rendering_does(trait):
-    """Of a model that was told not to think, or that knows no reasoning."""
+    """Of a model that was asked not to think, or that knows no reasoning."""
     bound, fresh = splice(trait, REPLIES["an answer"], ASKED, on=False)
     assert (bound == fresh) is ((trait, False, "user", "answer") not in NOT_NEUTRAL)
 

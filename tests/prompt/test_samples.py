@@ -1,4 +1,4 @@
-"""The form of a model's text is told from what its template renders, too."""
+"""The form of a model's text is recognized by what its template renders, too."""
 
 import json
 from pathlib import Path

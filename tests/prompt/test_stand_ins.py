@@ -24,9 +24,9 @@ def calling(content: str, *names: str) -> Seen:
 def rendered(messages: list[Seen]) -> str:
     """As a template that shows no text beside calls."""
     texts: list[str] = []
-    for one in messages:
-        names = [call["function"]["name"] for call in one.get("tool_calls", [])]
-        texts.append("".join(f"<call>{name}" for name in names) or str(one["content"]))
+    for message in messages:
+        names = [call["function"]["name"] for call in message.get("tool_calls", [])]
+        texts.append("".join(f"<call>{name}" for name in names) or str(message["content"]))
     return "|".join(texts)
 
 
@@ -57,7 +57,7 @@ def test_reasoning_at_the_start_of_a_text_is_the_templates_and_what_is_quoted_af
 
 def test_a_text_beside_calls_is_set_in_before_the_first_one():
     seen, restored = SETTING_IN.put_into([calling("I ask.", "a", "b"), answer("c"), calling("And.", "d")])
-    assert [one["content"] for one in seen] == ["", "c", ""]
+    assert [message["content"] for message in seen] == ["", "c", ""]
     assert restored(rendered(seen)) == "(I ask.)<call>a<call>b|c|(And.)<call>d"
 
 

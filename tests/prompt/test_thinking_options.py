@@ -113,9 +113,9 @@ def test_a_word_in_the_system_text_turns_thinking_off_and_is_nothing_that_the_mo
     assert on.endswith("<think>\n")
     assert off.endswith("<think></think>")
     assert "/no_think" not in off
-    told = shown("words_in_system", system("Be brief."), user("Hi."), thinking=Thinking(on=False))
-    assert told.startswith("<|im_start|>system\nBe brief.<|im_end|>")
-    assert told.endswith("<think></think>")
+    prompt = shown("words_in_system", system("Be brief."), user("Hi."), thinking=Thinking(on=False))
+    assert prompt.startswith("<|im_start|>system\nBe brief.<|im_end|>")
+    assert prompt.endswith("<think></think>")
 
 
 def test_a_client_may_write_the_word_itself():

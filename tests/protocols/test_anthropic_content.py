@@ -76,9 +76,9 @@ def test_no_system_text_is_no_message(system):
 
 
 def test_the_billing_header_is_a_first_line_that_the_model_does_not_see():
-    told = read(USER, system=[text(BILLING), text("You are an agent.")])
-    assert told[0].content.startswith(f"{BILLING}\n")
-    assert for_the_model(told)[0].content == "You are an agent."
+    messages = read(USER, system=[text(BILLING), text("You are an agent.")])
+    assert messages[0].content.startswith(f"{BILLING}\n")
+    assert for_the_model(messages)[0].content == "You are an agent."
 
 
 def test_each_block_of_the_system_text_begins_a_line():
@@ -136,8 +136,8 @@ def test_that_a_call_failed_is_in_its_result(fields, content):
 
 
 def test_blocks_of_a_result_stay_apart():
-    told = one_message(content=[result([text("a.py"), text(""), text("b.py")])]).content
-    assert told == "a.py\nb.py"
+    content = one_message(content=[result([text("a.py"), text(""), text("b.py")])]).content
+    assert content == "a.py\nb.py"
 
 
 @pytest.mark.parametrize("content", [None, [], ""])
@@ -207,8 +207,8 @@ def test_an_image_in_the_newest_question_is_refused_and_named(image):
 def test_other_images_become_a_note():
     history, answer = {"role": "user", "content": [text("see"), IMAGE]}, {"role": "assistant", "content": "?"}
     in_result = {"role": "user", "content": [result([text("page: "), LINKED_IMAGE]), IMAGE]}
-    told = [message.content for message in read(history, answer, in_result)]
-    assert told == ["see" + UNSEEN_IMAGE, "?", f"page: \n{UNSEEN_IMAGE}", UNSEEN_IMAGE]
+    contents = [message.content for message in read(history, answer, in_result)]
+    assert contents == ["see" + UNSEEN_IMAGE, "?", f"page: \n{UNSEEN_IMAGE}", UNSEEN_IMAGE]
 
 
 @pytest.mark.parametrize(
@@ -250,22 +250,22 @@ def test_other_blocks_become_text(block, expected):
 
 
 def test_an_unknown_block_of_a_reply_becomes_text_too():
-    told = reply(text("a"), {"type": "tomorrows_use", "id": "s", "name": "web_search", "input": {}})
-    assert told.content == "a[tomorrows_use: this model cannot read it]"
+    message = reply(text("a"), {"type": "tomorrows_use", "id": "s", "name": "web_search", "input": {}})
+    assert message.content == "a[tomorrows_use: this model cannot read it]"
 
 
 def test_calls_that_anthropic_ran_and_their_results_are_text():
-    found = {
+    web_result = {
         "type": "web_search_result",
         "title": "Seas",
         "url": "https://sea.example",
         "encrypted_content": "abc",
         "page_age": None,
     }
-    told = reply(
+    message = reply(
         text("a"),
         {"type": "server_tool_use", "id": "s1", "name": "web_search", "input": {"query": "How deep?"}},
-        {"type": "web_search_tool_result", "tool_use_id": "s1", "content": [found]},
+        {"type": "web_search_tool_result", "tool_use_id": "s1", "content": [web_result]},
         {"type": "server_tool_use", "id": "s2", "name": "code_execution", "input": {"code": "1\n2"}},
         {
             "type": "code_execution_tool_result",
@@ -275,7 +275,7 @@ def test_calls_that_anthropic_ran_and_their_results_are_text():
         {"type": "mcp_tool_use", "id": "m", "name": "find", "server_name": "sea", "input": {}},
         {"type": "mcp_tool_result", "tool_use_id": "m", "is_error": False, "content": [text("It is.")]},
     )
-    assert told.content == (
+    assert message.content == (
         "a[server_tool_use]\nname: web_search\nquery: How deep?\n"
         '[web_search_tool_result]\ncontent:\n{"title": "Seas", "url": "https://sea.example"}\n'
         "[server_tool_use]\nname: code_execution\ncode: 1\n2\n"
@@ -283,15 +283,15 @@ def test_calls_that_anthropic_ran_and_their_results_are_text():
         "[mcp_tool_use]\nname: find\nserver_name: sea\n"
         "[mcp_tool_result]\nis_error: false\ncontent:\nIt is.\n"
     )
-    assert not told.tool_calls
+    assert not message.tool_calls
 
 
 def test_a_result_that_is_nested_too_deeply_is_named_and_not_refused():
     deep: Any = "x"
     for _ in range(900):
         deep = {"a": deep}
-    told = reply({"type": "web_search_tool_result", "tool_use_id": "s", "content": deep})
-    assert told.content.startswith("[web_search_tool_result")
+    message = reply({"type": "web_search_tool_result", "tool_use_id": "s", "content": deep})
+    assert message.content.startswith("[web_search_tool_result")
 
 
 # --------------------------------------------------------------------------------------------------- refusals

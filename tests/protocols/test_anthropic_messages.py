@@ -142,8 +142,8 @@ def test_thinking(fields, thinking):
 def test_a_session_is_found_in_the_metadata_and_in_a_header():
     user = json.dumps({"device_id": "d", "account_uuid": "", "session_id": "s1"})
     assert request(metadata={"user_id": user}).session_id == "s1"
-    found = call({"x-claude-code-session-id": "s2"}).request
-    assert found.session_id == "s2"
+    parsed = call({"x-claude-code-session-id": "s2"}).request
+    assert parsed.session_id == "s2"
 
 
 @pytest.mark.parametrize("kind", ["auto", "any", "tool", "of_tomorrow"])
@@ -158,8 +158,8 @@ def test_calls_can_be_forbidden_or_demanded_and_the_tools_stay():
         kind: request(tools=[TOOL, late], tool_choice={"type": kind, "name": "read"})
         for kind in ("auto", "none", "any", "tool")
     }
-    assert {(len(one.tools), len(one.late_tools)) for one in asked.values()} == {(1, 1)}
-    assert [one.form.calls for one in asked.values()] == ["may", "none", "must", "must"]
+    assert {(len(parsed.tools), len(parsed.late_tools)) for parsed in asked.values()} == {(1, 1)}
+    assert [parsed.form.calls for parsed in asked.values()] == ["may", "none", "must", "must"]
     assert asked["tool"].form.tools == {"read"}
 
 
@@ -305,11 +305,11 @@ def test_what_is_counted_is_what_would_be_asked():
 
 
 def test_a_reply_in_blocks():
-    told = whole(call(model="claude-x").reply, REPLY, end("tool_calls"))
-    signature = told["content"][0]["signature"]
-    assert CONTEXT.seal.open(signature, CONTEXT.tenant) == Sealed("Look it up.", name_in(told["id"]))
+    answer = whole(call(model="claude-x").reply, REPLY, end("tool_calls"))
+    signature = answer["content"][0]["signature"]
+    assert CONTEXT.seal.open(signature, CONTEXT.tenant) == Sealed("Look it up.", name_in(answer["id"]))
     assert CONTEXT.seal.open(signature, b"another") is None
-    message = without_ids(told)
+    message = without_ids(answer)
     reasoning, text, read, write = message["content"]
     assert reasoning["thinking"] == "Look it up."
     assert text == {"type": "text", "text": "\n\nWell.\n"}
@@ -338,11 +338,11 @@ def test_a_stream_says_what_the_whole_reply_says(made):
 def test_nothing_is_lost_but_white_space_around_blocks(made):
     outputs, ending = made
     content = whole(call().reply, outputs, ending)["content"]
-    said = "".join(block["text"] for block in content if block["type"] == "text")
-    assert said.split() == "".join(one.text for one in outputs if isinstance(one, Content)).split()
+    text = "".join(block["text"] for block in content if block["type"] == "text")
+    assert text.split() == "".join(output.text for output in outputs if isinstance(output, Content)).split()
     reasoning = "".join(block["thinking"] for block in content if block["type"] == "thinking")
-    assert reasoning == "".join(one.text for one in outputs if isinstance(one, Reasoning))
-    names = [one.name for one in outputs if isinstance(one, CallStarted)]
+    assert reasoning == "".join(output.text for output in outputs if isinstance(output, Reasoning))
+    names = [output.name for output in outputs if isinstance(output, CallStarted)]
     assert [block["name"] for block in content if block["type"] == "tool_use"] == names
     assert all(block["text"].strip() for block in content if block["type"] == "text")
 
@@ -427,14 +427,14 @@ def test_a_failure_in_a_stream():
     ids=lambda value: type(value).__name__,
 )
 def test_errors_have_anthropics_types(error: RequestError, kind):
-    told = anthropic_refusal(error, "req_1")
-    assert told == {"type": "error", "error": {"type": kind, "message": "x"}, "request_id": "req_1"}
+    answer = anthropic_refusal(error, "req_1")
+    assert answer == {"type": "error", "error": {"type": kind, "message": "x"}, "request_id": "req_1"}
 
 
 def test_a_prompt_that_is_too_long_is_refused_in_words_that_clients_know():
     error = ContextOverflow(prompt_tokens=205_000, window=200_001, param="messages")
-    told = anthropic_refusal(error, "req_1")["error"]
-    assert told == {
+    answer = anthropic_refusal(error, "req_1")["error"]
+    assert answer == {
         "type": "invalid_request_error",
         "message": "prompt is too long: 205000 tokens > 200000 maximum",
     }

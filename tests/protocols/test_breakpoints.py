@@ -68,11 +68,11 @@ def test_calls_and_results_are_kept_to_the_end_of_their_messages():
     call = {"type": "tool_use", "id": "c", "name": "read", "input": {}, "cache_control": CONTROL}
     result: Any = {"type": "tool_result", "tool_use_id": "c", "content": [text("x", cache_control=CONTROL)]}
     marked = {**result, "cache_control": {**CONTROL, "ttl": "1h"}}
-    said = [HELLO, {"role": "assistant", "content": [text("I look."), call]}]
-    assert kept_messages(*said, {"role": "user", "content": [result]})[1:] == [(KeptPlace(END, MINUTES),)] * 2
-    *_, last = kept_messages(*said, {"role": "user", "content": [marked, text("And?")]})
+    talk = [HELLO, {"role": "assistant", "content": [text("I look."), call]}]
+    assert kept_messages(*talk, {"role": "user", "content": [result]})[1:] == [(KeptPlace(END, MINUTES),)] * 2
+    *_, last = kept_messages(*talk, {"role": "user", "content": [marked, text("And?")]})
     assert last == ()
-    assert kept_messages(*said, {"role": "user", "content": [marked]})[-1] == (KeptPlace(END, HOUR),)
+    assert kept_messages(*talk, {"role": "user", "content": [marked]})[-1] == (KeptPlace(END, HOUR),)
 
 
 def test_tools_are_kept_with_the_system_text_or_in_front_of_the_first_message():
@@ -92,20 +92,20 @@ def test_a_mark_of_the_request_is_at_its_end():
 
 
 def test_parts_of_a_chat():
-    said = [
+    turns = [
         {"role": "system", "content": [text("One.", prompt_cache_breakpoint=BREAK), text("Two.")]},
         {"role": "user", "content": [text("Hi", prompt_cache_breakpoint={**BREAK, "ttl": "12h"})]},
     ]
-    assert kept(chat_completions.parse, messages=said) == [
+    assert kept(chat_completions.parse, messages=turns) == [
         (KeptPlace(4, HALF_AN_HOUR),),
         (KeptPlace(2, HALF_A_DAY),),
     ]
 
 
 def test_parts_of_a_chat_may_have_the_other_vendor_s_marks():
-    said = [{"role": "user", "content": [text("Hi", cache_control=CONTROL)]}]
+    turns = [{"role": "user", "content": [text("Hi", cache_control=CONTROL)]}]
     tool = {"type": "function", "function": {"name": "read"}, "cache_control": CONTROL}
-    assert kept(chat_completions.parse, messages=said) == [(KeptPlace(2, MINUTES),)]
+    assert kept(chat_completions.parse, messages=turns) == [(KeptPlace(2, MINUTES),)]
     assert kept(chat_completions.parse, messages=[HELLO], tools=[tool]) == [(KeptPlace(0, MINUTES),)]
 
 
@@ -153,18 +153,18 @@ def test_a_response_says_what_was_applied():
 @pytest.mark.parametrize("mark", [None, 7, [], {}, {"type": "other"}, {"mode": "implicit"}, {"type": []}])
 def test_a_damaged_mark_marks_nothing(mark: Any):
     part = text("Hi", cache_control=mark, prompt_cache_breakpoint=mark)
-    said = {"role": "user", "content": [part]}
-    assert kept_messages(said, cache_control=mark, tools=[{"name": "read", "cache_control": mark}]) == [()]
-    assert kept(chat_completions.parse, messages=[said], prompt_cache_options={"ttl": mark}) == [()]
+    message = {"role": "user", "content": [part]}
+    assert kept_messages(message, cache_control=mark, tools=[{"name": "read", "cache_control": mark}]) == [()]
+    assert kept(chat_completions.parse, messages=[message], prompt_cache_options={"ttl": mark}) == [()]
 
 
 @pytest.mark.parametrize("ttl", [None, 7, [], "2h"])
 def test_an_unknown_time_is_the_usual_one(ttl: Any):
-    said = {"role": "user", "content": [text("Hi", cache_control={**CONTROL, "ttl": ttl})]}
-    assert kept_messages(said) == [(KeptPlace(2, MINUTES),)]
+    message = {"role": "user", "content": [text("Hi", cache_control={**CONTROL, "ttl": ttl})]}
+    assert kept_messages(message) == [(KeptPlace(2, MINUTES),)]
 
 
-# ---------------------------------------------------------------------------------------- what is told
+# ---------------------------------------------------------------------------------------- what is sent
 
 RECEIPT = Receipt(
     from_memory=90,

@@ -66,11 +66,11 @@ def test_a_call_of_a_custom_tool_has_its_text():
     outputs += [CallStarted(1, "note"), CallArguments(1, '{"input": "a '), CallArguments(1, '\\n🐟"}')]
     for rest, text in ([CallEnded(1)], "a \n🐟"), ([], "a \n🐟"):
         encoder = reply(custom_tools=frozenset({"note"}))
-        _, _, opening, *told = deltas(encoder, *outputs, *rest)
+        _, _, opening, *following = deltas(encoder, *outputs, *rest)
         (call,) = opening["tool_calls"]
         assert (call["index"], call["type"], call["custom"]) == (1, "custom", {"name": "note", "input": ""})
         pieces = [{"tool_calls": [{"index": 1, "custom": {"input": piece}}]} for piece in ("a ", "\n🐟")]
-        assert told == pieces
+        assert following == pieces
         plain, custom = message(encoder, *outputs, *rest)["tool_calls"]
         assert plain["function"] == {"name": "read", "arguments": "{}"}
         assert (custom["type"], custom["custom"]) == ("custom", {"name": "note", "input": text})
@@ -80,8 +80,8 @@ def test_the_text_of_a_custom_call_that_is_cut_is_shown_as_far_as_it_came():
     cut = Finished("length", USAGE)
     encoder = reply(custom_tools=frozenset({"note"}))
     outputs = [CallStarted(0, "note"), CallArguments(0, '{"input": "ha')]
-    _, told = deltas(encoder, *outputs, end=cut)
-    assert told == {"tool_calls": [{"index": 0, "custom": {"input": "ha"}}]}
+    _, delta = deltas(encoder, *outputs, end=cut)
+    assert delta == {"tool_calls": [{"index": 0, "custom": {"input": "ha"}}]}
     (call,) = message(encoder, *outputs, end=cut)["tool_calls"]
     assert call["custom"] == {"name": "note", "input": "ha"}
 
@@ -115,7 +115,7 @@ def test_arguments_go_to_the_call_of_their_index():
         CallEnded(1),
     ]
     calls = message(reply(), *outputs)["tool_calls"]
-    assert [(one["function"]["name"], one["function"]["arguments"]) for one in calls] == [
+    assert [(call["function"]["name"], call["function"]["arguments"]) for call in calls] == [
         ("a", '{"n": 1}'),
         ("b", '{"n": 2}'),
     ]
@@ -125,11 +125,11 @@ def test_arguments_go_to_the_call_of_their_index():
 
 def test_calls_of_one_reply_and_of_others_have_ids_of_their_own():
     def ids(encoder: ChatReply) -> list[str]:
-        return [one["id"] for one in message(encoder, CallStarted(0, "a"), CallStarted(1, "a"))["tool_calls"]]
+        return [row["id"] for row in message(encoder, CallStarted(0, "a"), CallStarted(1, "a"))["tool_calls"]]
 
-    found = [one for _ in range(200) for one in ids(reply())]
-    assert len(set(found)) == 400
-    assert all(re.fullmatch(r"[A-Za-z0-9]+", one) for one in found)
+    call_ids = [row for _ in range(200) for row in ids(reply())]
+    assert len(set(call_ids)) == 400
+    assert all(re.fullmatch(r"[A-Za-z0-9]+", row) for row in call_ids)
 
 
 def test_reasoning_is_streamed_under_the_name_that_clients_read():
@@ -146,7 +146,7 @@ def test_a_reply_without_reasoning_or_calls_has_no_member_for_them(outputs):
     assert {"role", "content", "refusal"} <= sent.keys()
     assert "reasoning" not in sent
     assert "reasoning_content" not in sent
-    assert ("tool_calls" in sent) == any(isinstance(one, CallStarted) for one in outputs)
+    assert ("tool_calls" in sent) == any(isinstance(output, CallStarted) for output in outputs)
 
 
 def test_a_sign_of_life_between_two_pieces_changes_nothing():

@@ -1,4 +1,4 @@
-"""The text of a custom call is told as its arguments come, and never taken back."""
+"""The text of a custom call is sent as its arguments come, and never taken back."""
 
 import json
 

@@ -49,7 +49,7 @@ def test_null_and_absent_are_the_same(name):
 @pytest.mark.parametrize("name", READERS)
 def test_each_reader_takes_its_type_and_names_any_other(name, value):
     read, _, takes = READERS[name]
-    if any(value == one and type(value) is type(one) for one in takes):
+    if any(value == accepted and type(value) is type(accepted) for accepted in takes):
         read(body(x=value))
         return
     error = refusal(lambda: read(Fields(body(x=value).data, "deep[3]")))

@@ -39,7 +39,7 @@ class Protocol:
     """One wire format, and the grammar of its streams.
 
     Attributes:
-        fields: of a request; `forms` are further ones, which change how a reply is told.
+        fields: of a request; `forms` are further ones, which change how a reply is written.
         is_life: whether an event says nothing but that the server lives. Numbered ones say more.
     """
 
@@ -104,7 +104,7 @@ every = pytest.mark.parametrize("name", PROTOCOLS)
 
 
 def drawn(data: st.DataObject, protocol: Protocol, *, fails: bool = False) -> tuple[Story, dict[str, Any]]:
-    """Something that happens, and how it is to be told."""
+    """Something that happens, and how it is to be written."""
     story = data.draw(stories(tools=protocol.tools, thinks=protocol.thinks, fails=fails))
     return story, data.draw(st.sampled_from(protocol.forms))
 
@@ -116,12 +116,12 @@ def test_a_stream_keeps_the_grammar_and_says_what_the_whole_reply_says(name: str
     protocol = PROTOCOLS[name]
     story, form = drawn(data, protocol)
     assert story.end
-    told = protocol.content_of(sent(protocol.reply(form), story))
+    content = protocol.content_of(sent(protocol.reply(form), story))
     whole = protocol.reply(form).whole(story.outputs, story.end)
-    assert told.failure is None
-    assert _comparable(told.body) == _comparable(json.loads(json.dumps(whole)))
-    if told.parts:
-        assert list(told.parts) == _parts(story.outputs)
+    assert content.failure is None
+    assert _comparable(content.body) == _comparable(json.loads(json.dumps(whole)))
+    if content.parts:
+        assert list(content.parts) == _parts(story.outputs)
 
 
 def _comparable(reply: Any) -> Any:
@@ -143,19 +143,19 @@ def _parts(outputs: Sequence[Output]) -> list[tuple[str, str]]:
     for output in outputs:
         match output:
             case Content(text):
-                kind, said = "content", text
+                kind, piece = "content", text
             case Reasoning(text):
-                kind, said = "reasoning_content", text
+                kind, piece = "reasoning_content", text
             case CallStarted(index):
                 parts.append((f"call {index}", ""))
                 continue
             case CallArguments(index, text):
-                kind, said = f"call {index}", text
+                kind, piece = f"call {index}", text
             case CallEnded():
                 continue
         if parts and parts[-1][0] == kind:
-            said = parts.pop()[1] + said
-        parts.append((kind, said))
+            piece = parts.pop()[1] + piece
+        parts.append((kind, piece))
     return parts
 
 

@@ -47,9 +47,9 @@ def parsed(path: str, items: list[Any]) -> ParsedRequest:
 
 
 def request(path: str, items: list[Any]) -> ChatRequest:
-    found = parsed(path, items).request
-    assert isinstance(found, ChatRequest)
-    return found
+    chat_request = parsed(path, items).request
+    assert isinstance(chat_request, ChatRequest)
+    return chat_request
 
 
 # ----------------------------------------------------------------------------------------- what we can emit
@@ -63,7 +63,10 @@ def sent(path: str, outputs: list[Output]) -> list[Any]:
         case "chat":
             message = body["choices"][0]["message"]
             calls = message.get("tool_calls", ())
-            return [message, *({"role": "tool", "tool_call_id": one["id"], "content": "r"} for one in calls)]
+            return [
+                message,
+                *({"role": "tool", "tool_call_id": call["id"], "content": "r"} for call in calls),
+            ]
         case "messages":
             results = [
                 {
@@ -74,12 +77,12 @@ def sent(path: str, outputs: list[Output]) -> list[Any]:
                 for block in body["content"]
                 if block["type"] == "tool_use"
             ]
-            said = [{"role": "user", "content": results}] if results else []
-            return [{"role": "assistant", "content": body["content"]}, *said]
+            answers = [{"role": "user", "content": results}] if results else []
+            return [{"role": "assistant", "content": body["content"]}, *answers]
         case _:
             calls = [item for item in body["output"] if item["type"] == "function_call"]
             results = [
-                {"type": "function_call_output", "call_id": one["call_id"], "output": "r"} for one in calls
+                {"type": "function_call_output", "call_id": call["call_id"], "output": "r"} for call in calls
             ]
             return [*body["output"], *results]
 
@@ -228,8 +231,8 @@ CALL: dict[str, Any] = {
 
 def reply_in(path: str, *items: Any) -> Any:
     """The model's first message in a conversation with these items."""
-    found = request(path, [ASK, *items, ASK]).messages
-    return next(message for message in found if message.role == "assistant")
+    turns = request(path, [ASK, *items, ASK]).messages
+    return next(message for message in turns if message.role == "assistant")
 
 
 @pytest.mark.parametrize(
@@ -253,8 +256,8 @@ def test_the_input_of_a_call_is_an_object_whatever_a_client_made_of_it(given: An
         (CHAT, {"role": "assistant", "tool_calls": [call]}),
         (RESPONSES, item),
     ):
-        (found,) = reply_in(path, sent_back).tool_calls
-        assert (found.name, found.arguments) == ("read", arguments), path
+        (tool_call,) = reply_in(path, sent_back).tool_calls
+        assert (tool_call.name, tool_call.arguments) == ("read", arguments), path
 
 
 def test_a_half_in_the_text_of_arguments_is_one_character():
@@ -266,9 +269,9 @@ def test_a_half_in_the_text_of_arguments_is_one_character():
 
 def test_a_call_without_a_name_becomes_text_beside_the_others():
     broken = {"id": "d", "function": {"arguments": "{}"}}
-    found = reply_in(CHAT, {"role": "assistant", "content": "So:", "tool_calls": [CALL, broken]})
-    assert [call.id for call in found.tool_calls] == ["c"]
-    assert found.content == "So:" + json.dumps(broken)
+    message = reply_in(CHAT, {"role": "assistant", "content": "So:", "tool_calls": [CALL, broken]})
+    assert [call.id for call in message.tool_calls] == ["c"]
+    assert message.content == "So:" + json.dumps(broken)
     assert (
         reply_in(CHAT, {"role": "assistant", "function_call": {"arguments": "{}"}}).content
         == '{"arguments": "{}"}'
@@ -282,17 +285,17 @@ def test_a_call_without_a_name_becomes_text_beside_the_others():
 def test_a_message_without_a_role_is_whose_its_members_say():
     calling = {"content": None, "tool_calls": [CALL]}
     result = {"role": 5, "tool_call_id": "c", "content": "read"}
-    roles = [one.role for one in request(CHAT, [ASK, calling, result, {"content": "Done"}, ASK]).messages]
+    roles = [turn.role for turn in request(CHAT, [ASK, calling, result, {"content": "Done"}, ASK]).messages]
     assert roles == ["user", "assistant", "tool", "assistant", "user"]
     thought = {"content": [{"type": "thinking", "thinking": "Hm"}, {"type": "text", "text": "So"}]}
-    assert [one.role for one in request(MESSAGES, [ASK, thought, ASK]).messages] == [
+    assert [turn.role for turn in request(MESSAGES, [ASK, thought, ASK]).messages] == [
         "user",
         "assistant",
         "user",
     ]
     item = {"type": 5, "call_id": "c", "output": "read"}
     done = {"role": "assistant", "content": "Done"}
-    assert [one.role for one in request(RESPONSES, [ASK, item, done, ASK]).messages] == [
+    assert [turn.role for turn in request(RESPONSES, [ASK, item, done, ASK]).messages] == [
         "user",
         "tool",
         "assistant",
@@ -303,8 +306,8 @@ def test_a_message_without_a_role_is_whose_its_members_say():
 @pytest.mark.parametrize("path", PARSERS)
 def test_a_conversation_of_nobody_alternates(path: str):
     first, second, last = {"content": "a"}, "b", {"role": "assistant", "content": "c"}
-    found = request(path, [first, second, last, ASK]).messages
-    assert [(one.role, one.content) for one in found][:2] == [("user", "a"), ("assistant", "b")]
+    turns = request(path, [first, second, last, ASK]).messages
+    assert [(turn.role, turn.content) for turn in turns][:2] == [("user", "a"), ("assistant", "b")]
 
 
 @pytest.mark.parametrize("path", PARSERS)

@@ -59,9 +59,9 @@ class Form:
         return self.parse(sent, {}, with_ or context()).request
 
     def refused(self, *messages: Any, with_: RequestContext | None = None) -> InvalidRequest:
-        with pytest.raises(InvalidRequest) as found:
+        with pytest.raises(InvalidRequest) as raised:
             self.request(*messages, with_=with_)
-        return found.value
+        return raised.value
 
 
 def anthropic_image(url: str) -> Any:
@@ -118,8 +118,8 @@ def texts_of(request: ChatRequest) -> list[str]:
     texts: list[str] = []
     for message in request.messages:
         text = message.content
-        for word in [one.group() for one in image_words(text)]:
-            (image,) = [one for one in request.images.values() if one.word == word]
+        for word in [item.group() for item in image_words(text)]:
+            (image,) = [item for item in request.images.values() if item.word == word]
             text = text.replace(word, f"<{len(image.data)}>")
         texts.append(text)
     return texts
@@ -143,7 +143,7 @@ def test_images_stand_where_the_client_put_them(form: Form):
         "yes",
         f"<{len(PNG)}>",
     ]
-    assert sorted(len(one.data) for one in request.images.values()) == sorted((len(PNG), len(JPEG)))
+    assert sorted(len(image.data) for image in request.images.values()) == sorted((len(PNG), len(JPEG)))
 
 
 @EACH
@@ -216,18 +216,18 @@ PATHS = {
 @pytest.mark.parametrize("name", FORMS)
 def test_a_bad_image_in_the_question_is_refused_and_named(name: str, kind: str):
     form, (url, code) = FORMS[name], BAD[kind]
-    said: Any
+    refusal: Any
     error = form.refused(user(form.text("hi")), user(form.text("see"), form.image(url)))
     assert isinstance(error, InvalidImage)
     assert (error.param, error.code, error.status) == (PATHS[name], code, 400)
     if name == "messages":
-        said = anthropic_refusal(error, "req_1")["error"]
+        refusal = anthropic_refusal(error, "req_1")["error"]
         where = "url" if "://" in url else "base64"
-        assert said["message"].startswith(f"messages.1.content.1.image.source.{where}: ")
+        assert refusal["message"].startswith(f"messages.1.content.1.image.source.{where}: ")
     else:
-        said = openai_refusal(error)["error"]
-        assert said["message"].startswith(f"'{PATHS[name]}' ")
-        assert (said["param"], said["code"]) == (PATHS[name], code)
+        refusal = openai_refusal(error)["error"]
+        assert refusal["message"].startswith(f"'{PATHS[name]}' ")
+        assert (refusal["param"], refusal["code"]) == (PATHS[name], code)
 
 
 @pytest.mark.parametrize("kind", BAD)
@@ -238,7 +238,7 @@ def test_the_same_image_in_history_or_in_a_result_is_a_note(form: Form, kind: st
     request = form.request(
         user(form.text("see"), image), form.calling, form.result([image]), user(form.text("and?"))
     )
-    notes = [one for text in texts_of(request) for one in [text] if "[image: " in one]
+    notes = [note for text in texts_of(request) for note in [text] if "[image: " in note]
     assert len(notes) == 2
     assert not request.images
     newest = form.request(user(form.text("look")), form.calling, form.result([image]))
@@ -336,5 +336,5 @@ def test_a_stored_response_keeps_its_images():
     assert texts_of(request) == [f"<{len(PNG)}>", "yes", "and?"]
     listed = input_items(store, b"tenant", "resp_1", body())
     assert listed["data"] == items
-    for word in (one.word for one in request.images.values()):
+    for word in (image.word for image in request.images.values()):
         assert word not in repr(store.get(b"tenant", "resp_1"))

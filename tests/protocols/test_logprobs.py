@@ -18,7 +18,7 @@ def test_a_chat_entry_names_text_bytes_and_alternatives():
 def test_a_part_of_a_character_keeps_its_bytes_and_shows_a_replacement():
     content = chat_logprobs([scored(4), scored(5)], MODEL.token_bytes)["content"]
     assert isinstance(content, list)
-    halves = [one for one in content if isinstance(one, dict)]
+    halves = [entry for entry in content if isinstance(entry, dict)]
     data = [byte for half in halves for byte in (half["bytes"] if isinstance(half["bytes"], list) else [])]
     assert bytes(byte for byte in data if isinstance(byte, int)).decode() == "🐟"
     assert all("\ufffd" in str(half["token"]) for half in halves)

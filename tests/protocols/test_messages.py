@@ -219,12 +219,12 @@ def test_what_is_meant_for_a_server_is_no_part_of_a_tool():
 
 
 def test_a_call_of_the_older_form_is_a_call():
-    asked, found = read(
+    asked, result = read(
         {"role": "assistant", "function_call": {"name": "read", "arguments": '{"path": "x"}'}},
         {"role": "function", "name": "read", "content": "9 m"},
     )
     assert asked.tool_calls == (ToolCall("read", "read", {"path": "x"}),)
-    assert (found.role, found.tool_call_id, found.content) == ("tool", "read", "9 m")
+    assert (result.role, result.tool_call_id, result.content) == ("tool", "read", "9 m")
     error = refusal({"role": "assistant", "function_call": {"arguments": "{}"}})
     assert error.param == "messages[0].function_call.name"
 

@@ -1,25 +1,25 @@
-"""The terminal is told each thing once."""
+"""The terminal shows each thing once."""
 
 from start_llm.protocols.notices import Notices
 
 
 def test_each_thing_is_reported_once():
-    said: list[str] = []
-    notices = Notices(said.append)
+    reported: list[str] = []
+    notices = Notices(reported.append)
     for text in ("a", "b", "a"):
         notices.tell(text)
-    assert said == ["a", "b"]
+    assert reported == ["a", "b"]
 
 
 def test_words_of_clients_move_no_cursor_and_fill_no_terminal():
-    said: list[str] = []
-    notices = Notices(said.append)
+    lines: list[str] = []
+    notices = Notices(lines.append)
     notices.tell("a\x1b[2J\nb")
     for number in range(1000):
         notices.tell(f"{number} " + "x" * 10_000)
-    assert said[0] == "a?[2J?b"
-    assert len(said) == 100
-    assert max(map(len, said)) == 200
+    assert lines[0] == "a?[2J?b"
+    assert len(lines) == 100
+    assert max(map(len, lines)) == 200
 
 
 def test_without_a_terminal_nothing_is_printed():

@@ -422,7 +422,7 @@ def test_the_requested_name_is_echoed_and_the_loaded_one_is_the_fingerprint():
 def test_ids_are_unique_and_only_letters_and_digits_after_the_prefix():
     ids = [whole(call().reply, [], Finished("stop", USAGE))["id"] for _ in range(1000)]
     assert len(set(ids)) == 1000
-    assert all(re.fullmatch(r"chatcmpl-[A-Za-z0-9]{24}", one) for one in ids)
+    assert all(re.fullmatch(r"chatcmpl-[A-Za-z0-9]{24}", reply_id) for reply_id in ids)
 
 
 def test_a_whole_reply_has_the_shape_of_the_protocol():
@@ -550,14 +550,14 @@ def opening_of_call(index: int, call_id: str, name: str) -> dict[str, Any]:
 
 def test_the_ids_of_calls_are_unique_and_only_letters_and_digits():
     ids = [
-        one["id"]
+        item["id"]
         for _ in range(500)
-        for one in whole(
+        for item in whole(
             call().reply, [CallStarted(0, "a"), CallStarted(1, "b")], Finished("tool_calls", USAGE)
         )["choices"][0]["message"]["tool_calls"]
     ]
     assert len(set(ids)) == 1000
-    assert all(re.fullmatch(r"call[A-Za-z0-9]{24}", one) for one in ids)
+    assert all(re.fullmatch(r"call[A-Za-z0-9]{24}", item) for item in ids)
 
 
 def put_together(deltas: list[dict[str, Any]]) -> dict[str, Any]:
@@ -606,7 +606,7 @@ def test_calls_that_are_complete_have_arguments_that_are_json_objects(reply):
     message = whole(call().reply, outputs, end)["choices"][0]["message"]
     if end.reason == "tool_calls":
         assert all(
-            isinstance(json.loads(one["function"]["arguments"]), dict) for one in message["tool_calls"]
+            isinstance(json.loads(item["function"]["arguments"]), dict) for item in message["tool_calls"]
         )
 
 

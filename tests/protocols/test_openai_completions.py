@@ -134,7 +134,7 @@ def test_a_stream_and_a_whole_reply_say_the_same(reply):
     assert "".join(part["text"] for part in parts) == choice["text"]
     assert [token for part in parts for token in part.get("token_ids", [])] == choice["token_ids"]
     for name, column in choice["logprobs"].items():
-        assert [one for part in parts for one in (part["logprobs"] or {name: []})[name]] == column
+        assert [entry for part in parts for entry in (part["logprobs"] or {name: []})[name]] == column
     assert parts[-1]["finish_reason"] == choice["finish_reason"] == end.reason
 
 

@@ -36,9 +36,9 @@ def size(response: StoredResponse) -> int:
 
 
 def test_a_response_is_kept_for_its_tenant():
-    store, one = ResponseStore(), kept()
-    store.keep(ME, "resp_1", one)
-    assert store.get(ME, "resp_1") == one
+    store, response = ResponseStore(), kept()
+    store.keep(ME, "resp_1", response)
+    assert store.get(ME, "resp_1") == response
     for tenant, name in ((OTHER, "resp_1"), (b"", "resp_1"), (ME, "resp_2"), (ME, "")):
         with pytest.raises(NotFound) as missing:
             store.get(tenant, name, param="previous_response_id")
@@ -62,11 +62,11 @@ def test_a_response_is_gone_when_its_time_is_over_however_often_it_was_used():
 
 
 def test_the_least_recently_used_goes_first():
-    one = size(kept())
-    store = ResponseStore(3 * one)
+    space = size(kept())
+    store = ResponseStore(3 * space)
     for name in "abc":
         store.keep(ME, name, kept())
-    assert store.counts() == {"entries": 3, "bytes": 3 * one, "max_bytes": 3 * one, "ttl_ms": 3_600_000}
+    assert store.counts() == {"entries": 3, "bytes": 3 * space, "max_bytes": 3 * space, "ttl_ms": 3_600_000}
     store.get(ME, "a")
     store.keep(ME, "d", kept())
     assert store.counts()["entries"] == 3
@@ -147,8 +147,8 @@ def make_responses(clock: WallClock, table: DatabaseTable) -> ResponseStore:
 def do(stores: Twice[ResponseStore], step: tuple[Any, ...]) -> None:
     match step:
         case ("keep", (tenant, name), text, instructions):
-            one = StoredResponse(input=kept(text).input, instructions=instructions, body=kept(text).body)
-            stores.same(lambda store: store.keep(tenant, name, one))
+            entry = StoredResponse(input=kept(text).input, instructions=instructions, body=kept(text).body)
+            stores.same(lambda store: store.keep(tenant, name, entry))
         case ("delete", owner):
             stores.same(lambda store: deleted(store, *owner))
         case ("get", owner):

@@ -37,18 +37,18 @@ def listed(context: RequestContext, name: str, **asked: str) -> Any:
 
 
 def test_the_newest_item_comes_first_and_each_has_an_id(context):
-    told = listed(context, answered(context))
-    assert [item["type"] for item in told["data"]] == [
+    page = listed(context, answered(context))
+    assert [item["type"] for item in page["data"]] == [
         "function_call_output",
         "function_call",
         "message",
         "message",
     ]
-    assert told["data"][2]["content"] == [{"type": "output_text", "text": "Two"}]
-    assert told["data"][3]["content"] == [{"type": "input_text", "text": "One"}]
-    ids = [item["id"] for item in told["data"]]
+    assert page["data"][2]["content"] == [{"type": "output_text", "text": "Two"}]
+    assert page["data"][3]["content"] == [{"type": "input_text", "text": "One"}]
+    ids = [item["id"] for item in page["data"]]
     assert (len(set(ids)), ids[-1]) == (4, "mine")
-    assert (told["first_id"], told["last_id"], told["has_more"]) == (ids[0], "mine", False)
+    assert (page["first_id"], page["last_id"], page["has_more"]) == (ids[0], "mine", False)
 
 
 def test_pages_follow_each_other(context):

@@ -39,9 +39,9 @@ def reply(**fields: Any) -> ResponseReply:
 
 
 def data(frame: SSEFrame) -> Event:
-    told = json.loads(json.dumps(frame.data))
-    assert told["type"] == frame.event
-    return told
+    event = json.loads(json.dumps(frame.data))
+    assert event["type"] == frame.event
+    return event
 
 
 def streamed(encoder: ResponseReply, outputs: list[Output], end: Finished) -> list[Event]:
@@ -58,11 +58,11 @@ def done(reason: FinishReason = "stop") -> Finished:
 def bare(value: Any) -> Any:
     """Without ids, times and seals, which are others each time."""
     if isinstance(value, list):
-        return [bare(one) for one in value]
+        return [bare(item) for item in value]
     if isinstance(value, dict):
         return {
-            name: bare(one)
-            for name, one in value.items()
+            name: bare(item)
+            for name, item in value.items()
             if not re.search("id$|_at$|^encrypted_content$", name)
         }
     return value
@@ -76,9 +76,9 @@ def test_a_stream_says_what_the_whole_reply_says(made, form):
     assert bare(response) == bare(reply(**form).whole(outputs, end))
     texts = {"message": Content, "reasoning": Reasoning}
     for kind, event in texts.items():
-        said = "".join(output.text for output in outputs if isinstance(output, event))
+        text = "".join(output.text for output in outputs if isinstance(output, event))
         items = [item for item in response["output"] if item["type"] == kind]
-        assert "".join(part["text"] for item in items for part in parts(item)) == said
+        assert "".join(part["text"] for item in items for part in parts(item)) == text
     calls = [output for output in outputs if isinstance(output, CallStarted)]
     assert len([item for item in response["output"] if item["type"] == "function_call"]) == len(calls)
 
@@ -118,7 +118,7 @@ def test_usage_and_the_request_are_reported():
         "output_tokens_details": {"reasoning_tokens": 2},
         "total_tokens": 10,
     }
-    told = {
+    expected = {
         "model": "mine", "instructions": "Be brief.", "max_output_tokens": 5, "metadata": {"a": "b"},
         "temperature": 0.5, "reasoning": {"effort": "low", "summary": "auto"}, "parallel_tool_calls": False,
         "prompt_cache_key": "key", "tools": TOOLS, "tool_choice": "auto", "store": False,
@@ -126,7 +126,7 @@ def test_usage_and_the_request_are_reported():
         "error": None, "incomplete_details": None, "object": "response",
         "text": {"format": {"type": "text"}}, "truncation": "disabled",
     }  # fmt: skip
-    assert {name: response[name] for name in told} == told
+    assert {name: response[name] for name in expected} == expected
 
 
 def test_reasoning_is_sent_as_it_is_and_as_a_summary_to_those_who_ask_for_one():
@@ -154,8 +154,8 @@ def test_every_call_is_an_item_by_the_names_of_the_client():
     assert "namespace" not in call
     assert (nested["namespace"], nested["name"], nested["arguments"]) == ("agents", "close", "{}")
     assert (custom["type"], custom["name"], custom["input"]) == ("custom_tool_call", "note", 'a "b" 🐟')
-    assert len({one["call_id"] for one in (call, nested, custom)}) == 3
-    assert {one["status"] for one in (call, nested, custom)} == {"completed"}
+    assert len({item["call_id"] for item in (call, nested, custom)}) == 3
+    assert {item["status"] for item in (call, nested, custom)} == {"completed"}
 
 
 @pytest.mark.parametrize("arguments", ['{"text": "x"}', '{"input": 5}', '"x"', "[]", ""])
@@ -180,7 +180,7 @@ def test_the_calls_of_tools_that_openai_defines_are_items_of_their_types():
     )
     assert (shell["type"], shell["action"]) == ("shell_call", {"commands": ["ls"]})
     assert (patch["type"], patch["operation"]) == ("apply_patch_call", {"type": "delete_file", "path": "a"})
-    assert not [one for one in (local, shell, patch) if "name" in one or "arguments" in one]
+    assert not [item for item in (local, shell, patch) if "name" in item or "arguments" in item]
 
 
 @pytest.mark.parametrize("arguments", ['{"commands": ["rm', '"x"', ""])
@@ -196,9 +196,13 @@ def test_the_text_of_a_custom_call_that_is_cut_is_shown_as_far_as_it_came():
 
 def test_the_text_of_a_custom_call_is_streamed_as_it_comes():
     pieces = ['{"input": "a', "b\\n", 'c"', "}"]
-    outputs: list[Output] = [CallStarted(0, "note"), *(CallArguments(0, one) for one in pieces), CallEnded(0)]
-    told = streamed(reply(), outputs, done())
-    deltas = [one["delta"] for one in told if one["type"] == "response.custom_tool_call_input.delta"]
+    outputs: list[Output] = [
+        CallStarted(0, "note"),
+        *(CallArguments(0, text) for text in pieces),
+        CallEnded(0),
+    ]
+    events = streamed(reply(), outputs, done())
+    deltas = [text["delta"] for text in events if text["type"] == "response.custom_tool_call_input.delta"]
     assert deltas == ["a", "b\n", "c"]
 
 

@@ -56,8 +56,8 @@ def messages_of(*items: Any, **fields: Any) -> list[Message]:
 
 def new_context() -> tuple[RequestContext, list[str]]:
     """One that has kept nothing yet, and what its terminal shows."""
-    said: list[str] = []
-    return RequestContext(MODEL, b"tenant", SEAL, notices=Notices(said.append)), said
+    lines: list[str] = []
+    return RequestContext(MODEL, b"tenant", SEAL, notices=Notices(lines.append)), lines
 
 
 def reasoning(**fields: Any) -> dict[str, Any]:
@@ -99,8 +99,8 @@ def test_the_instructions_are_the_first_message():
 
 def test_what_the_assistant_said_in_one_turn_is_one_message_as_a_chat_has_it():
     later = {**CALL, "call_id": "c2", "name": "write", "arguments": "{}"}
-    told = reasoning(content=[{"type": "reasoning_text", "text": "Hm."}])
-    read = messages_of(ASK, told, SAY, CALL, later, {**SAY, "content": "\nBehind."}, RESULT)
+    thought = reasoning(content=[{"type": "reasoning_text", "text": "Hm."}])
+    read = messages_of(ASK, thought, SAY, CALL, later, {**SAY, "content": "\nBehind."}, RESULT)
     chat = openai_chat.parse(
         body(
             messages=[
@@ -127,7 +127,7 @@ def test_what_the_assistant_said_in_one_turn_is_one_message_as_a_chat_has_it():
 def test_two_texts_side_by_side_are_two_replies_as_in_a_chat():
     first, second = ({**SAY, "content": text} for text in ("First answer.", "Second answer."))
     read = messages_of(ASK, first, second, CALL, RESULT)
-    assert [(one.role, one.content, len(one.tool_calls)) for one in read[1:]] == [
+    assert [(message.role, message.content, len(message.tool_calls)) for message in read[1:]] == [
         ("assistant", "First answer.", 0),
         ("assistant", "Second answer.", 1),
         ("tool", "52 m", 0),
@@ -196,14 +196,14 @@ def test_what_could_be_read_and_not_be_repeated_is_refused(field: str):
 
 
 def test_items_of_types_that_have_no_form_are_left_out_and_reported_once():
-    context, said = new_context()
+    context, notices = new_context()
     search = {"type": "call_of_tomorrow", "id": "ws_1", "status": "completed"}
     for _ in range(2):
         assert request_of(context, input=[ASK, search, SAY]).messages == (
             USER,
             Message(role="assistant", content="Deep."),
         )
-    assert said == ["Items of type 'call_of_tomorrow' are not shown to the model."]
+    assert notices == ["Items of type 'call_of_tomorrow' are not shown to the model."]
 
 
 # --------------------------------------------------------------------------------------------- vendors' items
@@ -237,10 +237,10 @@ def test_items_of_types_that_have_no_form_are_left_out_and_reported_once():
     ids=lambda value: value["type"] if isinstance(value, dict) else "",
 )  # fmt: skip
 def test_what_a_vendor_ran_is_text_of_the_reply(item, text):
-    context, said = new_context()
+    context, notices = new_context()
     (_, message) = request_of(context, input=[ASK, item]).messages
     assert (message.role, message.content, message.tool_calls) == ("assistant", text, ())
-    assert said == []
+    assert notices == []
 
 
 def test_an_approval_is_the_users():
@@ -296,7 +296,7 @@ def test_what_the_client_ran_is_a_call_with_its_result(call, called, result, tex
 
 
 def test_the_tools_that_the_client_runs_are_offered_with_their_published_schemas():
-    context, said = new_context()
+    context, notices = new_context()
     tools = [
         {"type": "local_shell"},
         {"type": "shell", "environment": {"type": "local"}},
@@ -309,7 +309,7 @@ def test_the_tools_that_the_client_runs_are_offered_with_their_published_schemas
     required = {tool["function"]["name"]: tool["function"]["parameters"]["required"] for tool in offered}
     assert required == {"local_shell": ["command"], "shell": ["commands"], "apply_patch": ["type", "path"]}
     assert asked.form == OutputConstraint(calls="must", tools=frozenset({"shell"}))
-    assert said == ["Tools of type 'shell' are not offered to the model."]
+    assert notices == ["Tools of type 'shell' are not offered to the model."]
 
 
 # -------------------------------------------------------------------------------------------------- reasoning
@@ -373,8 +373,8 @@ def test_an_empty_reasoning_was_not_sent():
 
 
 def test_paragraphs_of_a_summary_stay_apart():
-    told = [{"type": "summary_text", "text": "One."}, {"type": "summary_text", "text": "Two."}]
-    assert read_reasoning(summary=told) == "One.\n\nTwo."
+    paragraphs = [{"type": "summary_text", "text": "One."}, {"type": "summary_text", "text": "Two."}]
+    assert read_reasoning(summary=paragraphs) == "One.\n\nTwo."
 
 
 # ------------------------------------------------------------------------------------------------------ tools
@@ -472,7 +472,7 @@ def test_a_custom_tool_with_a_grammar_shows_it_and_has_it_under_the_models_name(
 
 
 def test_tools_that_cannot_be_offered_are_left_out_and_reported_once():
-    context, said = new_context()
+    context, notices = new_context()
     tools = [
         READ,
         {"type": "web_search", "external_web_access": True},
@@ -480,7 +480,7 @@ def test_tools_that_cannot_be_offered_are_left_out_and_reported_once():
     ]
     for _ in range(2):
         assert len(request_of(context, tools=tools).tools) == 1
-    assert said == [
+    assert notices == [
         "Tools of type 'web_search' are not offered to the model.",
         "Tools of type 'namespace' are not offered to the model.",
     ]
@@ -656,7 +656,7 @@ def test_a_request_goes_on_from_a_response():
     first = answered(context, input=[ASK], instructions="Be brief.")
     second = answered(context, input="Why?", previous_response_id=first)
     third = request_of(context, input="And?", previous_response_id=second)
-    assert [(one.role, one.content) for one in third.messages] == [
+    assert [(message.role, message.content) for message in third.messages] == [
         ("system", "Be brief."),
         ("user", "How deep?"),
         ("assistant", "Hello"),
@@ -665,7 +665,7 @@ def test_a_request_goes_on_from_a_response():
         ("user", "And?"),
     ]
     other = request_of(context, input="And?", previous_response_id=second, instructions="Be long.")
-    assert [one.content for one in other.messages if one.role == "system"] == ["Be long."]
+    assert [message.content for message in other.messages if message.role == "system"] == ["Be long."]
     assert request_of(context, input=None, previous_response_id=first).messages[-1].content == "Hello"
 
 
@@ -726,7 +726,7 @@ def test_a_reference_stands_for_an_item_and_outlives_it():
         assert stored_body(context.responses, context.tenant, second)["status"] == "completed"
     deletion_body(context.responses, context.tenant, first)
     again = request_of(context, input="So?", previous_response_id=second).messages
-    assert [one.content for one in again] == ["How deep?", "Hello", "Hello", "So?"], "two replies"
+    assert [message.content for message in again] == ["How deep?", "Hello", "Hello", "So?"], "two replies"
     with pytest.raises(NotFound) as missing:
         call_of(context, input=[ASK, {"type": "item_reference", "id": "gone"}])
     assert missing.value.param == "input[1].id"
@@ -735,7 +735,7 @@ def test_a_reference_stands_for_an_item_and_outlives_it():
 def test_a_reference_to_nothing_is_left_out_where_a_question_follows():
     context, _ = new_context()
     gone = {"type": "item_reference", "id": "gone"}
-    assert [one.content for one in request_of(context, input=[gone, ASK]).messages] == ["How deep?"]
+    assert [message.content for message in request_of(context, input=[gone, ASK]).messages] == ["How deep?"]
 
 
 def test_the_reasoning_of_a_response_that_is_gone_on_from_is_read_exactly():
@@ -743,19 +743,19 @@ def test_the_reasoning_of_a_response_that_is_gone_on_from_is_read_exactly():
     reply = call_of(context).reply
     _, end = events([0])
     reply.whole([Reasoning("\nHm.\n"), Content("Yes.")], end)
-    (_, told, _) = request_of(context, previous_response_id=reply.id).messages
-    assert (told.reasoning, told.content) == ("\nHm.\n", "Yes.")
+    (_, message, _) = request_of(context, previous_response_id=reply.id).messages
+    assert (message.reasoning, message.content) == ("\nHm.\n", "Yes.")
 
 
 def test_a_response_is_returned_and_deleted():
     context, _ = new_context()
     name = answered(context)
-    found = (context.responses, context.tenant, name)
-    assert (stored_body(*found)["id"], stored_body(*found)["status"]) == (name, "completed")
-    assert deletion_body(*found) == {"id": name, "object": "response", "deleted": True}
+    lookup = (context.responses, context.tenant, name)
+    assert (stored_body(*lookup)["id"], stored_body(*lookup)["status"]) == (name, "completed")
+    assert deletion_body(*lookup) == {"id": name, "object": "response", "deleted": True}
     for again in (stored_body, deletion_body):
         with pytest.raises(NotFound):
-            again(*found)
+            again(*lookup)
 
 
 def test_a_count_is_an_object_of_its_own():

@@ -27,11 +27,11 @@ def test_the_documents_list_every_endpoint_with_its_ports():
 
 
 def test_the_documents_name_every_path_without_v1():
-    (told,) = re.findall(r"These paths work without `/v1`, too: (.*?)\n\n", API.read_text(), re.DOTALL)
+    (text,) = re.findall(r"These paths work without `/v1`, too: (.*?)\n\n", API.read_text(), re.DOTALL)
     for route in ROUTES:
         for path in route.aliases:
             assert f"/v1{path}" == route.path
-            assert path in told or ("/responses` and all below it" in told and path.startswith("/responses/"))
+            assert path in text or ("/responses` and all below it" in text and path.startswith("/responses/"))
 
 
 def test_every_endpoint_is_answered_by_somebody():

@@ -96,7 +96,7 @@ def test_a_key_is_made_once_and_is_its_owners_alone(tmp_path: Path):
     assert kept_key(path) == key
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
-    assert [one.name for one in path.parent.iterdir()] == ["seal.key"], "a draft is left"
+    assert [file.name for file in path.parent.iterdir()] == ["seal.key"], "a draft is left"
 
 
 def test_two_places_have_two_keys(tmp_path: Path):
@@ -107,7 +107,7 @@ def test_servers_that_start_together_have_one_key(tmp_path: Path):
     with ThreadPoolExecutor(16) as pool:
         keys = set(pool.map(kept_key, [tmp_path / "seal.key"] * 64))
     assert len(keys) == 1
-    assert [one.name for one in tmp_path.iterdir()] == ["seal.key"]
+    assert [file.name for file in tmp_path.iterdir()] == ["seal.key"]
 
 
 def test_a_key_that_others_might_read_becomes_its_owners_alone(tmp_path: Path):
@@ -143,20 +143,20 @@ def test_something_else_in_its_place_is_neither_read_nor_replaced(put, tmp_path:
 
 
 def test_what_was_sealed_before_a_restart_is_opened_after_it(tmp_path: Path):
-    said: list[str] = []
+    notices: list[str] = []
     settings = settings_of(state_root=str(tmp_path / "state"))
-    sealed = make_seal(settings, said.append).seal(REASONING, NAME, b"me")
-    assert make_seal(settings, said.append).open(sealed, b"me") == Sealed(REASONING, NAME)
-    assert said == []
+    sealed = make_seal(settings, notices.append).seal(REASONING, NAME, b"me")
+    assert make_seal(settings, notices.append).open(sealed, b"me") == Sealed(REASONING, NAME)
+    assert notices == []
 
 
 def test_without_a_place_for_the_key_there_is_one_for_this_process(tmp_path: Path):
-    said: list[str] = []
+    notices: list[str] = []
     (tmp_path / "state").touch()
     settings = settings_of(state_root=str(tmp_path / "state"))
-    first, second = make_seal(settings, said.append), make_seal(settings, said.append)
+    first, second = make_seal(settings, notices.append), make_seal(settings, notices.append)
     sealed = first.seal(REASONING, NAME, b"me")
     assert first.open(sealed, b"me") == Sealed(REASONING, NAME)
     assert second.open(sealed, b"me") is None
-    assert len(said) == 2
-    assert "state" in said[0]
+    assert len(notices) == 2
+    assert "state" in notices[0]

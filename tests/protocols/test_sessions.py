@@ -100,8 +100,8 @@ def name_of(session: str, agent: str | None = None) -> str:
 
 @pytest.mark.parametrize("pair", PAIRS)
 def test_different_ids_are_different_names(pair):
-    one, other = PAIRS[pair]
-    assert name_of(*one) != name_of(*other or (name_of(*one),))
+    first, other = PAIRS[pair]
+    assert name_of(*first) != name_of(*other or (name_of(*first),))
 
 
 @given(
@@ -144,6 +144,6 @@ def test_whatever_a_client_sends_is_never_an_error(data):
 @pytest.mark.parametrize(("keys", "name"), [(PARENT_KEYS, "parent"), (BRANCH_KEYS, "branch")])
 def test_where_a_session_comes_from_has_several_names_too(keys, name, nested):
     for key in keys:
-        told = {"metadata": {key: " abc"}} if nested else {key: " abc"}
-        assert lineage(body(**told)) == Lineage(**{name: "abc"})
+        fields = {"metadata": {key: " abc"}} if nested else {key: " abc"}
+        assert lineage(body(**fields)) == Lineage(**{name: "abc"})
     assert lineage(body(session_id="abc", parent_id={}, branch=True)) == Lineage()

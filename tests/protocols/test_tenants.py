@@ -98,8 +98,10 @@ def test_a_signature_is_for_one_request(place: tuple[str, str]):
 
 
 def test_parts_cannot_be_moved_into_each_other():
-    one, other = (SECRET._signature(caller, *PLACE, "1") for caller in (Caller("ab", "c"), Caller("a", "bc")))
-    assert one != other
+    signature, other = (
+        SECRET._signature(caller, *PLACE, "1") for caller in (Caller("ab", "c"), Caller("a", "bc"))
+    )
+    assert signature != other
 
 
 def test_without_a_signature_the_proxy_is_a_tenant_of_its_own():
@@ -113,10 +115,10 @@ def test_another_secret_signs_nothing():
 
 
 def test_the_key_that_litellm_knows_signs_nothing():
-    told = json.dumps(["1", ANN.tenant, ANN.program, *PLACE, "id"]).encode()
+    payload = json.dumps(["1", ANN.tenant, ANN.program, *PLACE, "id"]).encode()
     forged = passed_on() | {ID_HEADER: "id"}
     for key in (SECRET.api_key, SECRET.readiness):
-        forged[SIGNATURE_HEADER] = hmac.new(key.encode(), told, "sha256").hexdigest()
+        forged[SIGNATURE_HEADER] = hmac.new(key.encode(), payload, "sha256").hexdigest()
         assert tenant(forged) == tenant_of_key(SECRET.api_key).encode()
 
 

@@ -30,8 +30,8 @@ def sampling(protocol: str, **fields: Any) -> SamplingChoice:
 
 
 def test_a_curve_is_read_field_by_field(protocol):
-    told = {"enabled": True, "width": 3, "shoulder": 2.5, "toe": 7, "pivot_offset": 0}
-    assert sampling(protocol, hlg=told) == SamplingChoice(
+    curve = {"enabled": True, "width": 3, "shoulder": 2.5, "toe": 7, "pivot_offset": 0}
+    assert sampling(protocol, hlg=curve) == SamplingChoice(
         hlg=True, hlg_width=3, hlg_shoulder=2.5, hlg_toe=7, hlg_pivot_offset=0
     )
 

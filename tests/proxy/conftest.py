@@ -106,9 +106,9 @@ def watch_sockets(proxy: Proxy, partners: set[str], done: threading.Event) -> No
         with suppress(OSError):
             looks = Counter({inode: looks[inode] for inode in sockets_of(proxy.pid)})
             if new := {inode for inode in looks if looks[inode] < MOST_LOOKS}:
-                found = dict(connected(new))
-                partners.update(found.values())
-                looks.update(dict.fromkeys(new, 1) | dict.fromkeys(found, MOST_LOOKS))
+                peers = dict(connected(new))
+                partners.update(peers.values())
+                looks.update(dict.fromkeys(new, 1) | dict.fromkeys(peers, MOST_LOOKS))
 
 
 def sockets_of(pid: int | None) -> Iterator[str]:
@@ -149,8 +149,8 @@ class Processes:
 
     @property
     def proxy(self) -> Process:
-        said = json.loads((LOGS / f"proxy-{self.proxy_port}.json").read_text())
-        return Process(said["pid"], said["started"])
+        record = json.loads((LOGS / f"proxy-{self.proxy_port}.json").read_text())
+        return Process(record["pid"], record["started"])
 
     def left(self) -> list[str]:
         """The files and folders that are there for as long as they run."""

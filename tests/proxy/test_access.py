@@ -86,7 +86,7 @@ def test_what_clients_do_not_need_of_litellm_is_not_there(proxied: Proxied, path
     for headers in ({}, {"Authorization": ""}):
         for method, body in (("GET", None), ("POST", {})):
             assert proxied.ask(path, body, method=method, headers=headers).status in (401, 404)
-    assert not any(proxied.tunnel.heard(one) for one in (CHAT, MESSAGES, "/v1/models", path)), (
+    assert not any(proxied.tunnel.heard(route) for route in (CHAT, MESSAGES, "/v1/models", path)), (
         "nothing was sent to the server"
     )
 
@@ -200,8 +200,8 @@ def test_an_endless_head_is_refused_and_leaves_no_memory_after(proxied: Proxied,
 def resident(proxied: Proxied) -> int:
     """Bytes of memory that the proxy has."""
     command = ["ps", "-o", "rss=", "-p", str(proxied.proxy.pid)]
-    told = subprocess.run(command, capture_output=True, check=True)
-    return int(told.stdout) * 1024
+    completed = subprocess.run(command, capture_output=True, check=True)
+    return int(completed.stdout) * 1024
 
 
 @pytest.mark.sample(2)

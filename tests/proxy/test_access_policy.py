@@ -175,11 +175,11 @@ def test_what_is_wrong_is_reported_in_the_words_of_the_protocol(lie, expected):
     for path in POSTED:
         scopes, (start, body) = knock("POST", path, KEYED | lie)
         assert (start["status"], scopes) == (expected, []), path
-        told = json.loads(body["body"])
+        refusal = json.loads(body["body"])
         if path.startswith("/v1/messages"):
-            assert (told["type"], told["error"].keys()) == ("error", {"type", "message"})
+            assert (refusal["type"], refusal["error"].keys()) == ("error", {"type", "message"})
         else:
-            assert told["error"].keys() == {"message", "type", "param", "code"}
+            assert refusal["error"].keys() == {"message", "type", "param", "code"}
         headers = dict(start["headers"])
         assert headers[b"connection"] == b"close", "its body is not taken for a request"
         assert not any(name.startswith(b"access-control") for name in headers)
@@ -249,8 +249,8 @@ def test_a_page_that_is_not_listed_may_not_ask():
 def test_the_endpoint_says_whose_request_it_is_and_nobody_else_does(key):
     lie = {TENANT_HEADER: "somebody", TENANT_HEADER.title(): "else"}
     ((scope,), _) = knock("POST", "/v1/messages", OWN | key | lie)
-    told = [value for name, value in scope["headers"] if name.lower() == TENANT_HEADER.encode()]
-    assert told == [tenant_of_key(KEY).encode()]
+    tenants = [value for name, value in scope["headers"] if name.lower() == TENANT_HEADER.encode()]
+    assert tenants == [tenant_of_key(KEY).encode()]
     assert KEY not in str(scope["headers"])
 
 
@@ -297,9 +297,9 @@ def test_what_the_proxy_refuses_it_tells_in_a_line_without_the_key(capsys):
     assert len(line) < 1000
     assert "\x1b" not in line
     assert "guess" not in line
-    told = refusal_in(line)
-    assert told
-    assert (told.method, told.status, told.path[:8]) == ("GET", 401, "/v1/x\x1b[2")
+    refusal = refusal_in(line)
+    assert refusal
+    assert (refusal.method, refusal.status, refusal.path[:8]) == ("GET", 401, "/v1/x\x1b[2")
     assert status("POST", "/v1/messages", KEYED) == 200
     assert capsys.readouterr().out == ""
 
@@ -350,9 +350,9 @@ def test_the_host_of_a_target_counts_like_the_header():
 
 def test_a_base_url_that_ends_in_v1_is_reported_in_the_words_of_the_protocol():
     _, (start, body) = knock("POST", "/v1/v1/messages", KEYED)
-    told = json.loads(body["body"])
-    assert (start["status"], told["type"]) == (404, "error")
-    assert "leave /v1 out" in told["error"]["message"]
+    refusal = json.loads(body["body"])
+    assert (start["status"], refusal["type"]) == (404, "error")
+    assert "leave /v1 out" in refusal["error"]["message"]
 
 
 @pytest.mark.parametrize("path", ["/v1/responses/compact", "/responses/compact"])

@@ -100,8 +100,8 @@ def reached(proxied: Proxied, path: str) -> list[tuple[dict[str, str], Any]]:
 def usual(proxied: Proxied, path: str) -> tuple[dict[str, str], Any]:
     proxied.tunnel.clear()
     assert proxied.ask(path, ASKED[path]).status == 200
-    (told,) = reached(proxied, path)
-    return told
+    (request,) = reached(proxied, path)
+    return request
 
 
 def values(url: str) -> Iterator[Any]:

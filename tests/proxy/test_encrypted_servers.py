@@ -86,7 +86,7 @@ def url(certificate: Path) -> Generator[str]:
 
 def test_a_server_with_a_trusted_certificate_answers(url: str, certificate: Path):
     environment = {**os.environ, "SSL_CERT_FILE": str(certificate)}
-    told = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-c", ASK, url],
         cwd=ROOT,
         env=environment,
@@ -94,7 +94,7 @@ def test_a_server_with_a_trusted_certificate_answers(url: str, certificate: Path
         text=True,
         check=True,
     )
-    assert told.stdout.strip() == str(WholeAnswer(200, b"{}"))
+    assert completed.stdout.strip() == str(WholeAnswer(200, b"{}"))
 
 
 def test_a_server_whose_certificate_is_not_trusted_is_not_asked(url: str):

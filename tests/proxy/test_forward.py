@@ -139,12 +139,12 @@ def test_a_cut_is_the_servers_fault_and_may_be_tried_again(path: str, kind: str)
 def message_of(path: str, event: str) -> str:
     """The message of an error event, in the protocol of a path."""
     named, _, data = event.rpartition("data: ")
-    told = json.loads(data)
+    body = json.loads(data)
     if path.endswith("/responses"):
         assert named == "event: response.failed\n"
-        return told["response"]["error"]["message"]
+        return body["response"]["error"]["message"]
     assert named == ("event: error\n" if path == "/v1/messages" else "")
-    return told["error"]["message"]
+    return body["error"]["message"]
 
 
 @pytest.mark.parametrize(
@@ -178,9 +178,9 @@ def test_in_the_middle_of_an_event_a_cut_stays_a_cut():
 def test_a_whole_reply_is_the_servers_errors_too(status: int, retry: str):
     raw = f'HTTP/1.1 {status} Any\r\nContent-Length: 9\r\nx-start-llm-model: m\r\n{retry}\r\n{{"a":  1}}'
     sent = answered(written(raw.encode()))
-    told = {name.decode(): value.decode() for name, value in sent[0]["headers"]}
+    fields = {name.decode(): value.decode() for name, value in sent[0]["headers"]}
     later = {"retry-after": "7"} if retry else {}
-    assert (sent[0]["status"], told) == (status, {"content-length": "9", "x-start-llm-model": "m", **later})
+    assert (sent[0]["status"], fields) == (status, {"content-length": "9", "x-start-llm-model": "m", **later})
     assert (body_of(sent), is_ended(sent)) == (b'{"a":  1}', True)
 
 
@@ -190,10 +190,10 @@ def test_a_server_that_is_not_there_is_503_in_the_form_of_the_protocol(
 ):
     sent: list[Any] = []
     asyncio.run(forwarded(NOBODY, path, sent))
-    told = json.loads(body_of(sent))
+    refusal = json.loads(body_of(sent))
     assert (sent[0]["status"], dict(sent[0]["headers"])[b"retry-after"]) == (503, b"2")
-    assert "does not answer: ClientConnectorError" in told["error"]["message"]
-    assert told.get("type") == ("error" if path == "/v1/messages" else None)
+    assert "does not answer: ClientConnectorError" in refusal["error"]["message"]
+    assert refusal.get("type") == ("error" if path == "/v1/messages" else None)
     assert '"status": 503' in capsys.readouterr().out, "the terminal is told"
 
 

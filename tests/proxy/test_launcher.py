@@ -58,22 +58,22 @@ def test_a_killed_proxy_comes_back_and_the_server_never_noticed(proxied: Proxied
 
 @pytest.mark.thorough
 def test_a_proxy_that_cannot_start_is_reported_and_tried_again(tmp_path: Path):
-    said: list[str] = []
+    lines: list[str] = []
     broken = config_of("/bin/false")
-    proxy = Proxy(broken, say=said.append, patience_s=1, logs=tmp_path)
+    proxy = Proxy(broken, say=lines.append, patience_s=1, logs=tmp_path)
     proxy.start()
-    until(lambda: sum("Starting it again" in line for line in said) >= 2, within_s=10)
+    until(lambda: sum("Starting it again" in line for line in lines) >= 2, within_s=10)
     proxy.stop()
     assert proxy.pid is None
     assert not proxy.is_ready
 
 
 def test_an_interpreter_that_does_not_exist_is_reported(tmp_path: Path):
-    said: list[str] = []
+    lines: list[str] = []
     missing = config_of("/no/such/python")
-    proxy = Proxy(missing, say=said.append, patience_s=1, logs=tmp_path)
+    proxy = Proxy(missing, say=lines.append, patience_s=1, logs=tmp_path)
     proxy.start()
-    until(lambda: any("/no/such/python" in line for line in said), within_s=10)
+    until(lambda: any("/no/such/python" in line for line in lines), within_s=10)
     proxy.stop()
 
 
@@ -87,14 +87,14 @@ def test_a_proxy_that_cannot_be_written_down_serves_all_the_same(
     sleeper = tmp_path / "sleeper"
     sleeper.write_text("#!/bin/sh\nexec sleep 60\n")
     sleeper.chmod(0o700)
-    said: list[str] = []
-    proxy = Proxy(config_of(sleeper), say=said.append, patience_s=60, logs=tmp_path)
+    lines: list[str] = []
+    proxy = Proxy(config_of(sleeper), say=lines.append, patience_s=60, logs=tmp_path)
     proxy.start()
     until(lambda: any("written down" in log.read_text() for log in tmp_path.rglob("*.log")), within_s=10)
     child = proxy.pid
     time.sleep(0.5)
     assert proxy.pid == child
-    assert not any("Starting it again" in line for line in said)
+    assert not any("Starting it again" in line for line in lines)
     proxy.stop()
     assert proxy.pid is None
 
@@ -151,14 +151,14 @@ def test_a_megabyte_of_output_blocks_nobody_and_rotates(tmp_path: Path):
 
 
 def test_a_log_that_cannot_be_written_is_reported_once_and_the_last_words_are_known(tmp_path: Path, capsys):
-    said: list[str] = []
+    notices: list[str] = []
     (tmp_path / "proxy.log").mkdir()
-    log = ProxyLog(tmp_path / "proxy.log", said.append)
+    log = ProxyLog(tmp_path / "proxy.log", notices.append)
     output = ProcessOutput(log)
     for line in ("starting", "no such module"):
         output.note(line)
     log.close()
-    assert said == [
+    assert notices == [
         f"{tmp_path}/proxy.log cannot be written (Is a directory); what the proxy prints is not kept."
     ]
     assert output.last_words() == "no such module."
@@ -194,12 +194,12 @@ def test_every_name_leads_to_the_server():
 
 
 def test_a_request_that_the_proxy_refuses_is_reported_to_the_server_and_logged(tmp_path: Path):
-    told: list[ProxyRefusal] = []
+    refusals: list[ProxyRefusal] = []
     refusal = ProxyRefusal(method="GET", path="/x", status=403, reason="a name with ü")
-    log = ProxyLog(tmp_path / "proxy.log", print, told.append)
+    log = ProxyLog(tmp_path / "proxy.log", print, refusals.append)
     ProcessOutput(log).drain(io.BytesIO(f"LiteLLM: hello\n{refusal.as_line()}\n".encode()))
     log.close()
-    assert told == [refusal]
+    assert refusals == [refusal]
     assert "403" in (tmp_path / "proxy.log").read_text()
 
 
@@ -229,46 +229,46 @@ http.server.HTTPServer(("127.0.0.1", int(sys.argv[-1])), Handler).serve_forever(
 @contextmanager
 def standing_in(folder: Path, signal: int) -> Generator[tuple[Proxy, list[str]]]:
     """A proxy without LiteLLM, which sends itself a signal once there is a file named `hang`."""
-    said: list[str] = []
+    lines: list[str] = []
     program = folder / "proxy"
     program.write_text(f"#!{sys.executable}\n{HANGING.replace('{signal}', str(signal))}")
     program.chmod(0o700)
     config = config_of(program)
-    proxy = Proxy(config, say=said.append, patience_s=60, logs=folder / "logs", check_every_s=0.5)
+    proxy = Proxy(config, say=lines.append, patience_s=60, logs=folder / "logs", check_every_s=0.5)
     proxy.start()
     try:
         until(lambda: proxy.is_ready, within_s=30)
-        yield proxy, said
+        yield proxy, lines
     finally:
         proxy.stop()
 
 
 @pytest.mark.thorough
 def test_a_proxy_that_hangs_is_noticed_reported_and_started_again(tmp_path: Path):
-    with standing_in(tmp_path, signal.SIGSTOP) as (proxy, said):
+    with standing_in(tmp_path, signal.SIGSTOP) as (proxy, lines):
         first = proxy.pid
         time.sleep(1.5)
         assert (proxy.pid, proxy.is_ready) == (first, True), "one that answers is left alone"
         (tmp_path / "hang").touch()
-        until(lambda: any("does not answer any more" in line for line in said), within_s=20)
+        until(lambda: any("does not answer any more" in line for line in lines), within_s=20)
         (tmp_path / "hang").unlink()
         until(lambda: proxy.is_ready and proxy.pid != first, within_s=30)
-        assert any("ended by signal 9" in line and "Starting it again" in line for line in said)
+        assert any("ended by signal 9" in line and "Starting it again" in line for line in lines)
 
 
 @pytest.mark.long
 def test_the_last_words_are_those_of_the_process_that_ended(tmp_path: Path):
-    with standing_in(tmp_path, signal.SIGKILL) as (proxy, said):
+    with standing_in(tmp_path, signal.SIGKILL) as (proxy, lines):
         for _ in range(2):
             before = proxy.pid
             assert before
             os.kill(before, signal.SIGKILL)
-            until(lambda: any(f"number {before}" in line for line in said), within_s=20)  # noqa: B023
+            until(lambda: any(f"number {before}" in line for line in lines), within_s=20)  # noqa: B023
             until(lambda: proxy.is_ready and proxy.pid != before, within_s=30)  # noqa: B023
-        told = [line for line in said if "Starting it again" in line]
+        restarts = [line for line in lines if "Starting it again" in line]
         assert all(
             re.match(r"The proxy was ended by signal 9 \(Killed\): I am number \d+ \(see", line)
-            for line in told
+            for line in restarts
         )
 
 
@@ -280,24 +280,24 @@ def test_a_process_that_printed_nothing_has_no_words_of_an_earlier_one(tmp_path:
 
 
 def test_a_link_in_place_of_the_log_is_refused_and_reported(tmp_path: Path):
-    other, said = tmp_path / "other", list[str]()
+    other, lines = tmp_path / "other", list[str]()
     other.write_text("mine")
     (tmp_path / "proxy.log").symlink_to(other)
-    log = ProxyLog(tmp_path / "proxy.log", said.append)
+    log = ProxyLog(tmp_path / "proxy.log", lines.append)
     ProcessOutput(log).note("a line")
     log.close()
     assert other.read_text() == "mine"
-    (line,) = said
+    (line,) = lines
     assert "proxy.log cannot be written (it is a link, which is not followed)" in line
 
 
 def test_a_notice_of_the_proxy_is_reported_and_is_no_last_word(tmp_path: Path, capsys):
-    said: list[str] = []
+    notices: list[str] = []
     tell_server("a field \x1b[2J is left out")
     printed = capsys.readouterr().out
-    log = ProxyLog(tmp_path / "proxy.log", said.append)
+    log = ProxyLog(tmp_path / "proxy.log", notices.append)
     output = ProcessOutput(log)
     output.drain(io.BytesIO(f"hello\n{printed}start_llm notice {{\nstart_llm notice 1\n".encode()))
     log.close()
-    assert said == ["a field [2J is left out"]
+    assert notices == ["a field [2J is left out"]
     assert output.last_words().startswith("start_llm notice 1")

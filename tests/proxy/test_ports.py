@@ -76,11 +76,11 @@ def test_a_record_is_for_its_owner_alone(tmp_path: Path):
 
 
 def test_a_free_port_is_claimed_without_a_word(tmp_path: Path):
-    said: list[str] = []
+    notices: list[str] = []
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = int(taken.getsockname()[1])
-    claim_port(port, tmp_path, said.append)
-    assert said == []
+    claim_port(port, tmp_path, notices.append)
+    assert notices == []
 
 
 def test_a_stranger_on_the_port_is_named_and_left_alone(tmp_path: Path):
@@ -102,7 +102,7 @@ def test_a_later_process_with_the_number_of_ours_is_a_stranger(tmp_path: Path):
 
 
 def test_a_proxy_that_we_left_behind_is_ended(tmp_path: Path):
-    said: list[str] = []
+    notices: list[str] = []
     with listening_process() as (process, port):
         ours = Process.of(process.pid)
         assert ours is not None
@@ -111,16 +111,16 @@ def test_a_proxy_that_we_left_behind_is_ended(tmp_path: Path):
         import threading
 
         threading.Thread(target=process.wait, daemon=True).start()
-        claim_port(port, tmp_path, said.append)
+        claim_port(port, tmp_path, notices.append)
         assert process.wait(5) != 0
         assert is_free(port)
-    assert f"pid {process.pid}" in said[0]
+    assert f"pid {process.pid}" in notices[0]
 
 
 def test_the_owner_of_a_port_is_found():
     with socket.create_server(("127.0.0.1", 0)) as server:
-        found = owner(int(server.getsockname()[1]))
-    assert found == Process.of(os.getpid())
+        process = owner(int(server.getsockname()[1]))
+    assert process == Process.of(os.getpid())
 
 
 @pytest.mark.parametrize("text", ["", "{", '{"pid": 1}', '{"pid": "x", "started": ""}', "[]"])
@@ -132,12 +132,12 @@ def test_a_broken_record_knows_nobody(tmp_path: Path, text: str):
 
 
 def test_a_folder_that_cannot_be_written_is_reported_and_stops_nobody(tmp_path: Path):
-    said: list[str] = []
+    lines: list[str] = []
     (tmp_path / "logs").touch()
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = int(taken.getsockname()[1])
-    claim_port(port, tmp_path / "logs", said.append).release()
-    assert said == [f"{tmp_path}/logs cannot be written (Not a directory); the server goes on without it."]
+    claim_port(port, tmp_path / "logs", lines.append).release()
+    assert lines == [f"{tmp_path}/logs cannot be written (Not a directory); the server goes on without it."]
     ProcessRecord(tmp_path / "logs" / "proxy-1.json").forget()
 
 

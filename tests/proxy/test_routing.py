@@ -131,15 +131,15 @@ class Door:
         async def send(message: Any) -> None:
             sent.append(message)
 
-        said = {TENANT_HEADER: tenant, **{name.replace("_", "-"): value for name, value in headers.items()}}
+        fields = {TENANT_HEADER: tenant, **{name.replace("_", "-"): value for name, value in headers.items()}}
         scope = {
             "type": "http",
             "method": method or ("POST" if body else "GET"),
             "path": path,
-            "headers": [(name.encode(), value.encode()) for name, value in said.items()],
+            "headers": [(name.encode(), value.encode()) for name, value in fields.items()],
         }
         await Bodies(self.routing, 10**6, 60)(scope, receive, send)
-        return sent[0]["status"], b"".join(one.get("body", b"") for one in sent).decode()
+        return sent[0]["status"], b"".join(event.get("body", b"") for event in sent).decode()
 
     async def server_of(self, *words: str, **more: Any) -> str:
         """Ask with these words, in turn the user's and the assistant's. Returns who has replied."""
@@ -207,12 +207,12 @@ def test_the_least_busy_server_gets_a_new_conversation():
         await asyncio.sleep(0.01)
         again = asyncio.create_task(door.server_of("one"))  # at a: it has two now
         await asyncio.sleep(0.01)
-        assert [one.in_flight for one in door.group.servers] == [2, 1, 0]
+        assert [server.in_flight for server in door.group.servers] == [2, 1, 0]
         more = [asyncio.create_task(door.server_of(task)) for task in ("three", "four")]
         await asyncio.sleep(0.01)
         door.gate.set()
         assert await asyncio.gather(*running, again, *more) == [A, B, A, C, B]
-        assert [one.in_flight for one in door.group.servers] == [0, 0, 0]
+        assert [server.in_flight for server in door.group.servers] == [0, 0, 0]
 
     played(story)
 
@@ -390,7 +390,7 @@ def test_a_model_is_asked_for_where_it_is():
 def test_models_of_all_servers_are_listed_once():
     async def story(door: Door) -> None:
         status, text = await door.ask("/v1/models")
-        assert (status, [one["id"] for one in json.loads(text)["data"]]) == (200, ["m", "n"])
+        assert (status, [model["id"] for model in json.loads(text)["data"]]) == (200, ["m", "n"])
 
     played(story, c={"models": ("m", "n")})
 
@@ -398,20 +398,20 @@ def test_models_of_all_servers_are_listed_once():
 def test_counters_are_reported_by_server_and_summed():
     async def story(door: Door) -> None:
         await door.server_of("one")
-        told = json.loads((await door.ask("/stats"))[1])
-        assert [(one["url"], one["state"]) for one in told["servers"]] == [
+        counters = json.loads((await door.ask("/stats"))[1])
+        assert [(server["url"], server["state"]) for server in counters["servers"]] == [
             (A, "ok"),
             (B, "unreachable"),
             (C, "ok"),
         ]
-        assert told["prompt_cache"] == {
+        assert counters["prompt_cache"] == {
             "computed_tokens": 16,
             "reused_tokens": 4,
             "unavoidable_tokens": 12,
             "efficiency": 0.75,
         }
-        assert told["known_prefixes"] == 1
-        assert told["servers"][1]["stats"] is None
+        assert counters["known_prefixes"] == 1
+        assert counters["servers"][1]["stats"] is None
 
     played(story, b={"health": None})
 
@@ -420,12 +420,12 @@ def test_metrics_have_the_label_of_their_server():
     text = '# HELP x_total Things.\n# TYPE x_total counter\nx_total{model_name="m"} 3.0\n'
 
     async def story(door: Door) -> None:
-        told = (await door.ask("/metrics"))[1].splitlines()
+        lines = (await door.ask("/metrics"))[1].splitlines()
         for name, up in (("a", 1.0), ("b", 1.0), ("c", 0.0)):
-            assert f'start_llm_backend_up{{backend="{name}:8080"}} {up}' in told
-        assert 'x_total{backend="a:8080",model_name="m"} 3.0' in told
-        assert 'x_total{backend="b:8080",model_name="m"} 3.0' in told
-        assert told.count("# TYPE x_total counter") == 1
+            assert f'start_llm_backend_up{{backend="{name}:8080"}} {up}' in lines
+        assert 'x_total{backend="a:8080",model_name="m"} 3.0' in lines
+        assert 'x_total{backend="b:8080",model_name="m"} 3.0' in lines
+        assert lines.count("# TYPE x_total counter") == 1
 
     played(story, a={"metrics": text}, b={"metrics": text}, c={"health": None})
 

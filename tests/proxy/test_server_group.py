@@ -39,12 +39,12 @@ def watched_group(*backends: Backend) -> ServerGroup:
 
 
 notices: list[str] = []
-"""What the user was told of the last group."""
+"""What the user read about the last group."""
 
 
 def test_a_server_that_shares_the_secret_takes_requests_whatever_its_key(server: Server):
     group = watched_group(Backend(server.url, SECRET), Backend(NOBODY, SECRET))
-    assert [(one.state, one.is_able) for one in group.servers] == [("ok", True), ("unreachable", False)]
+    assert [(entry.state, entry.is_able) for entry in group.servers] == [("ok", True), ("unreachable", False)]
     assert group.servers[0].models[0] == group.servers[0].default_model == server.get("/health")["model"]
     assert {*notices} == {f"{server.url} takes requests.", f"{NOBODY} is unreachable."}
 

@@ -80,12 +80,12 @@ def test_any_server_each_time_computes_conversations_again(fleet: ServerFleet, r
 
 def test_one_list_one_page_of_counters_and_metrics_by_server(fleet: ServerFleet):
     assert len(fleet.page("/v1/models")["data"]) == 1
-    told = fleet.page("/stats")
-    assert [server["url"] for server in told["servers"]] == [
+    stats = fleet.page("/stats")
+    assert [server["url"] for server in stats["servers"]] == [
         f"http://127.0.0.1:{port}" for port in fleet.ports
     ]
-    caches = [server["stats"]["prompt_cache"] for server in told["servers"]]
-    assert told["prompt_cache"]["computed_tokens"] == sum(cache["computed_tokens"] for cache in caches) > 0
+    caches = [server["stats"]["prompt_cache"] for server in stats["servers"]]
+    assert stats["prompt_cache"]["computed_tokens"] == sum(cache["computed_tokens"] for cache in caches) > 0
     metrics = fleet.page("/metrics")
     for port in fleet.ports:
         assert f'start_llm_backend_up{{backend="127.0.0.1:{port}"}} 1.0' in metrics

@@ -250,8 +250,8 @@ def test_how_a_model_is_to_think_reaches_the_server_whatever_its_name(proxied: P
             asked = {"thinking": thinking, **beside}
             assert proxied.ask("/v1/messages", {**MESSAGE, **asked, "model": name}).status == 200
             (heard,) = proxied.tunnel.heard("/v1/messages")
-            told = {field: heard.body.get(field) for field in ("thinking", "output_config")}
-            assert {**told, "model": heard.body["model"]} == {"output_config": None, **asked, "model": name}
+            sent = {field: heard.body.get(field) for field in ("thinking", "output_config")}
+            assert {**sent, "model": heard.body["model"]} == {"output_config": None, **asked, "model": name}
 
 
 LONG = "Überlegt: was misst »die Tiefe« – in Metern?\n" * 40
@@ -287,9 +287,9 @@ def test_a_kept_response_belongs_to_its_key_wherever_that_stands(proxied: Proxie
     kept = with_key(proxied, "POST", "/v1/responses", ASKED, {header: key})
     assert kept.status == 200, kept.text
     path = f"/v1/responses/{kept.json['id']}"
-    told = with_key(proxied, "GET", path, None, {header: key})
-    assert (told.status, told.json["id"]) == (200, kept.json["id"])
-    assert [item["id"] for item in told.json["output"]] == [item["id"] for item in kept.json["output"]]
+    answer = with_key(proxied, "GET", path, None, {header: key})
+    assert (answer.status, answer.json["id"]) == (200, kept.json["id"])
+    assert [item["id"] for item in answer.json["output"]] == [item["id"] for item in kept.json["output"]]
     assert with_key(proxied, "GET", f"{path}/input_items", None, {header: key}).json["data"]
     assert with_key(proxied, "GET", path, None, {header: "wrong"}).status == 401
     assert with_key(proxied, "DELETE", path, None, {header: key}).json["deleted"]
@@ -332,8 +332,8 @@ def test_a_browser_is_led_to_the_servers_status_page(proxied: Proxied):
 @pytest.mark.parametrize("path", [CHAT, "/v1/messages", "/v1/responses"])
 def test_an_error_is_reported_in_the_servers_own_words(proxied: Proxied, path: str, stream: bool):
     """Clients act on the words: this one makes Claude Code compact."""
-    said = [{"role": "user", "content": "word " * 70_000}]
-    body = {"model": "m", "max_tokens": 2, "messages": said, "input": said, "stream": stream}
+    history = [{"role": "user", "content": "word " * 70_000}]
+    body = {"model": "m", "max_tokens": 2, "messages": history, "input": history, "stream": stream}
     answer = proxied.ask(path, body)
     direct = ask(proxied.server.port, "POST", path, body)
     assert (answer.status, bare(answer.json)) == (400, bare(direct.json))
@@ -351,7 +351,7 @@ MALFORMED = [
     *[("/v1/completions", {"prompt": prompt}) for prompt in (1, {}, [[1], [2]], ["a", 1])],
     *[("/v1/messages", {"max_tokens": 2, "messages": messages}) for messages in (1, [1], [{"role": "x"}])],
     ("/v1/messages", {"max_tokens": 2, "messages": HI, "thinking": 1}),
-    *[("/v1/responses", {"input": said}) for said in (5, {}, [5])],
+    *[("/v1/responses", {"input": items}) for items in (5, {}, [5])],
     ("/v1/responses", {"input": "Hi", "tools": 1}),
 ]
 

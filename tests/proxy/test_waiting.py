@@ -56,12 +56,12 @@ def loading(
     """A server behind the proxy that has one of two models loaded, for the time of a test."""
     for family in ("qwen3", "llama"):
         shutil.copytree(tiny_model(family, hidden=128, layers=2), tmp_path / family)
-    one = Loading()
+    stand_in = Loading()
     settings: dict[str, Any] = {"model_dir": str(tmp_path), "max_kv_size": 4096, "keep_alive_s": 0.05}
     with tried_once(), serving(Path("qwen3"), **settings) as server:
-        monkeypatch.setattr("start_llm.hosting.model_switcher.start_model", one)
+        monkeypatch.setattr("start_llm.hosting.model_switcher.start_model", stand_in)
         endpoints.of(server, PROXIED)
-        yield one
+        yield stand_in
     endpoints.of(proxied.server, PROXIED)
 
 

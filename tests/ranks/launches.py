@@ -56,12 +56,12 @@ class Launched:
 
 def descendants(pid: int) -> list[int]:
     """The processes that a process has started, and those that these have."""
-    found: list[int] = []
+    pids: list[int] = []
     with suppress(OSError):
         for task in Path(f"/proc/{pid}/task").iterdir():
             for child in map(int, (task / "children").read_text().split()):
-                found += [child, *descendants(child)]
-    return found
+                pids += [child, *descendants(child)]
+    return pids
 
 
 def runs(pid: int) -> bool:

@@ -101,7 +101,7 @@ def play(resources: EngineResources) -> Heard:
     counts = (metrics.computed_tokens, metrics.reused_tokens, metrics.evictions)
     return Heard(
         greedy,
-        [one.tokens for one in seeded],
+        [answer.tokens for answer in seeded],
         (len(given_up.tokens), _restored(again)),
         counts,
         repeated.tokens,
@@ -116,7 +116,7 @@ def truth(resources: EngineResources, network: Any) -> float:
         network: gives equal logits on all ranks, which compare together.
     """
     cache = resources.cache
-    kept = sorted({tuple(one.tokens) for one in cache._store.seq_caches}, key=len)
+    kept = sorted({tuple(sequence.tokens) for sequence in cache._store.seq_caches}, key=len)
     return max(restored_difference(network, cache, (*ids, 1, 2, 3), ()) for ids in kept[-3:])
 
 

@@ -135,8 +135,8 @@ class _Talk:
 
 
 def _gaps(watched: Watched) -> list[float]:
-    scored = [one for event in watched.seen if isinstance(event, Text) for one in event.logprobs]
-    return [one.top[0].logprob - one.top[1].logprob for one in scored]
+    scored = [token for event in watched.seen if isinstance(event, Text) for token in event.logprobs]
+    return [token.top[0].logprob - token.top[1].logprob for token in scored]
 
 
 def _restored(watched: Watched) -> int:

@@ -245,7 +245,7 @@ def test_what_a_disk_has_does_not_decide_what_is_evicted(tmp_path, monkeypatch):
         assert write_back
         monkeypatch.setattr(write_back, "has", lambda item: len(item.tokens) % 2 == 0)
         for place in range(8):
-            both.say((*PROMPT[: 20 * place + 3], *(399 - one for one in PROMPT[: 150 - 7 * place])))
+            both.say((*PROMPT[: 20 * place + 3], *(399 - token for token in PROMPT[: 150 - 7 * place])))
         assert both.ours.metrics.evictions > 4
         both.stop()
 

@@ -55,7 +55,7 @@ def test_layers_that_know_other_ranks_are_one_for_both_networks(family):
     ours, theirs, _ = pair_of(family)
     divide_alike(theirs, ours)
     modules = _modules(theirs)
-    known = [name for name, one in _modules(ours).items() if hasattr(one, "group") and "proj" in name]
+    known = [name for name, layer in _modules(ours).items() if hasattr(layer, "group") and "proj" in name]
     assert known
     assert all(modules[name] is _modules(ours)[name] for name in known)
     assert shapes_of(theirs).keys() == _named(ours).keys()

@@ -35,7 +35,7 @@ def spoken(count: int, folders: Sequence[Path]) -> dict[str, Any]:
     program = ["-m", "tests.ranks.rank_program", *map(str, folders)]
     with launched(ranks(count, program)) as launch:
         launch.wait(_PATIENCE_S)
-    line = next((one for one in launch.lines if one.startswith("heard ")), None)
+    line = next((text for text in launch.lines if text.startswith("heard ")), None)
     assert line, launch.text
     return json.loads(line.removeprefix("heard "))
 
@@ -44,8 +44,8 @@ def spoken(count: int, folders: Sequence[Path]) -> dict[str, Any]:
 def of_two(tiny_model: TinyModel) -> dict[str, Any]:
     """What two ranks say, by family."""
     folders = {name: tiny_model(name, hidden=128, layers=2) for name in (*FAMILIES, "gemma3_text")}
-    said = spoken(2, list(folders.values()))
-    return {name: said[str(folder)] for name, folder in folders.items()}
+    reports = spoken(2, list(folders.values()))
+    return {name: reports[str(folder)] for name, folder in folders.items()}
 
 
 def alone(folder: Path) -> tuple[Heard, Any]:
@@ -62,7 +62,7 @@ def compare(played: dict[str, Any], folder: Path) -> None:
     tally.assert_ties_are_rare()
     expected = json.loads(json.dumps(asdict(heard)))
     assert played["seeded"] == expected["seeded"]
-    assert [restored for *_, restored in played["greedy"]] == [one for *_, one in expected["greedy"]]
+    assert [restored for *_, restored in played["greedy"]] == [reused for *_, reused in expected["greedy"]]
     assert played["greedy"] == expected["greedy"]
     assert played["kept"] == expected["kept"]
     assert played["counts"] == expected["counts"]
@@ -99,8 +99,8 @@ def seen_by_two(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     four_bits = tmp_path_factory.mktemp("four bits") / "qwen3_vl"
     folders = {family: folder_of(family) for family in (*SEEING, "gemma3")}
     folders |= {"four bits": quantise(folder_of("qwen3_vl"), four_bits)}
-    said = spoken(2, list(folders.values()))
-    return {name: {**said[str(folder)], "folder": folder} for name, folder in folders.items()}
+    results = spoken(2, list(folders.values()))
+    return {name: {**results[str(folder)], "folder": folder} for name, folder in folders.items()}
 
 
 @pytest.mark.long
@@ -114,9 +114,9 @@ def compare_seen(played: dict[str, Any], model: LoadedModel) -> None:
     limit = play_images.image_bytes_for(model)
     expected = play_images.play(model, resources_of(model, vision=model.vision, image_bytes=limit))
     tally = Tally()
-    for heard, one in zip(played["greedy"], expected.greedy, strict=True):
-        tally.compare(heard["ids"], one.reference)
-        assert (heard["restored"], heard["tower_runs"]) == (one.restored, one.tower_runs)
+    for heard, wanted in zip(played["greedy"], expected.greedy, strict=True):
+        tally.compare(heard["ids"], wanted.reference)
+        assert (heard["restored"], heard["tower_runs"]) == (wanted.restored, wanted.tower_runs)
     tally.assert_ties_are_rare()
     assert played["seeded"] == expected.seeded
     assert tuple(played["counts"]) == expected.counts
@@ -137,6 +137,6 @@ SIX_HEADS = {
 @pytest.mark.long
 def test_three_ranks_divide_six_heads(tiny_model):
     folders = {name: tiny_model(name, hidden=192, layers=2, **heads) for name, heads in SIX_HEADS.items()}
-    said = spoken(3, list(folders.values()))
+    results = spoken(3, list(folders.values()))
     for folder in folders.values():
-        compare(said[str(folder)], folder)
+        compare(results[str(folder)], folder)

@@ -62,7 +62,7 @@ def test_a_latent_is_kept_whole_and_heads_are_divided(tiny_model):
 
 
 def test_what_fits_no_single_machine_fits_two():
-    shape = next(one.shape for one in WELL_KNOWN if "gpt-oss-120b" in one.repository)
+    shape = next(model.shape for model in WELL_KNOWN if "gpt-oss-120b" in model.repository)
     machine = machine_named("M4 Max 64 GB")
     part = divided(shape, 2)
     assert part

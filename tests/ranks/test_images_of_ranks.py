@@ -125,7 +125,7 @@ def test_a_follower_computes_and_keeps_of_images_what_rank_0_does(pair, model, a
     heard = led(model, ours, pair)
     follower = followed(pair, theirs)
     assert heard == alone
-    assert [one.tower_runs for one in heard.greedy] == [1, 1, 2, 2, 4]
+    assert [reply.tower_runs for reply in heard.greedy] == [1, 1, 2, 2, 4]
     assert heard.counts[2] > 0, "nothing was restored in front of an image"
     assert not passed.arrays
     assert kept(theirs.cache) == kept(ours.cache)

@@ -45,8 +45,8 @@ def model(tiny_model: TinyModel) -> Path:
 @pytest.fixture(scope="module")
 def together(tmp_path_factory: pytest.TempPathFactory) -> Generator[tuple[Launched, int]]:
     """Two ranks that serve the demo model."""
-    with served(DEMO_MODEL, tmp_path_factory.mktemp("state")) as found:
-        yield found
+    with served(DEMO_MODEL, tmp_path_factory.mktemp("state")) as service:
+        yield service
 
 
 @pytest.fixture(scope="module")
@@ -155,19 +155,19 @@ def stop(launch: Launched) -> None:
 def test_after_a_restart_both_ranks_go_on_from_their_disks(model, tmp_path):
     """All but the last page of rank 1 is there the second time."""
     question = chat([{"role": "user", "content": "Tell me of the sea. " * 60}])
-    told: list[tuple[str, int]] = []
+    replies: list[tuple[str, int]] = []
     for _ in range(3):
         with served(model, tmp_path, launcher=HOSTS, SSD_CACHE_DIR=f"{tmp_path}/kv") as (launch, port):
             reply = ask(port, "/v1/chat/completions", question)
             cached = reply["usage"]["prompt_tokens_details"]["cached_tokens"]
-            told.append((reply["choices"][0]["message"]["content"], cached))
+            replies.append((reply["choices"][0]["message"]["content"], cached))
             stop(launch)
-        if len(told) == 2:
+        if len(replies) == 2:
             files = [*(tmp_path / "kv.rank1" / "pages").rglob("*.safetensors")]
             assert len(files) == len([*(tmp_path / "kv" / "pages").rglob("*.safetensors")]) > 2
             for path in files[1:]:
                 path.unlink()
-    texts, (first, second, third) = {text for text, _ in told}, [cached for _, cached in told]
+    texts, (first, second, third) = {text for text, _ in replies}, [cached for _, cached in replies]
     assert len(texts) == 1
     assert first == 0
     assert 0 <= third < second

@@ -188,7 +188,7 @@ def test_what_a_client_wants_kept_is_kept_on_all_ranks(pair):
         engine = Stepper(ours, clock=ours.clock, followers=pair.leader, agree=pair.say)
         engine.finish(engine.submit(engine_request(range(100), 4, kept=(KeptPrefix(37, 300),))))
     followed(pair, theirs)
-    assert 37 in [one.position for one in ours.cache._store.checkpoints]
+    assert 37 in [checkpoint.position for checkpoint in ours.cache._store.checkpoints]
     assert kept(theirs.cache) == kept(ours.cache)
 
 

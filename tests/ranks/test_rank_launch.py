@@ -90,11 +90,11 @@ class Played(RankLaunch):
 
 
 def played(program: str, *, restarts: bool = False) -> tuple[int, list[str]]:
-    said: list[str] = []
+    notices: list[str] = []
     launch = Played(hosts=[HERE, HERE], backend=program, variables={})
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        return serve_on_hosts(launch, said.append, restarts=restarts), said
+        return serve_on_hosts(launch, notices.append, restarts=restarts), notices
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
@@ -123,9 +123,9 @@ def test_a_service_that_has_failed_is_started_again(tmp_path: Path, monkeypatch:
         "path.write_text('x' * (tried + 1))\n"
         "tried < 2 and print('Node with rank 1 exited with code 75', file=sys.stderr)\n"
     )
-    status, said = played(program, restarts=True)
+    status, notices = played(program, restarts=True)
     assert status == 0
-    assert said == ["The service has failed. It starts again in 0.01 s."] * 2
+    assert notices == ["The service has failed. It starts again in 0.01 s."] * 2
     assert count.read_text() == "xxx"
 
 

@@ -74,8 +74,8 @@ class Reference:
             assert reply == self.text
             return
         assert reply.startswith(self.until_tie)
-        told = f"{what}: not compared from token {self.tie} on; {self.text!r} and {reply!r}"
-        warnings.warn(told, NearTie, stacklevel=2)
+        warning = f"{what}: not compared from token {self.tie} on; {self.text!r} and {reply!r}"
+        warnings.warn(warning, NearTie, stacklevel=2)
 
 
 class NearTie(UserWarning):

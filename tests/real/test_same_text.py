@@ -27,8 +27,8 @@ def test_a_streamed_reply_is_that_of_mlx_lm(name: str, streams: dict[str, str], 
 
 
 def test_nearly_all_of_the_replies_can_be_compared(theirs: dict[str, Reference]):
-    compared = [len(one.logprobs) if one.tie is None else one.tie for one in theirs.values()]
-    assert sum(compared) > 0.9 * sum(len(one.logprobs) for one in theirs.values())
+    compared = [len(ref.logprobs) if ref.tie is None else ref.tie for ref in theirs.values()]
+    assert sum(compared) > 0.9 * sum(len(ref.logprobs) for ref in theirs.values())
 
 
 @pytest.mark.parametrize("name", QUESTIONS)

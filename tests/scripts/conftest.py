@@ -63,8 +63,8 @@ def serve(chain_model: ChainModel) -> Iterator[Serve]:
 
         @cache
         def started(family: str, does: str, **settings: bool) -> Server:
-            told = [*_REASONING, *(_CALL if does == "calls" else _TEXT)]
-            folder = chain_model({"\n": told}, family=family, hidden=64, layers=2)
+            tokens = [*_REASONING, *(_CALL if does == "calls" else _TEXT)]
+            folder = chain_model({"\n": tokens}, family=family, hidden=64, layers=2)
             return servers.enter_context(serving(folder, **settings))
 
         yield started

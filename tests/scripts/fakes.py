@@ -76,8 +76,8 @@ def faked(fake: Fake) -> Generator[Fake]:
         def do_GET(self) -> None:
             is_known = self.path == "/stats" and fake.counters is not None
             images = {"tower_runs": sum(fake.looks[: len(fake.bodies)])}
-            told = {"prompt_cache": fake.counters, "images": images}
-            self._answer(200 if is_known else 404, json.dumps(told))
+            stats = {"prompt_cache": fake.counters, "images": images}
+            self._answer(200 if is_known else 404, json.dumps(stats))
 
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))

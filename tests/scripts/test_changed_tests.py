@@ -77,8 +77,8 @@ REPOSITORY = Repository(SOURCES, {module: path_of(module) for module in SOURCES}
     ],
 )
 def test_a_change_concerns_what_needs_it(changed, tests):
-    found = [one for one in selected(REPOSITORY, changed) if "::" not in one]
-    assert found == [f"tests/{name}.py" for name in tests]
+    files = [argument for argument in selected(REPOSITORY, changed) if "::" not in argument]
+    assert files == [f"tests/{name}.py" for name in tests]
 
 
 @pytest.mark.parametrize("changed", ["scripts/tiny.py", "tests/conftest.py", "pyproject.toml"])
@@ -94,7 +94,7 @@ def test_a_mutant_runs_when_its_file_its_target_or_its_test_changes(changed):
 
 
 def test_another_mutant_does_not_run():
-    assert not any("::" in one for one in selected(REPOSITORY, ["start_llm/engine/loop.py"]))
+    assert not any("::" in argument for argument in selected(REPOSITORY, ["start_llm/engine/loop.py"]))
 
 
 def test_a_change_is_what_was_committed_what_was_not_and_what_is_new(tmp_path):
@@ -118,8 +118,8 @@ def test_a_change_is_what_was_committed_what_was_not_and_what_is_new(tmp_path):
 @pytest.mark.long
 def test_in_this_repository_a_format_concerns_its_corpus_and_not_the_cache():
     repository = read_repository(ROOT)
-    found = selected(repository, ["start_llm/formats/kimi.py"])
-    assert {"tests/output/test_splitter.py", "tests/formats/test_registry.py"} <= {*found}
-    assert "tests/cache/test_eviction.py" not in found
+    chosen = selected(repository, ["start_llm/formats/kimi.py"])
+    assert {"tests/output/test_splitter.py", "tests/formats/test_registry.py"} <= {*chosen}
+    assert "tests/cache/test_eviction.py" not in chosen
     assert "tests/engine/test_loop.py" in selected(repository, ["start_llm/engine/loop.py"])
     assert {*selected(repository, ["tests/templates/kimi.jinja"])} >= {"tests/templates/test_traits.py"}

@@ -1,4 +1,4 @@
-"""What tests cost is noted case by case, and told by folder beside the mutants that they find."""
+"""What tests cost is noted case by case, and summed by folder beside the mutants that they find."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def test_a_row_has_what_is_below_a_folder_the_dearest_first():
 
 
 def test_a_file_has_a_row_of_its_own_if_asked_for():
-    found = rows(COSTS, by_file=True)
-    assert list(found) == ["tests/test_cli.py", "tests/cache/test_a.py", "tests/cache/test_b.py"]
+    sums = rows(COSTS, by_file=True)
+    assert list(sums) == ["tests/test_cli.py", "tests/cache/test_a.py", "tests/cache/test_b.py"]
     assert mutants(MUTANTS, by_file=True)["tests/cache/test_b.py"] == 1
 
 

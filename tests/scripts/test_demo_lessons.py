@@ -122,13 +122,13 @@ def history(text: str) -> list[dict[str, Any]]:
     messages: list[dict[str, Any]] = []
     for role, body in re.findall(r"<\|im_start\|>(\w+)\n(.*?)<\|im_end\|>\n", text, re.DOTALL):
         message: dict[str, Any] = {"role": role, "content": body}
-        if found := re.match(r"<think>\n(.*)\n</think>\n\n", body):
-            message |= {"reasoning_content": found[1], "content": body[found.end() :]}
+        if match := re.match(r"<think>\n(.*)\n</think>\n\n", body):
+            message |= {"reasoning_content": match[1], "content": body[match.end() :]}
         call = (
             r"<tool_call>\n<function=(.*)>\n<parameter=(.*)>\n(.*)\n</parameter>\n</function>\n</tool_call>"
         )
-        if role == "assistant" and (found := re.fullmatch(call, message["content"])):
-            name, key, value = found.groups()
+        if role == "assistant" and (match := re.fullmatch(call, message["content"])):
+            name, key, value = match.groups()
             calls = [{"function": {"name": name, "arguments": {key: value}}}]
             message |= {"content": "", "tool_calls": calls}
         messages.append(message)
@@ -160,15 +160,15 @@ def test_the_mark_of_a_long_prompt_is_trained_on_where_the_template_writes_it():
 def test_a_call_is_trained_on_as_the_template_writes_it():
     author = Author(6, Mix(tools=1.0, call=1.0, long=0.0))
     talk = author.write(1)
-    said = "".join(
+    text = "".join(
         piece.text for piece in talk.pieces if piece.kind is not Kind.READ and piece.behaviour == "call"
     )
-    found = re.search(r"<function=(.*)>\n<parameter=(.*)>\n(.*)\n</parameter>", said)
-    assert found
-    name, key, value = found.groups()
+    match = re.search(r"<function=(.*)>\n<parameter=(.*)>\n(.*)\n</parameter>", text)
+    assert match
+    name, key, value = match.groups()
     calls = [{"function": {"name": name, "arguments": {key: value}}}]
     message = {"role": "assistant", "content": "", "tool_calls": calls}
-    assert rendered([message]).removeprefix("<|im_start|>assistant\n").strip("\n") in said
+    assert rendered([message]).removeprefix("<|im_start|>assistant\n").strip("\n") in text
 
 
 @pytest.mark.thorough
@@ -305,8 +305,8 @@ def test_a_short_wording_stays_as_it_is():
 @pytest.mark.parametrize("seed", range(100))
 def test_what_is_to_be_copied_stands_in_the_wording(seed: int):
     words = Words(random.Random(seed), held_out=False)
-    said, name, value = words.word_to_say(), words.tool_name(), words.value()
-    assert said in wordings.echo(words, said)
+    word, name, value = words.word_to_say(), words.tool_name(), words.value()
+    assert word in wordings.echo(words, word)
     called = wordings.call(words, name, value)
     assert name in called
     assert value in called
@@ -333,8 +333,8 @@ def test_reasoning_and_parts_of_text_are_written():
         {"role": "user", "content": [{"type": "text", "text": "Say "}, {"type": "text", "text": "it."}]},
         {"role": "assistant", "content": "it", "reasoning_content": "\nAsked.\n"},
     ]
-    said = "<|im_start|>assistant\n<think>\nAsked.\n</think>\n\nit<|im_end|>\n"
-    assert rendered(messages) == f"<|im_start|>user\nSay it.<|im_end|>\n{said}"
+    reply = "<|im_start|>assistant\n<think>\nAsked.\n</think>\n\nit<|im_end|>\n"
+    assert rendered(messages) == f"<|im_start|>user\nSay it.<|im_end|>\n{reply}"
 
 
 @pytest.mark.parametrize(

@@ -95,12 +95,12 @@ def test_prompts_tell_the_character(script: Script, tmp_path: Path):
 
 
 def test_a_reply_that_was_changed_is_reported_as_such(script: Script, tmp_path: Path):
-    said = "It is three thousand eight hundred metres deep on average, and eleven thousand at its deepest."
-    first = COUNTS | {"prompt": FIRST, "reply": said}
-    changed = GROWN | {"prompt": f"{FIRST}{said.replace('three', 'four')}\n<user>Thanks.\n<assistant>"}
+    reply = "It is three thousand eight hundred metres deep on average, and eleven thousand at its deepest."
+    first = COUNTS | {"prompt": FIRST, "reply": reply}
+    changed = GROWN | {"prompt": f"{FIRST}{reply.replace('three', 'four')}\n<user>Thanks.\n<assistant>"}
     done = script("diff_turns", trace(tmp_path, first, changed))
     assert done.returncode == 1
-    assert f"diverges at character {said.index('three')} of the reply" in done.stdout
+    assert f"diverges at character {reply.index('three')} of the reply" in done.stdout
 
 
 def test_a_request_goes_on_from_the_one_that_it_has_most_in_common_with(script: Script, tmp_path: Path):

@@ -88,8 +88,8 @@ def test_a_server_that_caches_nothing_falls_short(script: Script):
     with faked(Fake()) as fake:
         done = script("pi_like_probe", "--base-url", fake.url, "--turns", "4", "--context-chars", "24000")
     assert (done.returncode, done.stderr) == (1, "")
-    told = [f"falls short: turn {turn}: 0.0% of its prompt was cached, 97% is healthy" for turn in (3, 4)]
-    assert told == [line for line in done.stdout.splitlines() if line.startswith("falls short")]
+    expected = [f"falls short: turn {turn}: 0.0% of its prompt was cached, 97% is healthy" for turn in (3, 4)]
+    assert expected == [line for line in done.stdout.splitlines() if line.startswith("falls short")]
 
 
 def test_an_image_that_is_encoded_again_is_named(script: Script):
@@ -103,8 +103,8 @@ def test_an_image_that_is_computed_again_is_named(script: Script):
     with faked(Fake(looks=[1], cached=lambda prompt: int(0.93 * prompt))) as fake:
         done = script("image_probe", "--base-url", fake.url)
     assert done.returncode == 1
-    told = [rf"turn {turn}: 9[23]\.\d% of its prompt was cached, 94% is healthy" for turn in (2, 3)]
-    assert re.search("\n".join(f"falls short: {line}" for line in told), done.stdout)
+    patterns = [rf"turn {turn}: 9[23]\.\d% of its prompt was cached, 94% is healthy" for turn in (2, 3)]
+    assert re.search("\n".join(f"falls short: {line}" for line in patterns), done.stdout)
 
 
 def test_a_turn_that_adds_much_is_judged_by_what_was_known(script: Script):

@@ -128,9 +128,9 @@ def test_a_stream_event_by_event(client: Client):
         "message_delta",
         "message_stop",
     )
-    kinds = {(one.type, one.delta.type, one.index) for one in deltas}
+    kinds = {(event.type, event.delta.type, event.index) for event in deltas}
     assert kinds == {("content_block_delta", "text_delta", 0)}
-    assert "".join(one.delta.text for one in deltas) == TEXT
+    assert "".join(event.delta.text for event in deltas) == TEXT
     assert (delta.delta.stop_reason, delta.usage.output_tokens) == ("end_turn", len(HELLO) + 1)
     assert start.message.usage.input_tokens == prompt_tokens(delta.usage)
 
@@ -138,7 +138,7 @@ def test_a_stream_event_by_event(client: Client):
 @pytest.mark.sample(4)
 def test_the_sdks_own_stream_reader_puts_the_reply_together(client: Client):
     events, message = read(client)
-    assert text_of(message) == TEXT == "".join(one.text for one in events if one.type == "text")
+    assert text_of(message) == TEXT == "".join(event.text for event in events if event.type == "text")
     assert message.stop_reason == "end_turn"
     assert prompt_tokens(message.usage) == prompt_tokens(create(client).usage)
 
@@ -157,7 +157,7 @@ def test_reasoning_and_a_call_arrive_whole_and_streamed(caller: Client):
         assert message.usage.output_tokens == len(CALLING) + 1
         assert message.usage.output_tokens_details.thinking_tokens == 3
     assert {"thinking", "signature", "text", "input_json", "content_block_stop"} <= {
-        one.type for one in events
+        event.type for event in events
     }
 
 
@@ -374,7 +374,7 @@ def test_a_wrong_key_is_refused_by_the_proxy(scripted, endpoints):
 def test_reasoning_that_is_not_to_be_shown_goes_round_in_its_signature(caller: Client):
     fields = {"tools": [DEPTH], "thinking": {"type": "adaptive", "display": "omitted"}}
     events, streamed = read(caller, **fields)
-    assert "thinking" not in {one.type for one in events}
+    assert "thinking" not in {event.type for event in events}
     whole = create(caller, **fields)
     for message in (whole, streamed):
         assert (message.content[0].type, message.content[0].thinking) == ("thinking", "")

@@ -84,7 +84,7 @@ def test_a_response_sees_an_image_and_goes_on_with_it(openai_: Client):
 @pytest.mark.sample(4)
 def test_a_message_sees_an_image_also_in_a_result(anthropic_: Client):
     without, seen = message(anthropic_).usage, message(anthropic_, PNG).usage
-    counts = [one.input_tokens + one.cache_read_input_tokens for one in (without, seen)]
+    counts = [spent.input_tokens + spent.cache_read_input_tokens for spent in (without, seen)]
     assert counts[1] > counts[0] + 5
     call = {"type": "tool_use", "id": "toolu_1", "name": "Read", "input": {}}
     result = {"type": "tool_result", "tool_use_id": "toolu_1", "content": [block(PNG)]}

@@ -73,8 +73,8 @@ def endless_client(request, endless, endpoints) -> Generator[Client]:
 def is_whole(response: Any) -> None:
     """It says what the model says."""
     reasoning, text, call = response.output
-    told = [*(reasoning.content or ()), *reasoning.summary]
-    assert (reasoning.type, [part.text for part in told]) == ("reasoning", ["Hm."])
+    parts = [*(reasoning.content or ()), *reasoning.summary]
+    assert (reasoning.type, [part.text for part in parts]) == ("reasoning", ["Hm."])
     assert (text.type, response.output_text) == ("message", "Let me look.")
     assert (call.type, call.name, json.loads(call.arguments)) == ("function_call", "depth", {"sea": "Baltic"})
     assert (response.status, response.model) == ("completed", "gpt-5")
@@ -101,9 +101,9 @@ def test_every_event_has_its_type_and_number_and_the_last_one_has_it_all(client)
 
 def test_without_a_wish_for_a_summary_the_reasoning_comes_as_it_is(client):
     events = client.read("responses.create", **ASKED)
-    told = [event for event in events if event.type.startswith("response.reasoning")]
-    assert [type(event) for event in told] == [RAW_REASONING[event.type] for event in told] != []
-    assert told[-1].text == "Hm."
+    raw_events = [event for event in events if event.type.startswith("response.reasoning")]
+    assert [type(event) for event in raw_events] == [RAW_REASONING[event.type] for event in raw_events] != []
+    assert raw_events[-1].text == "Hm."
     is_whole(events[-1].response)
 
 
@@ -121,14 +121,14 @@ def test_a_custom_call_has_its_own_events_and_goes_round(client, thinker):
     tools = [{"type": "custom", "name": "depth", "description": "of a sea", "format": form}]
     question = {"role": "user", "content": f"Custom, {client.endpoint.url}, {type(client).__name__}?"}
     events = client.read("responses.create", **{**ASKED, "input": [question], "tools": tools})
-    told = [event for event in events if event.type.startswith("response.custom_tool_call_input")]
-    assert [type(event) for event in told] == [
+    parts = [event for event in events if event.type.startswith("response.custom_tool_call_input")]
+    assert [type(event) for event in parts] == [
         types.ResponseCustomToolCallInputDeltaEvent,
         types.ResponseCustomToolCallInputDoneEvent,
     ]
     *_, call = events[-1].response.output
     assert isinstance(call, types.ResponseCustomToolCall)
-    assert (call.name, json.loads(call.input), told[0].delta) == ("depth", {"sea": "Baltic"}, told[1].input)
+    assert (call.name, json.loads(call.input), parts[0].delta) == ("depth", {"sea": "Baltic"}, parts[1].input)
     result = {"type": "custom_tool_call_output", "call_id": call.call_id, "output": "9 m"}
     again = {**ASKED, "input": [question, *events[-1].response.output, result], "tools": tools}
     assert client.call("responses.create", **again).status == "completed"
@@ -175,9 +175,9 @@ def test_a_response_is_continued_returned_and_deleted(client):
     is_whole(second)
     assert second.instructions == "Be brief."
     assert second.previous_response_id == first.id
-    told = client.call("responses.retrieve", first.id)
-    assert (told.id, told.output_text) == (first.id, first.output_text)
-    assert told.usage.total_tokens == first.usage.total_tokens
+    stored = client.call("responses.retrieve", first.id)
+    assert (stored.id, stored.output_text) == (first.id, first.output_text)
+    assert stored.usage.total_tokens == first.usage.total_tokens
     assert client.call("responses.delete", first.id) is None
     for method, arguments, fields in [
         ("responses.retrieve", [first.id], {}),
@@ -222,13 +222,13 @@ def test_a_limit_makes_a_long_reply_incomplete(endless_client):
 
 @pytest.mark.thorough
 def test_what_a_response_answered_is_listed_in_pages(client):
-    said = [{"role": "user", "content": f"Number {number}"} for number in range(5)]
-    told = [{"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Now?"}]}]
-    first = client.call("responses.create", **{**ASKED, "input": said})
-    second = client.call("responses.create", **{**ASKED, "input": told}, previous_response_id=first.id)
+    messages = [{"role": "user", "content": f"Number {number}"} for number in range(5)]
+    question = [{"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Now?"}]}]
+    first = client.call("responses.create", **{**ASKED, "input": messages})
+    second = client.call("responses.create", **{**ASKED, "input": question}, previous_response_id=first.id)
     every = client.pages("responses.input_items.list", second.id, limit=2, order="asc")
     texts = [part.text for item in every if item.type == "message" for part in item.content]
-    assert texts == [*(one["content"] for one in said), "Let me look.", "Now?"]
+    assert texts == [*(message["content"] for message in messages), "Let me look.", "Now?"]
     assert len({item.id for item in every}) == len(every) == 9
     newest = client.call("responses.input_items.list", second.id, limit=3)
     assert [item.id for item in newest.data] == [item.id for item in every[:-4:-1]]
@@ -244,8 +244,8 @@ def test_log_probabilities_are_reported_to_those_who_include_them(client):
     for response in (whole, last.response):
         (part,) = response.output[1].content
         assert part.text == "Let me look."
-        assert "".join(one.token for one in part.logprobs).endswith(part.text)
-        assert all(len(one.top_logprobs) == 2 and one.logprob <= 0 for one in part.logprobs)
+        assert "".join(entry.token for entry in part.logprobs).endswith(part.text)
+        assert all(len(entry.top_logprobs) == 2 and entry.logprob <= 0 for entry in part.logprobs)
     assert not client.call("responses.create", **ASKED).output[1].content[0].logprobs
 
 

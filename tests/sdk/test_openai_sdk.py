@@ -84,7 +84,7 @@ def text_of(endpoint: str, answer: Any) -> str:
 
 def streamed_text(endpoint: str, chunks: list[Any]) -> str:
     choices = [chunk.choices[0] for chunk in chunks if chunk.choices]
-    return "".join((one.delta.content or "") if endpoint == CHAT else one.text for one in choices)
+    return "".join((choice.delta.content or "") if endpoint == CHAT else choice.text for choice in choices)
 
 
 def until(condition: Callable[[], bool], seconds: float = 10) -> None:
@@ -197,16 +197,16 @@ def test_chat_log_probabilities_belong_to_the_tokens_of_the_text(random_client):
     fields = {"logprobs": True, "top_logprobs": 3, "max_tokens": 8, "temperature": 0}
     answer = create(random_client, CHAT, **fields)
     entries = answer.choices[0].logprobs.content
-    assert b"".join(bytes(one.bytes) for one in entries).decode() == text_of(CHAT, answer)
+    assert b"".join(bytes(item.bytes) for item in entries).decode() == text_of(CHAT, answer)
     for entry in entries:
         best, *others = entry.top_logprobs
         assert len(others) == 2
         assert (best.token, best.logprob) == (entry.token, entry.logprob)
         assert 0 >= best.logprob >= others[0].logprob >= others[1].logprob
     chunks = stream(random_client, CHAT, **fields)
-    streamed = [one for chunk in chunks if (found := chunk.choices[0].logprobs) for one in found.content]
-    assert [one.token for one in streamed] == [one.token for one in entries]
-    assert [one.logprob for one in streamed] == pytest.approx([one.logprob for one in entries], abs=1e-4)
+    streamed = [item for chunk in chunks if (scores := chunk.choices[0].logprobs) for item in scores.content]
+    assert [item.token for item in streamed] == [item.token for item in entries]
+    assert [item.logprob for item in streamed] == pytest.approx([item.logprob for item in entries], abs=1e-4)
 
 
 @pytest.mark.sample(4)
@@ -227,8 +227,8 @@ def test_text_log_probabilities_tell_where_each_token_stands(random_client):
         assert text[offset:].startswith(token)
         assert top[token] == max(top.values()) == logprob
     columns = [chunk.choices[0].logprobs for chunk in stream(random_client, TEXT_COMPLETION, **fields)]
-    assert [one for column in columns if column for one in column.tokens] == scored.tokens
-    assert [one for column in columns if column for one in column.text_offset] == scored.text_offset
+    assert [value for column in columns if column for value in column.tokens] == scored.tokens
+    assert [value for column in columns if column for value in column.text_offset] == scored.text_offset
 
 
 @pytest.mark.sample(4)

@@ -30,8 +30,8 @@ PARTS = ("from_memory", "from_disk", "read", "told", "unread")
 @pytest.fixture(scope="module", params=["qwen3", "qwen3_5"])
 def server(request: pytest.FixtureRequest, tiny_model: Any) -> Generator[Server]:
     """Dense, and with recurrent layers."""
-    with serving(tiny_model(request.param, hidden=128, layers=2), thinking=False) as one:
-        yield one
+    with serving(tiny_model(request.param, hidden=128, layers=2), thinking=False) as started:
+        yield started
 
 
 @pytest.fixture(scope="module", params=WAYS, ids=WAY_NAMES)
@@ -132,11 +132,11 @@ def test_receipts_sum_up_whole_and_streamed(of_openai: Client, of_anthropic: Cli
         extra_body={"return_receipt": True},
     )
     sums_up(chunks[-1].usage.receipt, usage.prompt_tokens)
-    said = message(of_anthropic, "receipt", **header)
-    sums_up(said.usage.receipt, said.usage.input_tokens + said.usage.cache_read_input_tokens)
+    reply = message(of_anthropic, "receipt", **header)
+    sums_up(reply.usage.receipt, reply.usage.input_tokens + reply.usage.cache_read_input_tokens)
     asked = {"model": "any", "max_tokens": 3, "messages": question(of_anthropic, "receipt")}
     *_, delta, _ = of_anthropic.read("messages.create", **asked, extra_body={"return_receipt": True})
-    sums_up(delta.usage.receipt, said.usage.receipt["prompt_tokens"])
+    sums_up(delta.usage.receipt, reply.usage.receipt["prompt_tokens"])
     response = of_openai.call(
         "responses.create", model="any", input="How deep?", max_output_tokens=3, **header
     )

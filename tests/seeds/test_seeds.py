@@ -410,19 +410,19 @@ def keys_of(body: Mapping[str, Any], words: str) -> None:
 
 
 def models_on_disk_are_listed(server: Server) -> None:
-    (ours,) = (one for one in server.get("/library")["models"] if one["place"] == "models")
+    (ours,) = (model for model in server.get("/library")["models"] if model["place"] == "models")
     keys_of(ours, "repo_id model_type size_bytes quant_bits vision supported serving assessment")
     keys_of(ours["assessment"], "fits max_safe_context predicted_decode_tps")
 
 
 def the_loaded_model_is_judged(server: Server) -> None:
-    told = server.get("/fit")
-    keys_of(told, "context_tokens typical_context_tokens typical_decode_tps measured_decode_tps measured_at")
-    keys_of(told["machine"], "chip ram_bytes bandwidth_gbs")
-    keys_of(told["report"], "fits weights_bytes kv_bytes transient_bytes total_bytes usable_bytes")
-    keys_of(told["report"], "max_safe_context predicted_decode_tps")
-    assert told["sku_matrix_ctx"] == min(32_768, told["context_tokens"])
-    (row,) = (one for one in told["sku_matrix"] if one["sku"] == "M4 Pro 24 GB")
+    reply = server.get("/fit")
+    keys_of(reply, "context_tokens typical_context_tokens typical_decode_tps measured_decode_tps measured_at")
+    keys_of(reply["machine"], "chip ram_bytes bandwidth_gbs")
+    keys_of(reply["report"], "fits weights_bytes kv_bytes transient_bytes total_bytes usable_bytes")
+    keys_of(reply["report"], "max_safe_context predicted_decode_tps")
+    assert reply["sku_matrix_ctx"] == min(32_768, reply["context_tokens"])
+    (row,) = (entry for entry in reply["sku_matrix"] if entry["sku"] == "M4 Pro 24 GB")
     keys_of(row, "sku ram_gb fits max_context decode_tps")
 
 
@@ -444,9 +444,9 @@ def stops_are_left_out(server: Server) -> None:
 
 def wrong_requests_are_refused(server: Server) -> None:
     for body in ("{", {"messages": []}, {"messages": HI, "adapter": "unknown"}):
-        status, told = refused(server, "/v1/chat/completions", body)
+        status, reply = refused(server, "/v1/chat/completions", body)
         assert status == 400
-        assert told["error"]["message"]
+        assert reply["error"]["message"]
 
 
 def tools_can_be_offered(server: Server) -> None:
@@ -574,24 +574,24 @@ def test_a_call_has_the_form_of_its_document_whole_and_streamed(chain_model):
     call = ["<tool_call>", '{"name": "read", "arguments": {"path": "a"}}', "</tool_call>"]
     with serving(chain_model({"\n": ["<think>", "Hm.", "</think>", *call]})) as server:
         (choice,) = chat(server, tools=[TOOL])["choices"]
-        (told,) = choice["message"]["tool_calls"]
+        (tool_call,) = choice["message"]["tool_calls"]
         assert (choice["finish_reason"], choice["message"]["content"]) == ("tool_calls", "")
-        assert (told["type"], told["function"]["name"]) == ("function", "read")
-        assert told["id"].startswith("call"), "a difference: see seeds.md"
-        assert json.loads(told["function"]["arguments"]) == {"path": "a"}
+        assert (tool_call["type"], tool_call["function"]["name"]) == ("function", "read")
+        assert tool_call["id"].startswith("call"), "a difference: see seeds.md"
+        assert json.loads(tool_call["function"]["arguments"]) == {"path": "a"}
         chunks = events(server, "/v1/chat/completions", {"messages": HI, "tools": [TOOL]})[:-1]
-        deltas = [one for chunk in chunks for one in chunk["choices"][0]["delta"].get("tool_calls", ())]
+        deltas = [part for chunk in chunks for part in chunk["choices"][0]["delta"].get("tool_calls", ())]
         assert (deltas[0]["index"], deltas[0]["type"], deltas[0]["function"]["name"]) == (
             0,
             "function",
             "read",
         )
-        assert json.loads("".join(one["function"]["arguments"] for one in deltas)) == {"path": "a"}
+        assert json.loads("".join(part["function"]["arguments"] for part in deltas)) == {"path": "a"}
         blocks = message(server, tools=[{"name": "read", "input_schema": {"type": "object"}}])["content"]
         assert (blocks[-1]["type"], blocks[-1]["input"]) == ("tool_use", {"path": "a"})
         (item,) = (
-            one for one in response(server, tools=[{"type": "function", "name": "read"}])["output"]
-            if one["type"] == "function_call"
+            part for part in response(server, tools=[{"type": "function", "name": "read"}])["output"]
+            if part["type"] == "function_call"
         )  # fmt: skip
         assert json.loads(item["arguments"]) == {"path": "a"}
 

@@ -50,8 +50,8 @@ def message(
 ) -> bytes:
     """A well-formed request. `body` is bytes, or something to send as JSON; None sends none."""
     data = body if isinstance(body, bytes) else b"" if body is None else json.dumps(body).encode()
-    said = {} if body is None else {"Content-Length": str(len(data)), "Content-Type": "application/json"}
-    own = {"Host": "localhost", **said, **(headers or {})}
+    implied = {} if body is None else {"Content-Length": str(len(data)), "Content-Type": "application/json"}
+    own = {"Host": "localhost", **implied, **(headers or {})}
     lines = [f"{name}: {value}\r\n" for name, value in own.items()]
     return f"{method} {path} HTTP/{version}\r\n{''.join(lines)}\r\n".encode("latin-1") + data
 

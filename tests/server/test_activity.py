@@ -79,8 +79,8 @@ def test_only_the_pages_own_style_and_script_may_run(scripted: Server):
     policy = dict(part.split(" ", 1) for part in reply.headers["content-security-policy"].split("; "))
     text = reply.body.decode()
     for tag, rule in (("script", "script-src"), ("style", "style-src")):
-        (found,) = re.findall(rf"<{tag}>(.*?)</{tag}>", text, re.DOTALL)
-        digest = base64.b64encode(hashlib.sha256(found.encode()).digest()).decode()
+        (source,) = re.findall(rf"<{tag}>(.*?)</{tag}>", text, re.DOTALL)
+        digest = base64.b64encode(hashlib.sha256(source.encode()).digest()).decode()
         assert policy[rule] == f"'sha256-{digest}'"
     assert "unsafe" not in reply.headers["content-security-policy"]
     refused = ("default-src", "base-uri", "form-action", "frame-ancestors", "trusted-types")
@@ -126,11 +126,11 @@ def test_activity_needs_a_key_and_the_page_does_not(two_keys: Server):
 def test_a_request_is_reported_with_its_figures(two_keys: Server):
     newest, first = activity(two_keys.port, KEY)["recent"]
     assert (first["name"], first["endpoint"], first["ending"]) == ("of-the-first", CHAT, "stop")
-    for one in (newest, first):
-        assert one["prompt_tokens"] == one["cached_tokens"] + one["computed_tokens"]
-        assert one["written_tokens"] > 0
-        assert 0 < one["ttft_seconds"] <= one["seconds"] < 60
-        assert abs(time.time() - one["ended_at"]) < 600
+    for request in (newest, first):
+        assert request["prompt_tokens"] == request["cached_tokens"] + request["computed_tokens"]
+        assert request["written_tokens"] > 0
+        assert 0 < request["ttft_seconds"] <= request["seconds"] < 60
+        assert abs(time.time() - request["ended_at"]) < 600
     assert newest["again_tokens"] > 0
     assert newest["reason"] == "message 1 (user) says something else"
 
@@ -145,34 +145,34 @@ def test_a_conversation_has_its_turns(two_keys: Server):
 
 
 def test_keys_do_not_see_each_other(two_keys: Server):
-    told = activity(two_keys.port, OTHER)
-    assert [one["name"] for one in told["recent"]] == ["f-the-second"]
-    assert [one["name"] for one in told["conversations"]] == ["f-the-second"]
-    assert "of-the-first" not in str(told)
-    assert CHAT not in {one["path"] for one in told["refused"]}
+    report = activity(two_keys.port, OTHER)
+    assert [entry["name"] for entry in report["recent"]] == ["f-the-second"]
+    assert [entry["name"] for entry in report["conversations"]] == ["f-the-second"]
+    assert "of-the-first" not in str(report)
+    assert CHAT not in {entry["path"] for entry in report["refused"]}
 
 
 def test_the_words_that_differ_are_shown_on_demand_and_to_their_own_key_only(two_keys: Server):
-    told = activity(two_keys.port, KEY)
-    assert [one["has_difference"] for one in told["recent"]] == [True, False]
-    assert "treasure" not in str(told)
-    path = f"/activity/{told['recent'][0]['id']}"
-    found = ask(two_keys.port, "GET", path, headers=keyed(KEY)).json
-    assert "oak" in found["computed"]
-    assert "elm" in found["asked"]
-    assert found["reason"] == told["recent"][0]["reason"]
+    report = activity(two_keys.port, KEY)
+    assert [request["has_difference"] for request in report["recent"]] == [True, False]
+    assert "treasure" not in str(report)
+    path = f"/activity/{report['recent'][0]['id']}"
+    details = ask(two_keys.port, "GET", path, headers=keyed(KEY)).json
+    assert "oak" in details["computed"]
+    assert "elm" in details["asked"]
+    assert details["reason"] == report["recent"][0]["reason"]
     assert ask(two_keys.port, "GET", path, headers=keyed(OTHER)).status == 404
     assert ask(two_keys.port, "GET", "/activity/req_none", headers=keyed(KEY)).status == 404
 
 
 def test_refusals_have_status_and_reason(two_keys: Server):
     """Those without a right key are nobody's, so that everybody sees them."""
-    told = {one["path"]: one for one in activity(two_keys.port, KEY)["refused"]}
-    bad, stranger = told[CHAT], told["/nothing"]
+    refusals = {item["path"]: item for item in activity(two_keys.port, KEY)["refused"]}
+    bad, stranger = refusals[CHAT], refusals["/nothing"]
     assert (bad["method"], bad["status"], bad["times"]) == ("POST", 400, 1)
     assert "messages" in bad["reason"]
     assert (stranger["status"], stranger["reason"][:33]) == (401, "This is not a key of this server:")
-    assert {one["path"]: one for one in activity(two_keys.port, OTHER)["refused"]}["/nothing"] == stranger
+    assert {item["path"]: item for item in activity(two_keys.port, OTHER)["refused"]}["/nothing"] == stranger
 
 
 def test_without_keys_numbers_of_all_are_shown_and_names_and_texts_of_none_but_the_own(scripted_model: Path):
@@ -180,15 +180,15 @@ def test_without_keys_numbers_of_all_are_shown_and_names_and_texts_of_none_but_t
         for first in (SECRET, ANOTHER):
             talk(server.port, first, "private-name", "any-key")
         ask(server.port, "GET", f"/{SECRET.replace(' ', '-')}", headers=keyed("any-key"))
-        told = activity(server.port)
-        assert [one["again_tokens"] > 0 for one in told["recent"]] == [True, False]
-        assert [one["has_difference"] for one in told["recent"]] == [False, False]
-        assert "private-name"[-12:] not in str(told)
-        assert "treasure" not in str(told)
-        (refused,) = told["refused"]
+        report = activity(server.port)
+        assert [entry["again_tokens"] > 0 for entry in report["recent"]] == [True, False]
+        assert [entry["has_difference"] for entry in report["recent"]] == [False, False]
+        assert "private-name"[-12:] not in str(report)
+        assert "treasure" not in str(report)
+        (refused,) = report["refused"]
         assert (refused["status"], refused["path"], refused["reason"]) == (404, "", "Not Found")
         own = activity(server.port, "any-key")
-        assert {one["name"] for one in own["recent"]} == {"private-name"}
+        assert {entry["name"] for entry in own["recent"]} == {"private-name"}
         assert "treasure" in own["refused"][0]["path"]
 
 
@@ -196,9 +196,9 @@ def test_a_line_that_is_no_request_is_noted_without_its_text(scripted: Server):
     with Client(scripted.port) as client:
         client.send(b"NONSENSE OF A STRANGER\r\n\r\n")
         assert client.reply().status == 400
-    (found,) = [one for one in activity(scripted.port)["refused"] if not one["path"]]
-    assert found["status"] == 400
-    assert "STRANGER" not in str(found)
+    (refusal,) = [entry for entry in activity(scripted.port)["refused"] if not entry["path"]]
+    assert refusal["status"] == 400
+    assert "STRANGER" not in str(refusal)
 
 
 # ------------------------------------------------------------------------------------------------ the present
@@ -209,19 +209,19 @@ def test_a_program_that_names_a_version_gets_what_is_newer(scripted: Server):
         talk(scripted.port, "hello", session)
     ask(scripted.port, "GET", "/nothing-here")
     wait_until(lambda: stats(scripted.port)["requests"]["in_flight"] == 0, within_s=5)
-    told = activity(scripted.port)
-    assert told["is_whole"]
-    since = f"?since={told['version']}"
+    report = activity(scripted.port)
+    assert report["is_whole"]
+    since = f"?since={report['version']}"
     same = activity(scripted.port, query=since)
-    assert (same["is_whole"], same["version"]) == (False, told["version"])
+    assert (same["is_whole"], same["version"]) == (False, report["version"])
     assert same["recent"] == same["conversations"] == same["refused"] == []
     talk(scripted.port, "hello", "seen")
     ask(scripted.port, "GET", "/nothing-here")
     wait_until(lambda: bool(activity(scripted.port, query=since)["recent"]), within_s=5)
     newer = activity(scripted.port, query=since)
-    assert [one["name"] for one in newer["recent"]] == ["seen"]
-    assert [(one["name"], len(one["turns"])) for one in newer["conversations"]] == [("seen", 1)]
-    assert [(one["path"], one["times"]) for one in newer["refused"]] == [("/nothing-here", 2)]
+    assert [entry["name"] for entry in newer["recent"]] == ["seen"]
+    assert [(entry["name"], len(entry["turns"])) for entry in newer["conversations"]] == [("seen", 1)]
+    assert [(entry["path"], entry["times"]) for entry in newer["refused"]] == [("/nothing-here", 2)]
 
 
 @pytest.mark.parametrize("version", ["another", "another-1", "-1", "%00", "0-9999999999999999999", ""])
@@ -232,19 +232,19 @@ def test_an_unknown_version_gets_everything(scripted: Server, version: str):
 
 
 def test_the_state_of_the_server(scripted: Server, scripted_model: Path):
-    told = activity(scripted.port)
-    assert told["device"]
-    assert told["started_at"] <= told["now"]
-    (model,) = told["models"]
+    report = activity(scripted.port)
+    assert report["device"]
+    assert report["started_at"] <= report["now"]
+    (model,) = report["models"]
     assert (model["id"], model["state"]) == (scripted_model.name, "loaded")
     assert model["context_window"] > 0
-    memory = told["memory"]
+    memory = report["memory"]
     assert set(memory["parts"]) == {"weights", "pages", "checkpoints", "sequence_caches", "live", "images"}
     assert memory["budget_bytes"] == sum(memory["parts"].values()) + memory["free_bytes"]
     assert memory["parts"]["weights"] > 0
-    assert told["ssd"]["state"] == "off"
-    assert set(told["speculation"]) == {"pays", "drafted_tokens", "accepted_tokens", "saved_seconds"}
-    assert set(told["saved"]) == {"hour", "day"}
+    assert report["ssd"]["state"] == "off"
+    assert set(report["speculation"]) == {"pays", "drafted_tokens", "accepted_tokens", "saved_seconds"}
+    assert set(report["saved"]) == {"hour", "day"}
 
 
 @pytest.mark.thorough
@@ -282,8 +282,8 @@ def test_activity_is_quick_while_a_prompt_is_read(endless: Server):
 
 
 def _running(server: Server) -> dict[str, Any]:
-    return {one["phase"]: one for one in activity(server.port)["running"]}
+    return {request["phase"]: request for request in activity(server.port)["running"]}
 
 
 def _phases(server: Server) -> list[str]:
-    return [one["phase"] for one in activity(server.port)["running"]]
+    return [request["phase"] for request in activity(server.port)["running"]]

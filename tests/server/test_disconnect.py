@@ -99,7 +99,7 @@ def test_who_leaves_while_waiting_is_forgotten_and_holds_nobody_up(
 @streamed
 def test_who_leaves_a_batch_leaves_the_others_in_it(endless: Server, stream: bool):
     with ExitStack() as stack:
-        leaver, stayer = (asking(endless, stack, WRITING, one) for one in (stream, True))
+        leaver, stayer = (asking(endless, stack, WRITING, is_streamed) for is_streamed in (stream, True))
         wait_until(lambda: stats(endless.port)["batch"]["active_rows"] == 2, within_s=5)
         leaver.close()
         wait_until(lambda: stats(endless.port)["batch"]["active_rows"] == 1, within_s=FREE_WITHIN_S)

@@ -68,8 +68,8 @@ def test_health_says_that_the_server_stops():
     )
     assert Status.health(status) == (200, {"status": "ok", "model": "m"})
     drain.begin(1)
-    code, told = Status.health(status)
-    assert (code, told["status"]) == (503, "draining")
+    code, body = Status.health(status)
+    assert (code, body["status"]) == (503, "draining")
 
 
 # ------------------------------------------------------------------------------------------- over the wire

@@ -48,10 +48,10 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder = tiny_models.build("qwen3", tmp_path_factory.mktemp("wide"), hidden=64, layers=1, added=added)
     usual_s = sys.getswitchinterval()
     sys.setswitchinterval(SWITCH_S)
-    with serving(folder, max_kv_size=WINDOW) as one:
-        small_s(one)  # the first request of a server takes longer
+    with serving(folder, max_kv_size=WINDOW) as started:
+        small_s(started)  # the first request of a server takes longer
         gc.freeze()  # a server's own process has no objects of earlier tests; examining them takes seconds
-        yield one
+        yield started
         gc.unfreeze()
     sys.setswitchinterval(usual_s)
 
@@ -97,16 +97,16 @@ def test_what_cannot_fit_is_refused_at_once_and_keeps_nobody_waiting(server: Ser
     reply, spent = beside(server, path, TOO_LONG[path])
     assert reply.status == 400
     fewest = -(-len(BEYOND) // len(LONGEST))
-    told = reply.json["error"]["message"]
+    text = reply.json["error"]["message"]
     least, window = map(
-        int, re.findall(r"\d+", told) if "messages" in path else reversed(re.findall(r"\d+", told))
+        int, re.findall(r"\d+", text) if "messages" in path else reversed(re.findall(r"\d+", text))
     )
     assert fewest <= least < fewest + 100
     assert window in (WINDOW, WINDOW - 1), "Anthropic's maximum leaves room for a token"
     if "messages" not in path:
         field = next(name for name in ("prompt", "input", "messages") if name in TOO_LONG[path])
         assert (reply.error["code"], reply.error["param"]) == ("context_length_exceeded", field)
-        assert "resulted in at least" in told
+        assert "resulted in at least" in text
     assert max(spent) < SOON_S
     assert time.perf_counter() - began < 5
 
@@ -154,7 +154,7 @@ def grammar(place: int) -> dict[str, Any]:
 def tools(place: int) -> dict[str, Any]:
     parameters = {"type": "object", "properties": {"path": {"type": "string"}}}
     made = [{"name": f"tool_{place}_{at}", "parameters": parameters} for at in range(5000)]
-    return talk("Hi", tools=[{"type": "function", "function": one} for one in made])
+    return talk("Hi", tools=[{"type": "function", "function": tool} for tool in made])
 
 
 LARGE: dict[str, tuple[str, Callable[[int], dict[str, Any]]]] = {

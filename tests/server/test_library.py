@@ -128,8 +128,8 @@ def test_a_download_without_a_network_ends_with_its_error(server: Server):
     name = started.json["id"]
 
     def state() -> str:
-        (found,) = asked(server, "GET", "/downloads").json["downloads"]
-        return found["state"]
+        (download,) = asked(server, "GET", "/downloads").json["downloads"]
+        return download["state"]
 
     wait_until(lambda: state() == "error", within_s=30)
     (failed,) = asked(server, "GET", "/downloads").json["downloads"]

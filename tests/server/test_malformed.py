@@ -293,11 +293,11 @@ def no_json() -> Iterator[Case]:
 
 
 CASES = list(chain(wrong_types(), bad_numbers(), bad_contents(), unbuilt_values(), no_unicode(), no_json()))
-FIELDS_AT_FAULT = list(dict.fromkeys((one.path, one.param) for one in CASES))
+FIELDS_AT_FAULT = list(dict.fromkeys((sample.path, sample.param) for sample in CASES))
 
 
 def test_the_tables_hold_hundreds_of_different_bodies():
-    assert len({(one.path, one.body) for one in CASES}) == len(CASES)
+    assert len({(sample.path, sample.body) for sample in CASES}) == len(CASES)
     assert len(CASES) > 500
 
 
@@ -559,7 +559,7 @@ def test_the_same_length_twice_is_one_length(scripted: Server):
 
 CHUNKS = {
     "one": lambda data: b"%x\r\n%b\r\n0\r\n\r\n" % (len(data), data),
-    "many": lambda data: b"".join(b"1\r\n%c\r\n" % one for one in data) + b"0\r\n\r\n",
+    "many": lambda data: b"".join(b"1\r\n%c\r\n" % byte for byte in data) + b"0\r\n\r\n",
     "with extensions and trailers": lambda data: (
         b"0%X ;a=b\r\n%b\r\n0;last\r\nA: b\r\nContent-Length: 9\r\n\r\n" % (len(data), data)
     ),

@@ -103,17 +103,17 @@ def named(server: Server) -> Mapping[str, list[str]]:
         "/v1/responses/": [response, f"{response}/input_items"],
         "/responses/": [response, f"{response}/input_items"],
     }
-    return {prefix: [*found, "x", quote("../../etc")] for prefix, found in names.items()}
+    return {prefix: [*paths, "x", quote("../../etc")] for prefix, paths in names.items()}
 
 
 @pytest.fixture(scope="module")
 def every_path(named: Mapping[str, list[str]]) -> list[str]:
     fixed = sorted({*POST_PATHS, *GET_PATHS})
-    found = [*fixed, *(prefix + name for prefix, names in named.items() for name in names), "/none"]
-    tried = {RouteTable(ROUTES).template(path) for path in found}
+    paths = [*fixed, *(prefix + name for prefix, names in named.items() for name in names), "/none"]
+    tried = {RouteTable(ROUTES).template(path) for path in paths}
     templates = {*fixed, *(template for _, template in NAMED_ROUTES)}
     assert templates <= tried, "a new kind of path needs names to try it with"
-    return found
+    return paths
 
 
 def state(server: Server, place: Path) -> dict[str, Any]:
@@ -121,9 +121,9 @@ def state(server: Server, place: Path) -> dict[str, Any]:
     host: Any = server.app._hosting.result()
     wait_until(lambda: engine_is_free(server.port), within_s=60)
     return {
-        "models": [(one.id, one.state) for one in host.listed()],
-        "used last": {name: one.last_used for name, one in host._residents.by_id.items()},
-        "memory": [asdict(one.status.cache) for one in host.listed() if one.status] + [host.spare_bytes],
+        "models": [(item.id, item.state) for item in host.listed()],
+        "used last": {name: item.last_used for name, item in host._residents.by_id.items()},
+        "memory": [asdict(item.status.cache) for item in host.listed() if item.status] + [host.spare_bytes],
         "adapters": host.default.adapters.listed(),
         "downloads": server.get("/downloads"),
         "files": {

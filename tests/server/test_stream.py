@@ -292,11 +292,11 @@ def test_a_failure_before_a_whole_reply_is_500_and_the_next_request_works(server
 
 
 def test_a_failure_ends_every_reply_that_shared_the_step(server: BreakableServer):
-    with Client(server.port) as one, Client(server.port) as other:
-        for client in (one, other):
+    with Client(server.port) as first, Client(server.port) as other:
+        for client in (first, other):
             client.request("POST", CHAT, REQUESTS[CHAT] | {"stream": True})
             client.head()
         wait_until(lambda: stats(server.port)["batch"]["active_rows"] == 2, within_s=5)
         server.network.is_broken = True
-        for client in (one, other):
+        for client in (first, other):
             assert rest_of(client.events())[-1]["error"]["type"] == "server_error"

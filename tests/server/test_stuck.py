@@ -1,4 +1,4 @@
-"""A step that does not come back is told to whoever asks for the server's health."""
+"""A step that does not come back is reported to whoever asks for the server's health."""
 
 from __future__ import annotations
 

@@ -42,13 +42,13 @@ def lines(server: Server, word: str) -> list[str]:
 @pytest.mark.sample(4)
 @pytest.mark.parametrize("name", REFUSED)
 def test_a_refused_request_is_one_line_with_status_and_reason(scripted_model: Any, name: str):
-    data, told = REFUSED[name]
+    data, expected = REFUSED[name]
     with serving(scripted_model) as server:
         with Client(server.port) as client:
             client.send(data)
             client.reply()
         (line,) = lines(server, "refused")
-    assert re.match(rf"\d\d:\d\d:\d\d refused +{re.escape(told)}", line)
+    assert re.match(rf"\d\d:\d\d:\d\d refused +{re.escape(expected)}", line)
     assert "secret" not in line
 
 
@@ -67,10 +67,10 @@ def test_a_reply_that_is_given_up_is_counted_as_far_as_it_was_made(endless: Serv
         body = HELLO | {"max_tokens": 20_000, "stream": True, "session_id": "runaway"}
         client.request("POST", CHAT, body, {"User-Agent": "claude-cli/2.0 (external)"})
         client.head()
-        told = 0
+        received = 0
         for chunk in client.chunks():
-            told += sum(event != "[DONE]" and bool(event["choices"]) for event in events_in(chunk))
-            if told > 20:
+            received += sum(event != "[DONE]" and bool(event["choices"]) for event in events_in(chunk))
+            if received > 20:
                 break
     wait_until(lambda: bool(lines(endless, "runaway")), within_s=5)
     wait_until(lambda: endless.get("/stats")["requests"]["in_flight"] == 0, within_s=5)

@@ -18,7 +18,7 @@ LONG = "ä" * 100_000
 
 
 def facts(tenant: bytes = b"", session: str = "s", **changes: Any) -> RequestFacts:
-    told: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "id": "req_1",
         "tenant": tenant,
         "endpoint": "/v1/chat/completions",
@@ -28,7 +28,7 @@ def facts(tenant: bytes = b"", session: str = "s", **changes: Any) -> RequestFac
         "session_source": "client",
         "prompt_tokens": 100,
     }
-    return RequestFacts(**told | changes)
+    return RequestFacts(**fields | changes)
 
 
 def explanation(lost: int = 0, miss: Any = "drift", cause: Difference | None = None) -> Explanation:
@@ -45,7 +45,7 @@ def explanation(lost: int = 0, miss: Any = "drift", cause: Difference | None = N
 
 
 def difference(**changes: Any) -> Difference:
-    told: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "message": 2,
         "role": "user",
         "drift": "content",
@@ -55,7 +55,7 @@ def difference(**changes: Any) -> Difference:
         "computed": "was",
         "asked": "is",
     }
-    return Difference(**told | changes)
+    return Difference(**fields | changes)
 
 
 def ended(activity: Activity, asked: RequestFacts, explained: Explanation | None = None) -> None:
@@ -72,7 +72,7 @@ def test_a_request_runs_in_phases_and_then_is_finished():
     activity = Activity(lambda: 1000.0)
     running = RequestRecord(facts())
     activity.begin(running)
-    assert [(one.phase, one.began) for one in activity.running()] == [("waiting", 1000.0)]
+    assert [(record.phase, record.began) for record in activity.running()] == [("waiting", 1000.0)]
     running.note_restored(Restored(40))
     assert (running.phase, running.cached, running.done) == ("reading", 40, 40)
     running.note_text(2, time.perf_counter())
@@ -99,7 +99,7 @@ def test_words_that_are_not_the_reason_are_not_kept():
     activity = Activity()
     ended(activity, facts(), explanation(30, "evicted", difference()))
     ended(activity, facts(), explanation(0, cause=difference()))
-    assert [one.has_difference for one in activity.finished()] == [False, False]
+    assert [record.has_difference for record in activity.finished()] == [False, False]
 
 
 @pytest.mark.parametrize(
@@ -139,7 +139,7 @@ def test_equal_refusals_are_counted_as_one():
     for _ in range(5):
         activity.refuse(scan)
     activity.refuse(Refusal(tenant=b"a", method="GET", path="/admin", status=404, reason="nothing"))
-    assert [(one.tenant, one.times, one.last) for one in activity.refused()] == [(b"a", 1, 5), (None, 5, 4)]
+    assert [(row.tenant, row.times, row.last) for row in activity.refused()] == [(b"a", 1, 5), (None, 5, 4)]
 
 
 def test_conversations_of_two_tenants_with_one_name_are_apart():
@@ -147,7 +147,7 @@ def test_conversations_of_two_tenants_with_one_name_are_apart():
     ended(activity, facts(b"a"))
     ended(activity, facts(b"b"))
     ended(activity, facts(b"a"))
-    assert [(told.tenant, len(turns)) for told, turns in activity.conversations()] == [(b"a", 2), (b"b", 1)]
+    assert [(talk.tenant, len(turns)) for talk, turns in activity.conversations()] == [(b"a", 2), (b"b", 1)]
 
 
 def test_the_version_changes_with_the_records_alone():
@@ -162,7 +162,13 @@ def test_the_version_changes_with_the_records_alone():
     activity.refuse(Refusal(tenant=None, method="GET", path="/", status=403, reason="no"))
     versions.append(activity.version)
     assert len({*versions, other.version}) == 4
-    assert [activity.last_number_in(one) for one in (*versions, other.version, None)] == [0, 1, 2, None, None]
+    assert [activity.last_number_in(version) for version in (*versions, other.version, None)] == [
+        0,
+        1,
+        2,
+        None,
+        None,
+    ]
 
 
 @pytest.mark.thorough
@@ -192,8 +198,8 @@ def _size(*values: Any) -> int:
         if isinstance(value, str | bytes):
             texts[id(value)] = sys.getsizeof(value)
         elif isinstance(value, tuple | list):
-            for one in value:
-                walk(one)
+            for item in value:
+                walk(item)
         elif hasattr(value, "__dataclass_fields__"):
             for name in value.__dataclass_fields__:
                 walk(getattr(value, name))

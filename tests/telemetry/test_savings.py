@@ -24,7 +24,7 @@ def reading(cached: int, computed: int, prefill_s: float | None = None, disk_s: 
 
 
 def cached(savings: Savings) -> list[int]:
-    return [one.cached for one in savings.of_hour_and_day()]
+    return [saving.cached for saving in savings.of_hour_and_day()]
 
 
 def test_tokens_leave_the_hour_and_then_the_day():
@@ -68,7 +68,7 @@ def test_a_few_tokens_measure_nothing():
     savings = Savings(Clock())
     savings.add(reading(1000, 31, prefill_s=0.5))
     savings.add(reading(1000, 500, prefill_s=None))
-    assert [one.saved_s for one in savings.of_hour_and_day()] == [None, None]
+    assert [saving.saved_s for saving in savings.of_hour_and_day()] == [None, None]
 
 
 def test_the_wait_for_the_disk_is_not_saved():

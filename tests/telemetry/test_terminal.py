@@ -22,7 +22,7 @@ def printed(write: Any) -> str:
 
 
 def facts(**changes: Any) -> RequestFacts:
-    told: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "id": "req_1",
         "tenant": b"",
         "endpoint": "/v1/chat/completions",
@@ -33,19 +33,19 @@ def facts(**changes: Any) -> RequestFacts:
         "prompt_tokens": 1234,
         "client": "claude-cli",
     }
-    return RequestFacts(**told | changes)
+    return RequestFacts(**fields | changes)
 
 
 def finished(asked: RequestFacts | None = None, **changes: Any) -> RequestRecord:
     """A request that was read for half a second, one second after it came, and written for two."""
-    told: dict[str, Any] = {"ending": "stop", "restored": Restored(1000, at=101.0), "written": 7}
-    told |= {"decoded": 6, "first_text": 101.5, "last_text": 103.5, "left": 103.5}
-    return RequestRecord(asked or facts(), arrived=100.0, **told | changes)
+    fields: dict[str, Any] = {"ending": "stop", "restored": Restored(1000, at=101.0), "written": 7}
+    fields |= {"decoded": 6, "first_text": 101.5, "last_text": 103.5, "left": 103.5}
+    return RequestRecord(asked or facts(), arrived=100.0, **fields | changes)
 
 
 def refusal(reason: str = "no", **changes: Any) -> Refusal:
-    told: dict[str, Any] = {"tenant": None, "method": "POST", "path": "/v1/messages", "status": 403}
-    return Refusal(**told | changes, reason=reason)
+    fields: dict[str, Any] = {"tenant": None, "method": "POST", "path": "/v1/messages", "status": 403}
+    return Refusal(**fields | changes, reason=reason)
 
 
 def image_run(image: Image) -> ImageRun:
@@ -136,9 +136,9 @@ def test_a_scanner_cannot_fill_the_terminal():
 
 def test_after_a_flood_the_number_of_unreported_refusals_is_reported():
     terminal = Terminal(io.StringIO())
-    told = [terminal._refusals.parts(refusal(), now) for now in (*[0.0] * 50, 61.0, 62.0)]
-    assert [len(lines) for lines in told] == [1] * 10 + [1] + [0] * 39 + [2, 1]
-    assert told[-2][0] == ("40 more requests, which were not shown",)
+    reports = [terminal._refusals.parts(refusal(), now) for now in (*[0.0] * 50, 61.0, 62.0)]
+    assert [len(lines) for lines in reports] == [1] * 10 + [1] + [0] * 39 + [2, 1]
+    assert reports[-2][0] == ("40 more requests, which were not shown",)
 
 
 def test_images_are_shown_with_their_places_and_what_became_of_them():
@@ -149,7 +149,7 @@ def test_images_are_shown_with_their_places_and_what_became_of_them():
     text = printed(lambda terminal: terminal.images(facts(), beginning, spans, Restored(22)))
     first, *shown = text.splitlines()
     assert f"begins 7 8 {runs[0].tokens[0]:08x}" in first
-    assert [one.partition("image ")[2] for one in shown] == [
+    assert [line.partition("image ")[2] for line in shown] == [
         f"{runs[0].tokens[0]:08x} at 2 to 8  restored",
         f"{runs[1].tokens[0]:08x} at 20 to 26  cut",
         f"{runs[2].tokens[0]:08x} at 40 to 46  computed",

@@ -232,8 +232,8 @@ def test_requests_of_a_session_share_a_file_and_those_of_another_have_their_own(
     desk = Desk(tmp_path)
     for session in (SESSION, "f" * 16, SESSION):
         desk.write(session)
-    found = {path.name: len(path.read_text().splitlines()) for path in (tmp_path / DAY).iterdir()}
-    assert found == {NAME: 2, f"cache-session-{'f' * 16}.log": 1}
+    counts = {path.name: len(path.read_text().splitlines()) for path in (tmp_path / DAY).iterdir()}
+    assert counts == {NAME: 2, f"cache-session-{'f' * 16}.log": 1}
 
 
 def test_a_new_day_has_a_new_folder(tmp_path):
@@ -331,7 +331,7 @@ def test_a_file_that_is_full_goes_aside_and_no_line_is_cut(tmp_path):
     for number in range(3, 8):
         desk.write(messages=number)
     numbers = [
-        [json.loads(one)["messages"] for one in path.read_text().splitlines()] for path in (aside, desk.file)
+        [json.loads(row)["messages"] for row in path.read_text().splitlines()] for path in (aside, desk.file)
     ]
     assert numbers == [[3, 4, 5], [6, 7]]
     assert mode(desk.file) == mode(aside) == 0o600
@@ -455,8 +455,8 @@ def test_lines_of_many_threads_are_all_there_and_whole(tmp_path):
 
 def test_two_servers_that_write_into_one_folder_lose_no_lines(tmp_path, monkeypatch):
     """The other one writes while a full file is put aside, and must not put the new one aside too."""
-    one, other = (TraceFiles(tmp_path, max_file_bytes=100) for _ in range(2))
-    one.append(DAY, SESSION, b"a" * 90 + b"\n")
+    first, other = (TraceFiles(tmp_path, max_file_bytes=100) for _ in range(2))
+    first.append(DAY, SESSION, b"a" * 90 + b"\n")
     moving = threading.Event()
 
     def rename_slowly(*arguments: Any, **folders: int) -> None:
@@ -468,7 +468,7 @@ def test_two_servers_that_write_into_one_folder_lose_no_lines(tmp_path, monkeypa
     monkeypatch.setattr("start_llm.telemetry.trace_files.os.rename", rename_slowly)
     writers = [
         threading.Thread(target=files.append, args=(DAY, SESSION, line))
-        for files, line in ((one, b"b" * 20 + b"\n"), (other, b"c" * 20 + b"\n"))
+        for files, line in ((first, b"b" * 20 + b"\n"), (other, b"c" * 20 + b"\n"))
     ]
     writers[0].start()
     assert moving.wait(10)

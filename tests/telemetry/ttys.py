@@ -60,10 +60,10 @@ class Tty:
 
 @contextmanager
 def a_tty(columns: int = 40, *, is_read: bool = True) -> Generator[Tty]:
-    one = Tty(columns)
+    terminal = Tty(columns)
     if is_read:
-        one.read()
+        terminal.read()
     try:
-        yield one
+        yield terminal
     finally:
-        one.close()
+        terminal.close()

@@ -349,8 +349,8 @@ def test_plain_marks_turns_with_words_and_drops_tools():
 
 
 def test_words_in_system_turn_thinking_off_and_are_not_shown():
-    told, plain = ({"role": "system", "content": text} for text in ("Be brief. /no_think", "Be brief."))
-    on, off = (render("words_in_system", system, HELLO) for system in (plain, told))
+    marked, plain = ({"role": "system", "content": text} for text in ("Be brief. /no_think", "Be brief."))
+    on, off = (render("words_in_system", system, HELLO) for system in (plain, marked))
     assert off.endswith("<think></think>")
     assert off.removesuffix("</think>") == on.removesuffix("\n")
 

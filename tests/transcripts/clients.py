@@ -102,11 +102,11 @@ class World:
             reply_ = self._reply(talk, on=request.thinking.on is not False)
             form = form_of(self._trait, reply_.shape, on=request.thinking.on is not False)
             assert form is not None
-            read, said = self.server.answer(request, reply_.text(form, talk.calls), reply_)
+            read, received = self.server.answer(request, reply_.text(form, talk.calls), reply_)
             self._check(read, request, talk)
             self._check_now(read, request, talk)
             self._note(read, request, reply_, talk)
-            self._go_on(talk, said)
+            self._go_on(talk, received)
 
     # ----------------------------------------------------------------------------------------- what is asked
 
@@ -132,7 +132,7 @@ class World:
         messages = [*first, user(self.word())]
         if self._talks and not self._strict and self._maybe(0.7):
             other = self._random.choice(self._talks).messages
-            messages = other[: next(n for n, one in enumerate(other, 1) if one.role == "user")]
+            messages = other[: next(n for n, message in enumerate(other, 1) if message.role == "user")]
         talk = Talk(self._random.choice(TENANTS), self._random.choice(SESSIONS), list(messages))
         talk.name = self._name()
         self._give_id(talk)
@@ -206,7 +206,7 @@ class World:
                     content = BILLING.format(self.word("b")) + content
             case "user":
                 content = self._own_lines(visible_words(message)[0], talk) + content
-                if message is next(one for one in talk.messages if one.role == "user"):
+                if message is next(item for item in talk.messages if item.role == "user"):
                     content = talk.now.reminder + content
             case "assistant":
                 message = replace(message, reasoning=self._reasoning(message.reasoning))
@@ -214,7 +214,7 @@ class World:
                 pass
         if content and self._maybe(0.2):
             content += self._random.choice(("\n", "  ", "\n\n"))
-        calls = tuple(replace(one, arguments=self._spelled(one)) for one in message.tool_calls)
+        calls = tuple(replace(item, arguments=self._spelled(item)) for item in message.tool_calls)
         return replace(message, content=content, tool_calls=calls)
 
     def _own_lines(self, word: str, talk: Talk) -> str:
@@ -250,7 +250,7 @@ class World:
         """Other ids for all calls, in each request; results have them without punctuation at times."""
         if self._maybe(0.5):
             return list(messages)
-        names = {one.id: f"call_{self.word('i')}" for message in messages for one in message.tool_calls}
+        names = {call.id: f"call_{self.word('i')}" for message in messages for call in message.tool_calls}
         bare = self._maybe(0.3)
 
         def named(call_id: str) -> str:
@@ -259,7 +259,7 @@ class World:
         return [
             replace(
                 message,
-                tool_calls=tuple(replace(one, id=names[one.id]) for one in message.tool_calls),
+                tool_calls=tuple(replace(call, id=names[call.id]) for call in message.tool_calls),
                 tool_call_id=named(message.tool_call_id) if message.tool_call_id else None,
             )
             for message in messages
@@ -290,12 +290,12 @@ class World:
     def _go_on(self, talk: Talk, received: Message) -> None:
         """Nothing was said: the client asks again, or something else."""
         if received.content or received.tool_calls:
-            ids = {one.id: self.word("i") for one in received.tool_calls}
-            calls = tuple(replace(one, id=ids[one.id]) for one in received.tool_calls)
+            ids = {call.id: self.word("i") for call in received.tool_calls}
+            calls = tuple(replace(call, id=ids[call.id]) for call in received.tool_calls)
             calls = received.tool_calls if self._maybe(0.7) else calls
             mine = reply(self.word()) if not calls and self._maybe(0.1) else received
             talk.messages.append(replace(mine, tool_calls=calls))
-            results = [result(self.word(), one.id) for one in calls]
+            results = [result(self.word(), call.id) for call in calls]
             talk.messages += results
             if results and self._maybe(0.8):
                 return
@@ -315,10 +315,10 @@ class World:
         self._replies[asked] = replace(made, cut=None)
         reasoning = _ReasoningOf(request.tenant, talk.name, _exactly(request.messages))
         self._reasoning_texts.setdefault(made.reasoning, set()).add(reasoning)
-        said = {*words(read, PRIVATE), made.reasoning}
-        talk.known.setdefault(talk.tenant, set()).update(said)
+        learned = {*words(read, PRIVATE), made.reasoning}
+        talk.known.setdefault(talk.tenant, set()).update(learned)
         if talk.name:
-            self._named.setdefault((talk.tenant, talk.name), set()).update(said)
+            self._named.setdefault((talk.tenant, talk.name), set()).update(learned)
 
     def _check(self, read: str, request: ChatRequest, talk: Talk) -> None:
         fresh = self.server.fresh(request)
@@ -381,7 +381,7 @@ def _exactly(messages: Sequence[Message]) -> tuple[str, ...]:
                     message.role,
                     re.sub(r"x-anthropic-billing-header:.*\n", "", message.content),
                     (message.reasoning or "").strip(),
-                    [(one.name, sorted(one.arguments.items())) for one in message.tool_calls],
+                    [(call.name, sorted(call.arguments.items())) for call in message.tool_calls],
                 )
             )
             for message in messages
@@ -400,11 +400,11 @@ def _is_result(message: Message | None) -> bool:
 
 def _place(messages: Sequence[Message], after: set[str]) -> int:
     """The reply that comes when these words have been said."""
-    said: set[str] = set()
+    preceding: set[str] = set()
     for index, message in enumerate(messages):
-        if message.role == "assistant" and said == after:
+        if message.role == "assistant" and preceding == after:
             return index
-        said |= set(visible_words(message))
+        preceding |= set(visible_words(message))
     raise AssertionError("reasoning stands where no reply is")
 
 

@@ -18,8 +18,8 @@ def known(read: str, name: str, form: str) -> str | None:
         form: a pattern for its text.
     """
     block: str | None = None
-    told = rf"\[Now: {form}\]|{form}|{_CHANGED.format(name)}|(\[No longer: {name}\])"
-    for match in re.finditer(told, read):
+    pattern = rf"\[Now: {form}\]|{form}|{_CHANGED.format(name)}|(\[No longer: {name}\])"
+    for match in re.finditer(pattern, read):
         if lines := match[1]:
             assert block is not None, "lines of what is not known"
             block = changed(block, lines.removesuffix("\n").split("\n"))

@@ -70,11 +70,11 @@ def _other(lines: Sequence[str], random: Random, word: Callable[[], str]) -> tup
 def check_now(read: str, messages: Sequence[Message]) -> None:
     """The last value that is said must be the present one."""
     first = messages[0].content
-    now, said = words(first, "d"), words(read, "d")
+    now, dates = words(first, "d"), words(read, "d")
     if now:
-        assert said[-1:] == now, "not the newest"
-    elif said:
-        assert "[No longer: today's date]" in read[read.rindex(day(said[-1])) :], "no longer so"
+        assert dates[-1:] == now, "not the newest"
+    elif dates:
+        assert "[No longer: today's date]" in read[read.rindex(day(dates[-1])) :], "no longer so"
     assert known(read, "inbound context", BLOCK_FORM) == _first_match(BLOCK_FORM, first), "not as it is"
     asked = next((message.content for message in messages if message.role == "user"), "")
     assert known(read, "project instructions", INSTRUCTIONS_FORM) == _first_match(INSTRUCTIONS_FORM, asked), (
@@ -83,5 +83,5 @@ def check_now(read: str, messages: Sequence[Message]) -> None:
 
 
 def _first_match(form: str, text: str) -> str | None:
-    found = re.search(form, text)
-    return found and found[0]
+    match = re.search(form, text)
+    return match and match[0]

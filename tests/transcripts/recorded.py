@@ -37,7 +37,7 @@ type Headers = Mapping[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """A request, and what the client was told."""
+    """A request, and what the client received."""
 
     request: ChatRequest
     reply: tuple[Output, ...]
@@ -56,16 +56,16 @@ def raw_recording(name: str) -> dict[str, Any]:
 def recording(name: str) -> list[Exchange]:
     data = raw_recording(name)
     read = partial(parsed, data["protocol"])
-    requests = [read({**one["request"], "tools": data["tools"]}, one["headers"]) for one in data["exchanges"]]
+    requests = [read({**raw["request"], "tools": data["tools"]}, raw["headers"]) for raw in data["exchanges"]]
     later = [*requests[1:], None]
     return [
-        Exchange(request, tuple(_outputs(one["reply"], _ids_of(following, len(request.messages)))))
-        for one, request, following in zip(data["exchanges"], requests, later, strict=True)
+        Exchange(request, tuple(_outputs(raw["reply"], _ids_of(following, len(request.messages)))))
+        for raw, request, following in zip(data["exchanges"], requests, later, strict=True)
     ]
 
 
 def _ids_of(following: ChatRequest | None, before: int) -> list[str]:
-    """The ids that the calls of a reply were told with, as the next request has them.
+    """The ids that the calls of a reply were sent with, as the next request has them.
 
     Args:
         before: messages of the request that was replied to.

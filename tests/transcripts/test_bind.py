@@ -43,9 +43,9 @@ def conversation(
     **more: Any,
 ) -> Conversation:
     """`first` is what the key of the first message leaves out."""
-    said = visible or [bytes(message) for message in messages]
-    omitted = [tuple(first), *[()] * (len(said) - 1)]
-    return conversation_of(*map(CanonicalMessage, said, omitted), **more)
+    texts = visible or [bytes(message) for message in messages]
+    omitted = [tuple(first), *[()] * (len(texts) - 1)]
+    return conversation_of(*map(CanonicalMessage, texts, omitted), **more)
 
 
 def bind(
@@ -111,19 +111,19 @@ def test_a_reply_goes_on_with_its_reasoning_although_the_client_took_it_out():
     kept, question, reasoning, answer = store(), [1, 2], [7, 7], [3]
     first = served(kept, [question])
     reply = conversation([question, answer])
-    said = (*first.ids, *reasoning, *answer)  # the tail, then what the model wrote, without its stop token
+    tokens = (*first.ids, *reasoning, *answer)  # the tail, then what the model wrote, without its stop token
     prompt = bound_to(kept, reply, [question, answer]).prefix
     wrote(
         kept,
         reply,
-        said,
+        tokens,
         MessageDetails(()),
         MessageDetails((), b"some reasoning", is_ours=True),
         parent=prompt,
     )
     second = served(kept, [question, answer, [5]])
-    assert second.ids == (*said, CLOSER, 5, CLOSER, TAIL)
-    assert second.boundaries == (Boundary(0, 2), Boundary(1, len(said)), Boundary(2, len(said) + 2))
+    assert second.ids == (*tokens, CLOSER, 5, CLOSER, TAIL)
+    assert second.boundaries == (Boundary(0, 2), Boundary(1, len(tokens)), Boundary(2, len(tokens) + 2))
 
 
 def test_what_drifted_is_read_as_it_was_first_and_the_rest_as_it_is_now():
@@ -242,7 +242,7 @@ def test_others_go_on_before_a_note():
     kept, can_hold_note = store(), [True, False, True]
     assert list(asked_for(kept, dated("friday", TALK[:2]), TALK[:2]).resume_positions()) == [1, 3]
     bound = asked_for(kept, dated("saturday", TALK, can_hold_note=can_hold_note), TALK)
-    assert [one.tokens for one in bound.boundaries] == [1, 3, 6]
+    assert [boundary.tokens for boundary in bound.boundaries] == [1, 3, 6]
     assert list(bound.resume_positions()) == [1, 3, 5]
 
 
@@ -421,16 +421,16 @@ def answered_on(
     **more: Any,
 ) -> None:
     """A question and its reply, again and again, computed on this day without anything from before."""
-    said, (ids, ends) = conversation(messages, first=[day, *blocks], **more), rendered(messages)
-    details = [MessageDetails(message.omitted) for message in said.messages]
+    talk, (ids, ends) = conversation(messages, first=[day, *blocks], **more), rendered(messages)
+    details = [MessageDetails(message.omitted) for message in talk.messages]
     last: Variant | None = None
     for depth, end in enumerate(ends):
         last = kept.add(
-            PrefixNode(said.keys[depth], depth, end.tokens),
+            PrefixNode(talk.keys[depth], depth, end.tokens),
             array("I", ids),
             details,
             parent=last,
-            claims=Claims(said.names, is_delivered=depth % 2 == 1),
+            claims=Claims(talk.names, is_delivered=depth % 2 == 1),
         )
 
 
@@ -457,7 +457,7 @@ def test_who_has_no_tokens_goes_on_from_those_of_others_and_learns_it():
 def test_who_cannot_take_its_own_tokens_goes_on_from_those_of_others():
     """Two of its blocks have changed: a note of both would be too long."""
     kept = store()
-    before, now = ([OmittedText(f"block {n}", "block", n, said, said) for n in (1, 2)] for said in "ab")
+    before, now = ([OmittedText(f"block {n}", "block", n, text, text) for n in (1, 2)] for text in "ab")
     answered_on(kept, TODAY, LONG_TALK[:2], *before, name="b")
     answered_on(kept, TOMORROW, LONG_TALK[:2], *now, name="a")
     asked = conversation(LONG_TALK, first=[TODAY, *now], name="b")

@@ -59,8 +59,8 @@ def test_a_conversation_that_goes_on_leaves_nothing():
 def test_another_end_token_behind_the_reply_is_no_divergence():
     before = answered(RULES, QUESTION)
     assert diverges(before, asked(RULES, QUESTION, REPLY, "more", ids=parted(99), end=120)) is None
-    found = diverges(before, asked(RULES, QUESTION, "other", "more", ids=parted(90), end=120))
-    assert found == Divergence("messages", 9)
+    divergence = diverges(before, asked(RULES, QUESTION, "other", "more", ids=parted(90), end=120))
+    assert divergence == Divergence("messages", 9)
 
 
 def test_the_generation_prompt_of_one_without_a_reply_is_not_compared():
@@ -83,49 +83,49 @@ def test_the_first_place_that_differs_counts():
         "messages": asked(RULES, "x", ids=ids, end=end),
         "other": asked(RULES, QUESTION, ids=ids, end=end),
     }
-    for place, one in changed.items():
-        found = diverges(before, one)
-        assert found is not None
-        assert (found.place, found.missed) == (place, 99 if place == "model" else 89)
+    for place, request in changed.items():
+        divergence = diverges(before, request)
+        assert divergence is not None
+        assert (divergence.place, divergence.missed) == (place, 99 if place == "model" else 89)
 
 
 def test_a_system_text_that_comes_or_goes_has_changed():
     with_rules, without = answered(RULES, QUESTION), answered(QUESTION, "more")
     for before, texts in ((with_rules, (QUESTION,)), (without, (RULES, QUESTION, "more"))):
-        found = diverges(before, asked(*texts, ids=parted(0), end=120))
-        assert found is not None
-        assert found.place == "system"
+        divergence = diverges(before, asked(*texts, ids=parted(0), end=120))
+        assert divergence is not None
+        assert divergence.place == "system"
 
 
 def test_messages_that_are_missing_have_changed():
-    found = diverges(answered(RULES, QUESTION), asked(RULES, ids=parted(30), end=40))
-    assert found == Divergence("messages", 10)
+    divergence = diverges(answered(RULES, QUESTION), asked(RULES, ids=parted(30), end=40))
+    assert divergence == Divergence("messages", 10)
 
 
 # ------------------------------------------------------------------------------------------------- the memory
 
 
 def test_a_reply_is_found_by_whose_it_is_alone():
-    requests, one = AnsweredRequests(), answered(RULES)
-    requests.note(b"mine", "name", one)
-    assert requests.find(b"mine", "name") is one
+    requests, request = AnsweredRequests(), answered(RULES)
+    requests.note(b"mine", "name", request)
+    assert requests.find(b"mine", "name") is request
     assert requests.find(b"yours", "name") is None
     assert requests.find(b"mine", "another") is None
 
 
 def test_the_oldest_are_forgotten_by_number_and_by_size():
-    one = answered(RULES)
+    request = answered(RULES)
     requests = AnsweredRequests(most=3)
     for number in range(5):
-        requests.note(b"", str(number), one)
+        requests.note(b"", str(number), request)
     assert [bool(requests.find(b"", str(number))) for number in range(5)] == [False, False, True, True, True]
-    small = AnsweredRequests(max_bytes=2 * one.computed.nbytes)
+    small = AnsweredRequests(max_bytes=2 * request.computed.nbytes)
     for number in (0, 1, 2, 3, 3, 3):
-        small.note(b"", str(number), one)
+        small.note(b"", str(number), request)
     assert [bool(small.find(b"", str(number))) for number in range(4)] == [False, False, True, True]
 
 
 def test_the_newest_stays_however_large_it_is():
-    requests, one = AnsweredRequests(max_bytes=1), answered(RULES)
-    requests.note(b"", "large", one)
-    assert requests.find(b"", "large") is one
+    requests, request = AnsweredRequests(max_bytes=1), answered(RULES)
+    requests.note(b"", "large", request)
+    assert requests.find(b"", "large") is request

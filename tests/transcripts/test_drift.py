@@ -1,4 +1,4 @@
-"""Values about the present change under a conversation: nothing is read again, and the model is told."""
+"""Values about the present change under a conversation: nothing is read again, but the changes are."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ pytestmark = [pytest.mark.product, pytest.mark.sample(3)]
 FRIDAY, SATURDAY = DATE.format(day("d1x")), DATE.format(day("d2x"))
 RULES_TEXT = "v90x " + "Be brief and say what you see. " * 20
 DETAILS = "And look at every file there is. " * 10
-"""It costs more to read them once more than to be told of a change."""
+"""It costs more to read them once more than to read a note about a change."""
 WORDS = "plain"
 """Its questions end with no token, so that nothing can stand after their texts."""
 BOUND = [trait for trait in TRAITS if trait not in (MOVING, WORDS)]
@@ -93,8 +93,8 @@ class Dated(Named):
 
 def omitted(*messages: Message) -> list[tuple[OmittedText, ...]]:
     """Of each message, but for white space."""
-    found = [message.omitted for message in canonical(messages)]
-    return [tuple(one for one in some if one.kind != "space") for some in found]
+    by_message = [message.omitted for message in canonical(messages)]
+    return [tuple(text for text in some if text.kind != "space") for some in by_message]
 
 
 # ------------------------------------------------------------------------------------------------ live lines
@@ -205,14 +205,14 @@ def test_where_no_note_can_stand_everything_is_as_it_would_be_afresh():
 
 
 def test_seconds_are_no_news_of_ones_own_clock():
-    """Where nothing proves whose the tokens are, another second is another value, and told as a whole."""
+    """Where nothing proves whose the tokens are, another second is another value, and written as a whole."""
 
     def noted(clock: str, proven: int) -> str:
         before, now = (
-            canonical([system(f"Current time is {one}\nBe brief."), user("Go on.")])
-            for one in ("10:00:31", clock)
+            canonical([system(f"Current time is {item}\nBe brief."), user("Go on.")])
+            for item in ("10:00:31", clock)
         )
-        return note(changes([MessageDetails(one.omitted) for one in before], now, proven=proven)).strip()
+        return note(changes([MessageDetails(item.omitted) for item in before], now, proven=proven)).strip()
 
     of_nobody, own = -1, 1
     assert noted("10:00:31", of_nobody) == noted("10:00:59", own) == ""
@@ -246,8 +246,8 @@ def test_exchanged_lines_of_own_metadata_are_noted_as_a_whole(now, expected):
 
 def test_seconds_in_a_block_stay_as_they_are():
     """Its lines are named as they stand in the prompt."""
-    ((found,),) = omitted(system("You help.\n" + GIT.format("at 10:00:31") + "Be brief."))
-    assert "0000000 at 10:00:31" in found.note_text
+    ((omission,),) = omitted(system("You help.\n" + GIT.format("at 10:00:31") + "Be brief."))
+    assert "0000000 at 10:00:31" in omission.note_text
 
 
 FORMS = {
@@ -264,16 +264,16 @@ FORMS = {
 
 @pytest.mark.parametrize("client", FORMS)
 def test_what_clients_say_of_now_is_found(client):
-    name, told, around = FORMS[client]
-    ((found,),) = omitted(system("You help.\n" + around.format(told)))
-    assert (found.name, found.note_text) == (name, told)
-    assert found.is_clock == (found.kind == "live")
+    name, text, around = FORMS[client]
+    ((omission,),) = omitted(system("You help.\n" + around.format(text)))
+    assert (omission.name, omission.note_text) == (name, text)
+    assert omission.is_clock == (omission.kind == "live")
 
 
 def test_statistics_of_a_run_are_found_in_a_question():
-    ((found,),) = omitted(user("Done.\nStats: runtime 12s • tokens 3k"))
-    assert (found.name, found.note_text) == ("run statistics", "Stats: runtime 12s")
-    assert not found.is_clock
+    ((omission,),) = omitted(user("Done.\nStats: runtime 12s • tokens 3k"))
+    assert (omission.name, omission.note_text) == ("run statistics", "Stats: runtime 12s")
+    assert not omission.is_clock
 
 
 @pytest.mark.parametrize(
@@ -343,10 +343,10 @@ SEQUENCES = {
 @pytest.mark.parametrize("names", SEQUENCES.values(), ids=SEQUENCES)
 def test_whoever_reads_the_prompt_in_order_knows_the_block(trait, name, form, text, names):
     talk = Dated(trait, "")
-    for told in names:
-        talk.say(text(told))
+    for value in names:
+        talk.say(text(value))
         read = talk.ask(ANSWER)
-        assert known(read, name, form) == (text(told).strip() or None)
+        assert known(read, name, form) == (text(value).strip() or None)
     assert talk.server.transcripts.metrics.bound >= len(names) - 1
 
 
@@ -426,8 +426,8 @@ def test_nobody_reads_the_task_notification_of_another(trait, names):
     second = Dated(trait, FRIDAY, first.server, name=names[1])
     for talk, task in ((first, "k1x"), (second, "k2x")):
         talk.ask(ANSWER)
-        told = f"<task-notification>\n<task-id>{task}</task-id>\n<status>done</status>\n</task-notification>"
-        talk.messages = (*talk.messages[:-1], user(told))
+        text = f"<task-notification>\n<task-id>{task}</task-id>\n<status>done</status>\n</task-notification>"
+        talk.messages = (*talk.messages[:-1], user(text))
     for _ in range(3):
         assert words(first.ask(ANSWER), "k") == ["k1x"]
         assert words(second.ask(ANSWER), "k") == ["k2x"]
@@ -469,9 +469,9 @@ def test_without_a_proof_what_is_more_than_another_clock_is_read_anew(trait, bef
 def test_without_a_proof_the_note_of_another_clock_is_read_by_nobody(trait):
     """It would have to be taken back: whoever says Friday again goes on from what said so first."""
     talk = Dated(trait, FRIDAY, name=None)
-    for now, told in ((FRIDAY, ["d1x"]), (SATURDAY, ["d1x", "d2x"]), (FRIDAY, ["d1x"])):
+    for now, dates in ((FRIDAY, ["d1x"]), (SATURDAY, ["d1x", "d2x"]), (FRIDAY, ["d1x"])):
         talk.say(now)
-        assert words(talk.ask(ANSWER), "d") == told
+        assert words(talk.ask(ANSWER), "d") == dates
 
 
 @pytest.mark.parametrize("trait", CALLERS)
@@ -488,12 +488,12 @@ def test_who_sends_the_id_of_our_call_back_shows_that_it_is_the_same_conversatio
 def test_who_has_another_id_for_our_call_does_not(trait):
     talk = Dated(trait, block("k1x"), name=None)
     talk.ask(CALLING)
-    *before, calling, told = talk.messages
+    *before, calling, output = talk.messages
     (made,) = calling.tool_calls
     talk.messages = (
         *before,
         replace(calling, tool_calls=(replace(made, id="call1"),)),
-        replace(told, tool_call_id="call1"),
+        replace(output, tool_call_id="call1"),
     )
     talk.say(block("k2x"))
     assert set(words(talk.ask(ANSWER), "k")) == {"k2x"}
@@ -533,8 +533,8 @@ def test_another_message_id_may_be_noted_within_its_conversation(trait, name):
     talk.messages = (first, user(OWN.format("m1x") + asked.content))
     talk.ask(ANSWER)
     talk.messages = (first, user(OWN.format("m2x") + asked.content), *talk.messages[2:])
-    told = words(talk.ask(ANSWER), "m")
-    assert told == (["m1x", "m2x"] if name else ["m2x"])
+    ids = words(talk.ask(ANSWER), "m")
+    assert ids == (["m1x", "m2x"] if name else ["m2x"])
 
 
 # ---------------------------------------------------------------------------------- what the template writes
@@ -579,11 +579,11 @@ def test_notes_that_cost_more_than_they_save_are_not_written():
 
 @pytest.mark.thorough
 def test_a_path_that_has_too_many_notes_is_left_for_an_earlier_message_of_it():
-    talk, told = Dated("kimi", FRIDAY), list[int]()
+    talk, counts = Dated("kimi", FRIDAY), list[int]()
     for number in range(60):
         talk.say(DATE.format(day(f"d{number}x")))
-        told.append(len(words(talk.ask(ANSWER), "d")))
-    assert 8 < max(told) == told[-1] < 16
+        counts.append(len(words(talk.ask(ANSWER), "d")))
+    assert 8 < max(counts) == counts[-1] < 16
     assert talk.server.transcripts.metrics.bound == 59
 
 

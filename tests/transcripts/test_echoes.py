@@ -77,7 +77,7 @@ class Desk:
         self._kept = transcripts(
             self._tokenizer.token_bytes, partial(self._tokenizer.encode, as_document=False)
         )
-        return [self._serve(one) for one in exchanges]
+        return [self._serve(exchange) for exchange in exchanges]
 
     def _restore_reasoning(self, conversation: Conversation, replies: Sequence[int]) -> list[str | None]:
         return self._kept.restore_reasoning(conversation, replies)
@@ -103,8 +103,8 @@ def played(name: str, trait: str) -> list[Served]:
 
 
 def written_text(reply: Sequence[Output]) -> str:
-    """The model's text. Its form is no family's: the meaning is told beside it."""
-    return "".join(f"[{one.name}]" if isinstance(one, CallStarted) else _text(one) for one in reply)
+    """The model's text. Its form is no family's: the meaning stands beside it."""
+    return "".join(f"[{part.name}]" if isinstance(part, CallStarted) else _text(part) for part in reply)
 
 
 def _text(output: Output) -> str:
@@ -136,13 +136,13 @@ def last_question(messages: Sequence[Message]) -> int:
 
 def depths_of(name: str, trait: str, exchanges: Sequence[Exchange]) -> list[int | None]:
     """How deep each request is bound: at its last reply, but for what cannot be."""
-    full = [None, *(last_reply(one.request.messages) for one in exchanges[1:])]
+    full = [None, *(last_reply(exchange.request.messages) for exchange in exchanges[1:])]
     if trait == MOVES:
-        questions = [last_question(one.request.messages) for one in exchanges]
+        questions = [last_question(exchange.request.messages) for exchange in exchanges]
         asked_before = [None, *questions[:-1]]
         moved = [question != before for question, before in zip(questions, asked_before, strict=True)]
         return [None if has_moved else depth for depth, has_moved in zip(full, moved, strict=True)]
-    return [before_two_calls(trait, one, depth) for one, depth in zip(exchanges, full, strict=True)]
+    return [before_two_calls(trait, exchange, depth) for exchange, depth in zip(exchanges, full, strict=True)]
 
 
 def before_two_calls(trait: str, exchange: Exchange, depth: int | None) -> int | None:
@@ -156,7 +156,7 @@ def before_two_calls(trait: str, exchange: Exchange, depth: int | None) -> int |
 @pytest.mark.sample(12)
 def test_what_a_client_sends_back_is_bound_at_the_reply(name, trait):
     exchanges = recording(name)
-    assert [one.depth for one in played(name, trait)] == depths_of(name, trait, exchanges)
+    assert [request.depth for request in played(name, trait)] == depths_of(name, trait, exchanges)
 
 
 @pytest.mark.parametrize("trait", [trait for trait in TRAITS if trait != MOVES])
@@ -194,17 +194,17 @@ def test_a_message_that_is_gone_is_read_once_after_all_others(name, trait):
 @pytest.mark.parametrize("name", [name for name in recordings() if name.startswith("openclaw")])
 def test_without_its_carrier_openclaw_is_bound_at_the_reply_too(name, trait):
     """Nothing else of what it sends keeps it from that."""
-    exchanges = [without_carrier(one) for one in recording(name)]
-    full = [None, *(last_reply(one.request.messages) for one in exchanges[1:])]
-    assert [one.depth for one in desk_of(trait).serve(exchanges)] == full
+    exchanges = [without_carrier(exchange) for exchange in recording(name)]
+    full = [None, *(last_reply(exchange.request.messages) for exchange in exchanges[1:])]
+    assert [exchange.depth for exchange in desk_of(trait).serve(exchanges)] == full
 
 
 @pytest.mark.parametrize("trait", THINKING)
 @pytest.mark.parametrize("name", [name for name in recordings() if "_" not in name])
 def test_a_client_that_leaves_its_reasoning_out_is_bound_as_deep(name, trait):
-    """OpenClaw does so with another field for them, Claude Code where it was told none."""
-    exchanges = [without_reasoning(one) for one in recording(name)]
-    assert [one.depth for one in desk_of(trait).serve(exchanges)] == depths_of(name, trait, exchanges)
+    """OpenClaw does so with another field for them, Claude Code where it knew none."""
+    exchanges = [without_reasoning(item) for item in recording(name)]
+    assert [item.depth for item in desk_of(trait).serve(exchanges)] == depths_of(name, trait, exchanges)
 
 
 def without_reasoning(exchange: Exchange) -> Exchange:

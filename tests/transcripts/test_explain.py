@@ -108,7 +108,7 @@ def test_a_planted_change_is_named_by_message_rule_and_class(trait, planted):
     )
 
 
-@pytest.mark.parametrize("planted", [one for one in PLANTED.values() if one.computed])
+@pytest.mark.parametrize("planted", [case for case in PLANTED.values() if case.computed])
 @pytest.mark.parametrize("trait", BOUND)
 @pytest.mark.sample(6)
 def test_a_planted_change_is_shown_on_both_sides_from_its_first_token_on(trait, planted):
@@ -163,14 +163,14 @@ def test_where_nothing_has_changed_nothing_differs(trait):
 def test_other_white_space_at_an_end_is_another_spelling(trait):
     known = Known(trait)
     explanation = known.explained(known.lasting[0], asked(text="v91x  "), *known.lasting[2:])
-    assert [one.drift for one in explanation.differences] in ([], ["transport"])
+    assert [difference.drift for difference in explanation.differences] in ([], ["transport"])
 
 
 @pytest.mark.parametrize("trait", BOUND)
 def test_white_space_in_front_is_content(trait):
     known = Known(trait)
-    said = user("\n" + known.lasting[1].content)
-    difference = one_difference(known.explained(known.lasting[0], said, *known.lasting[2:]))
+    question = user("\n" + known.lasting[1].content)
+    difference = one_difference(known.explained(known.lasting[0], question, *known.lasting[2:]))
     assert (difference.message, difference.drift) == (1, "content")
 
 
@@ -179,15 +179,15 @@ def test_what_stops_is_the_cause_and_what_was_stated_in_a_note_is_not(trait):
     known = Known(trait)
     change = (first_set(date="d2x"), known.lasting[1], reply("v87x"), *known.lasting[3:])
     explanation = known.explained(*change)
-    assert [one.drift for one in explanation.differences] == ["live", "content"]
+    assert [difference.drift for difference in explanation.differences] == ["live", "content"]
     assert explanation.cause == explanation.differences[1]
 
 
 @pytest.mark.parametrize("trait", BOUND)
 def test_another_reasoning_is_content(trait):
     known = Known(trait)
-    said = replace(known.lasting[2], reasoning="t8x")
-    difference = one_difference(known.explained(*known.lasting[:2], said, *known.lasting[3:]))
+    answer = replace(known.lasting[2], reasoning="t8x")
+    difference = one_difference(known.explained(*known.lasting[:2], answer, *known.lasting[3:]))
     assert (difference.message, difference.drift, difference.what) == (2, "content", "has other reasoning")
 
 
@@ -221,8 +221,8 @@ def test_a_title_that_is_asked_for_in_the_same_session_loses_nothing():
 def test_a_message_that_is_said_again_is_new_the_second_time(trait):
     """Claude Code puts the same words before each picture of one name; users say "go on" twice."""
     known = Known(trait)
-    said_again = known.explained(*known.lasting, asked()).again
-    assert said_again == known.explained(*known.lasting, asked(text="v92x")).again > 0
+    again = known.explained(*known.lasting, asked()).again
+    assert again == known.explained(*known.lasting, asked(text="v92x")).again > 0
 
 
 def test_nobody_learns_of_another_tenants_conversation():

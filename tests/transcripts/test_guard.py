@@ -56,9 +56,9 @@ def tokens(*details: MessageDetails, claims: Claims | None = None) -> Tokens:
 
 def asked(*omitted: Sequence[OmittedText], call: str = "", **more: Any) -> Conversation:
     """Two questions with a reply to each, of which keys leave this out; the first reply has a call."""
-    said = [*map(tuple, omitted), (), (), (), ()][:4]
+    omissions = [*map(tuple, omitted), (), (), (), ()][:4]
     ids = [frozenset({call} - {""}) if depth == REPLY else frozenset[str]() for depth in range(4)]
-    messages = [CanonicalMessage(bytes([depth]), one) for depth, one in enumerate(said)]
+    messages = [CanonicalMessage(bytes([depth]), texts) for depth, texts in enumerate(omissions)]
     return conversation_of(*messages, ids=ids, **more)
 
 
@@ -159,7 +159,7 @@ def test_a_clock_beside_what_else_differs_is_no_clock():
 
 @pytest.mark.parametrize("kind", ["live", "own", "block"])
 def test_a_line_that_is_no_clock_is_a_value(kind: Kind):
-    read, now = (OmittedText("a line", kind, 0, said, said) for said in ("before", "after"))
+    read, now = (OmittedText("a line", kind, 0, text, text) for text in ("before", "after"))
     assert difference((read,), (now,)) == "value"
 
 
@@ -290,8 +290,8 @@ def test_what_is_asked_first_changes_nothing():
     path: list[RecordedDetails] = [recorded]
     while path[0].parent:
         path.insert(0, path[0].parent)
-    one, other = (Guard(conversation, MINE, takes_proof=True, keeps_reasoning=True) for _ in range(2))
-    assert [one.admits(part) for part in path] == [False, True, True]
+    guard, other = (Guard(conversation, MINE, takes_proof=True, keeps_reasoning=True) for _ in range(2))
+    assert [guard.admits(part) for part in path] == [False, True, True]
     assert [other.admits(part) for part in reversed(path)] == [True, True, False]
 
 
@@ -346,8 +346,8 @@ def test_a_note_of_something_else_needs_a_proof(noted):
 
 def test_a_note_of_more_than_clocks_needs_a_proof_even_if_it_is_so():
     both = [clock("friday"), block("on main")]
-    told = Field("git status", QUESTION, "block"), "on main"
-    assert not admits(asked(both), tokens(MessageDetails((*both,)), PLAIN, note_tokens(told)))
+    noted = Field("git status", QUESTION, "block"), "on main"
+    assert not admits(asked(both), tokens(MessageDetails((*both,)), PLAIN, note_tokens(noted)))
 
 
 def test_a_note_of_a_clock_with_several_pieces_tells_all_of_them():
@@ -472,8 +472,8 @@ ON_MAIN, ON_A_BRANCH, NOWHERE = (
 def noting(*conversations: Conversation, most: int = 9) -> ConversationNames:
     """Each of them begins."""
     names = ConversationNames(most)
-    for one in conversations:
-        names.note(one, -1)
+    for conversation in conversations:
+        names.note(conversation, -1)
     return names
 
 
@@ -508,7 +508,7 @@ def test_a_conversation_that_goes_on_keeps_its_name():
 
 
 def test_a_name_proves_nothing_of_what_goes_on_from_two_beginnings():
-    begun = [conversation_of(one.canonical[QUESTION], name=MINE) for one in (ON_MAIN, ON_A_BRANCH)]
+    begun = [conversation_of(talk.canonical[QUESTION], name=MINE) for talk in (ON_MAIN, ON_A_BRANCH)]
     assert noting(*begun).proving(ON_MAIN) is None
 
 
@@ -520,8 +520,8 @@ def test_one_name_may_prove_what_begins_otherwise():
 
 @pytest.mark.parametrize("make", [clock, space])
 def test_clocks_and_white_space_make_no_two_beginnings(make):
-    one, other = (asked([make(said)], name=MINE) for said in (" ", "\n"))
-    assert noting(one, other, NOWHERE).proving(one) == MINE
+    conversation, other = (asked([make(text)], name=MINE) for text in (" ", "\n"))
+    assert noting(conversation, other, NOWHERE).proving(conversation) == MINE
 
 
 def test_what_is_proven_is_no_beginning():
@@ -532,8 +532,8 @@ def test_what_is_proven_is_no_beginning():
 
 def test_two_that_part_after_what_both_have_proven_are_two():
     names = ConversationNames()
-    for said in ("on main", "on a branch"):
-        names.note(asked([], [], [], [block(said)], name=MINE), 1)
+    for text in ("on main", "on a branch"):
+        names.note(asked([], [], [], [block(text)], name=MINE), 1)
     assert names.proving(asked([], [], [], [block("on main")], name=MINE)) is None
 
 
@@ -547,8 +547,8 @@ def test_of_very_many_beginnings_the_first_are_forgotten():
 
 def test_a_name_of_two_that_are_forgotten_means_one_again():
     names = ConversationNames(most=1)
-    for one in (ON_MAIN, ON_A_BRANCH):
-        names.note(one, -1)
+    for conversation in (ON_MAIN, ON_A_BRANCH):
+        names.note(conversation, -1)
     assert names.proving(ON_MAIN) is None
     names.note(asked([block("on main")], name=OTHERS), -1)
     assert names.proving(ON_MAIN) == MINE

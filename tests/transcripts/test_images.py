@@ -1,4 +1,4 @@
-"""Conversations with images are bound, explained and told like those without."""
+"""Conversations with images are bound, explained and noted like those without."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ DATED = "Today's date: {}\nBe brief. {}"
 
 
 class Talk:
-    """A client that sends its conversation again and again, and a model that says what it is told to."""
+    """A client that sends its conversation again and again, and a model that says what it is given."""
 
     def __init__(self, trait: str, *messages: Message, server: Server | None = None, **more: Any) -> None:
         self.server = server or Server(trait, "true")
@@ -60,8 +60,8 @@ def test_a_conversation_with_images_goes_on_from_what_was_computed(trait: str):
     assert talk.bound == 2
     assert same_start(first, second) == len(first)
     assert same_start(second, third) == len(second)
-    assert sum(one >= FIRST_IMAGE_TOKEN for one in third) == sum(
-        len(vision.expand(one)) for vision in [vision_of(trait)] if vision for one in (CAT, DOG, CAT)
+    assert sum(item >= FIRST_IMAGE_TOKEN for item in third) == sum(
+        len(vision.expand(item)) for vision in [vision_of(trait)] if vision for item in (CAT, DOG, CAT)
     )
 
 
@@ -72,7 +72,7 @@ def test_the_same_words_with_another_image_share_nothing_behind_its_start(trait:
     talk.messages = (user(f"look {DOG.word} here"), *talk.messages[1:])
     second = talk.ask("No.")
     assert talk.bound == 0
-    start = next(at for at, one in enumerate(first) if one >= FIRST_IMAGE_TOKEN)
+    start = next(at for at, token in enumerate(first) if token >= FIRST_IMAGE_TOKEN)
     assert same_start(first, second) == start
 
 
@@ -108,11 +108,11 @@ def test_a_date_that_changed_before_an_image_is_stated_in_a_note(trait: str):
     read = talk.ask("A cat.", user("and now?"))
     talk.messages = (system(DATED.format("2026-11-21", MAP.word)), *talk.messages[1:])
     later = talk.ask("Tomorrow.")
-    said = talk.server.transcripts.text(later)
+    text = talk.server.transcripts.text(later)
     assert talk.bound == 1
     assert same_start(read, later) == len(read)
-    assert "[Now: Today's date: 2026-11-21]" in said
-    assert "2026-11-20" in said
+    assert "[Now: Today's date: 2026-11-21]" in text
+    assert "2026-11-20" in text
 
 
 def test_clients_of_one_conversation_who_send_it_in_their_own_ways_are_bound_alike():
@@ -148,8 +148,8 @@ def test_an_explanation_shows_that_there_was_an_image_and_no_more():
     assert (difference.message, difference.drift) == (2, "content")
     assert "<|vision_start|>[image]<|vision_end|> here" in difference.computed
     assert "<|vision_start|>[image]<|vision_end|> here" in difference.asked
-    for one in (CAT, DOG):
-        assert one.word not in repr(explained)
+    for picture in (CAT, DOG):
+        assert picture.word not in repr(explained)
 
 
 def test_tokens_of_another_limit_are_not_taken():
@@ -176,11 +176,11 @@ def test_tokens_of_another_limit_are_not_taken():
 
 
 def test_images_of_a_request_have_their_runs_even_where_a_rendering_hides_them():
-    one: Image = image("hidden")
+    picture: Image = image("hidden")
     made = Preparer(
         trait_tokenizer("sees_everywhere"), family_of("sees_everywhere"), vision=vision_of("sees_everywhere")
-    ).prepare(ChatRequest(messages=(user("hi"),), images=by_digest(one)))
+    ).prepare(ChatRequest(messages=(user("hi"),), images=by_digest(picture)))
     (run,) = made.images
     vision = vision_of("sees_everywhere")
     assert vision
-    assert run.tokens == vision.expand(one).tokens
+    assert run.tokens == vision.expand(picture).tokens

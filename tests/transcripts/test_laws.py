@@ -72,15 +72,15 @@ class Talk:
 
     def ask(self, shape: Shape, *, reasoning: str = "t1x", on: bool = True) -> str:
         """Return the model's input. The reply is in the conversation then, and what follows it."""
-        request, calls = self.request(on=on), sum(len(one.tool_calls) for one in self.messages)
-        form, said = form_of(self.trait, shape, on=on), len(self.messages)
-        how = Reply(shape, tuple(f"v{said}{n}x" for n in range(3)), reasoning)
+        request, calls = self.request(on=on), sum(len(tool_call.tool_calls) for tool_call in self.messages)
+        form, count = form_of(self.trait, shape, on=on), len(self.messages)
+        how = Reply(shape, tuple(f"v{count}{n}x" for n in range(3)), reasoning)
         assert form
         self.written = how.text(form, calls)
         read, answer = self.server.answer(request, self.written, how)
-        named = [replace(one, id=f"call{said}{one.id}") for one in answer.tool_calls]
-        results = [result(f"v{said}{n}r", one.id) for n, one in enumerate(named)]
-        self.messages += (replace(answer, tool_calls=tuple(named)), *(results or [user(f"v{said}9x")]))
+        named = [replace(tool_call, id=f"call{count}{tool_call.id}") for tool_call in answer.tool_calls]
+        results = [result(f"v{count}{n}r", tool_call.id) for n, tool_call in enumerate(named)]
+        self.messages += (replace(answer, tool_calls=tuple(named)), *(results or [user(f"v{count}9x")]))
         return read
 
 
@@ -108,8 +108,8 @@ def test_without_drift_what_is_bound_is_the_fresh_rendering(trait: str, on: bool
 def test_a_recorded_reply_ends_before_what_ends_it(trait: str):
     talk = Talk(trait)
     talk.ask(ANSWER)
-    variants = [one for kept in talk.server.transcripts.store._nodes.values() for one in kept]
-    (recorded,) = [one for one in variants if one.claims.is_delivered]
+    variants = [variant for kept in talk.server.transcripts.store._nodes.values() for variant in kept]
+    (recorded,) = [variant for variant in variants if variant.claims.is_delivered]
     assert text_of(trait, recorded.tokens()).endswith(talk.written)
     assert not talk.written.endswith(TRAITS[trait].eos)
 
@@ -127,7 +127,7 @@ def test_behind_a_reply_that_was_cut_anywhere_the_marks_around_its_answer_are_cl
         talk = Talk(trait)
         how = Reply(shape, ("v3x", "v4x", "v5x"), "t1x", cut=cut / 20)
         _, answer = talk.server.answer(talk.request(), how.text(form, 0), how)
-        results = [result("v6x", one.id) for one in answer.tool_calls]
+        results = [result("v6x", tool_call.id) for tool_call in answer.tool_calls]
         talk.messages += (answer, *(results or [user("v7x")]))
         fresh = talk.server.fresh(talk.request())
         assert without_reasoning(talk.ask(ANSWER)) == without_reasoning(fresh)
@@ -137,7 +137,7 @@ def test_behind_a_reply_that_was_cut_anywhere_the_marks_around_its_answer_are_cl
 
 
 def twice(trait: str, kept: KeptReasoning = "true") -> tuple[Talk, Talk]:
-    """Two clients are told the same, for two reasons."""
+    """Two clients get the same reply, for two reasons."""
     first = Talk(trait, kept)
     second = Talk(trait, kept, first.server)
     first.ask(REASONED, reasoning="t1x")
@@ -148,7 +148,7 @@ def twice(trait: str, kept: KeptReasoning = "true") -> tuple[Talk, Talk]:
 
 def with_reasoning(talk: Talk, reasoning: str | None) -> Talk:
     messages = (
-        replace(one, reasoning=reasoning) if one.role == "assistant" else one for one in talk.messages
+        replace(item, reasoning=reasoning) if item.role == "assistant" else item for item in talk.messages
     )
     talk.messages = tuple(messages)
     return talk
@@ -192,7 +192,7 @@ def test_reasoning_stays_with_its_tenant(trait: str):
 def with_id(talk: Talk, message_id: str) -> Talk:
     lines = OWN.format(message_id)
     talk.messages = tuple(
-        user(lines + one.content[-4:]) if one.content.endswith("v91x") else one for one in talk.messages
+        user(lines + item.content[-4:]) if item.content.endswith("v91x") else item for item in talk.messages
     )
     return talk
 

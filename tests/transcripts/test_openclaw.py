@@ -35,7 +35,7 @@ SYSTEMS = {
     "a memory": ("USER.md: x\n" + END, WITH_MEMORY, "likes cedar"),
     "another memory": (MEMORY.format("cedar") + END, MEMORY.format("larch") + END, "likes larch"),
 }  # fmt: skip
-"""In the system prompt: before, afterwards, and what the model is told."""
+"""In the system prompt: before, afterwards, and what the model reads of them."""
 
 INFO = 'Conversation info{}:\n```json\n{{\n{}  "sender_id": "7001",\n  "sender": "Ann"\n}}\n```\n\n'
 ID = '  "message_id": "{}",\n'
@@ -68,7 +68,7 @@ def talk_of(trait: str, first: str, asked: str = "", name: str | None = "mine") 
 
 def begins(talk: Dated, first: str, asked: str) -> None:
     """Its system prompt and its first question now say so."""
-    question = next(one for one in talk.messages if one.role == "user").content.split("\n")[-1]
+    question = next(message for message in talk.messages if message.role == "user").content.split("\n")[-1]
     talk.messages = (system(first + RULES_TEXT), user(asked + question), *talk.messages[2:])
 
 
@@ -82,13 +82,13 @@ def without_marks(trait: str, text: str) -> str:
 @pytest.mark.parametrize("change", SYSTEMS)
 @pytest.mark.parametrize("trait", BOUND)
 def test_a_section_that_changes_is_noted_and_nothing_is_read_again(trait: str, change: str):
-    before, now, told = SYSTEMS[change]
+    before, now, note = SYSTEMS[change]
     talk = talk_of(trait, before)
     computed = talk.ask(ANSWER) + talk.written
     begins(talk, now, "")
     read = talk.ask(ANSWER)
     assert read.startswith(computed)
-    assert told in read[len(computed) :]
+    assert note in read[len(computed) :]
 
 
 @pytest.mark.parametrize("change", SYSTEMS)
@@ -131,9 +131,9 @@ def test_an_envelope_that_is_refreshed_is_noted_by_what_is_new_in_it(trait: str)
     begins(talk, "", OLD.replace("41", "57") + HINT.format("57"))
     read = talk.ask(ANSWER)
     assert read.startswith(computed)
-    told = read[len(computed) :]
-    assert '[Changed in message metadata:\n"message_id": "57"\n[message_id: 57]\n]' in told
-    assert "Ann" not in told
+    added = read[len(computed) :]
+    assert '[Changed in message metadata:\n"message_id": "57"\n[message_id: 57]\n]' in added
+    assert "Ann" not in added
 
 
 def test_the_runtime_line_of_another_surface_is_noted():

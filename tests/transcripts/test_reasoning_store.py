@@ -1,4 +1,4 @@
-"""Reasoning is found by its whole conversation, or by who was told it, as long as there is room for it."""
+"""Reasoning is found by its whole conversation, or by who received it, as long as there is room for it."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_what_was_used_least_recently_is_forgotten_first():
     keep(store, THERE, "Ha!")
     store.use([HERE.keys[1]])
     keep(store, NOWHERE, "Ah.")
-    assert [known(store, one) for one in (HERE, THERE, NOWHERE)] == ["Hm.", None, "Ah."]
+    assert [known(store, conversation) for conversation in (HERE, THERE, NOWHERE)] == ["Hm.", None, "Ah."]
     assert store.nbytes <= ROOM_FOR_TWO
 
 
@@ -125,7 +125,7 @@ def test_a_conversation_of_another_name_gets_no_reasoning_even_if_it_says_the_sa
 
 def test_the_reasoning_of_just_these_words_comes_before_a_newer_one_of_the_same_name():
     """Both are proven by the name. The newer one was reasoning on another day."""
-    told = Claims({"mine": None}, is_delivered=True)
-    store = one_kept(asked(day="friday"), told)
-    keep(store, asked(day="saturday"), "Ha!", told)
+    claims = Claims({"mine": None}, is_delivered=True)
+    store = one_kept(asked(day="friday"), claims)
+    keep(store, asked(day="saturday"), "Ha!", claims)
     assert known(store, asked(day="friday", name="mine"), name="mine") == "Hm."

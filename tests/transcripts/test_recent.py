@@ -31,8 +31,8 @@ def computed(
 
 def kept(*all_computed: ComputedRequest, max_bytes: int = 10**6) -> RecentConversations:
     recent = RecentConversations(max_bytes)
-    for one in all_computed:
-        recent.note(one)
+    for request in all_computed:
+        recent.note(request)
     return recent
 
 
@@ -51,8 +51,8 @@ def test_of_one_session_the_one_with_most_messages_in_common_is_meant():
 
 
 def test_without_a_session_any_conversation_that_it_goes_on_from_is_meant():
-    one, other = computed("be brief", "hello", session="a"), computed("be long", "hello", session="b")
-    recent = kept(one, other)
+    first, other = computed("be brief", "hello", session="a"), computed("be long", "hello", session="b")
+    recent = kept(first, other)
     assert recent.nearest(conversation("be long", "hello", "yes", session="c"), None) is other
     assert recent.nearest(conversation("be short", "nothing", session="c"), None) is None
 
@@ -124,9 +124,9 @@ def test_who_sends_a_reply_that_nobody_gets_by_accident_received_it():
 
 
 def test_who_sends_an_id_that_was_made_for_the_reply_received_it():
-    told = Claims({"another": None}, is_delivered=True, ids={"minted": None})
-    assert goes_on_from_the_reply(told, ids="minted", name="mine")
-    assert not goes_on_from_the_reply(told, ids="own", name="mine")
+    claims = Claims({"another": None}, is_delivered=True, ids={"minted": None})
+    assert goes_on_from_the_reply(claims, ids="minted", name="mine")
+    assert not goes_on_from_the_reply(claims, ids="own", name="mine")
     assert not goes_on_from_the_reply(Claims(is_delivered=True, ids={"of another call": None}))
 
 
@@ -150,7 +150,7 @@ def test_a_prompt_and_its_reply_are_one():
 
 def test_of_one_session_the_last_four_are_kept_and_32_in_all():
     recent = kept(*(computed(f"chat {number}", session="s") for number in range(9)))
-    assert [one.conversation.canonical[0].data for one in recent._computed] == [
+    assert [request.conversation.canonical[0].data for request in recent._computed] == [
         f"chat {number}".encode() for number in (5, 6, 7, 8)
     ]
     recent = kept(*(computed(f"chat {number}", session=f"s{number}") for number in range(50)))
@@ -161,9 +161,9 @@ def test_of_one_session_the_last_four_are_kept_and_32_in_all():
 
 def test_beyond_its_bytes_the_oldest_go_and_the_newest_stays():
     recent = kept(*(computed("x", tokens=100, session=f"s{n}") for n in range(5)), max_bytes=1000)
-    assert [one.conversation.session for one in recent._computed] == ["s3", "s4"]
+    assert [request.conversation.session for request in recent._computed] == ["s3", "s4"]
     recent.note(computed("x", tokens=10_000, session="large"))
-    assert [one.conversation.session for one in recent._computed] == ["large"]
+    assert [request.conversation.session for request in recent._computed] == ["large"]
 
 
 def test_another_tenant_with_the_same_session_id_pushes_nothing_out():

@@ -1,4 +1,4 @@
-"""A reminder is a wrapper: what changes in it under a heading that is known is told, all else is content."""
+"""A reminder is a wrapper: what changes in it under a heading that is known is noted, all else is content."""
 
 from __future__ import annotations
 
@@ -95,8 +95,8 @@ def test_instructions_that_come_and_go_are_noted(trait):
     talk.ask(ANSWER)
     for rule in ("", "r1x", "r2x"):
         talk.remind(reminder(rule))
-        told = known(talk.ask(ANSWER), "project instructions", INSTRUCTIONS_FORM)
-        assert told == (INSTRUCTIONS.format(rule).strip() if rule else None)
+        instructions = known(talk.ask(ANSWER), "project instructions", INSTRUCTIONS_FORM)
+        assert instructions == (INSTRUCTIONS.format(rule).strip() if rule else None)
 
 
 @pytest.mark.sample(4)

@@ -91,16 +91,16 @@ def add(
 def contents(store: TranscriptStore, key: CanonicalKey) -> list[Any]:
     return [
         (
-            one.tokens().tolist(),
-            one.depth,
-            one.all_details(),
-            one.claims,
-            list(one.claims.names),
-            one.session,
-            len(one.path()),
-            len(one.children),
+            variant.tokens().tolist(),
+            variant.depth,
+            variant.all_details(),
+            variant.claims,
+            list(variant.claims.names),
+            variant.session,
+            len(variant.path()),
+            len(variant.children),
         )
-        for one in store.at(key)
+        for variant in store.at(key)
     ]
 
 
@@ -184,7 +184,7 @@ def test_transcripts_are_the_same_after_a_restart(steps):
                 assert contents(stores.again, key) == contents(stores.steady, key)
             assert stores.again.metrics.nbytes == stores.steady.metrics.nbytes
             assert stores.again.metrics.variants == stores.steady.metrics.variants
-        used = [[round(one.last_used, 3) for key in ALL_KEYS for one in store.at(key)] for store in stores]
+        used = [[round(item.last_used, 3) for key in ALL_KEYS for item in store.at(key)] for store in stores]
         assert used[0] == used[1]
         assert stores.database.metrics.loaded == stores.steady.metrics.variants, "what is gone has no row"
 
@@ -204,7 +204,7 @@ def loaded(path: Path, limits: TranscriptLimits = PLENTY, **options: Any) -> tup
     """Return the depths that a new process finds, and how many rows it rejects."""
     with opened(path, **options) as database:
         store = TranscriptStore(limits, table=database.table("rows"))
-        depths = [one.depth for key in KEYS for one in store.at(key)]
+        depths = [variant.depth for key in KEYS for variant in store.at(key)]
         return depths, database.metrics.rejected
 
 
@@ -274,9 +274,9 @@ def test_of_too_many_variants_of_a_prefix_the_last_used_is_loaded(tmp_path):
             add(store, key.with_message(REPLY), [*first.delta, 9], parent=first)
     with opened(tmp_path / "a.db") as database:
         store = TranscriptStore(PLENTY, table=database.table("rows"))
-        assert [one.tokens().tolist() for one in store.at(KEYS[0])] == [[2]]
+        assert [variant.tokens().tolist() for variant in store.at(KEYS[0])] == [[2]]
         after = [store.at(key.with_message(REPLY)) for key in KEYS]
-        assert [[one.tokens().tolist() for one in known] for known in after] == [[], [], [[2, 9]]]
+        assert [[variant.tokens().tolist() for variant in known] for known in after] == [[], [], [[2, 9]]]
         assert store.metrics.variants == 2
     with opened(tmp_path / "a.db") as database:
         assert database.metrics.loaded == 2
@@ -437,12 +437,12 @@ projects = st.builds(in_project, st.sampled_from(["main", "branch"]), names, st.
 def test_names_prove_the_same_after_a_restart(noted):
     """None is a restart."""
     with twice(lambda _, table: ConversationNames(4, table=table)) as stores:
-        for one in (*noted, None):
-            if one is None:
+        for step in (*noted, None):
+            if step is None:
                 stores.restart()
             else:
                 for store in stores:
-                    store.note(*one)
+                    store.note(*step)
             for name in ("mine", "yours", "\ud83d"):
                 for question in (b"1", b"2"):
                     asked = in_project("main", name, question)
@@ -459,13 +459,13 @@ def test_names_that_are_forgotten_have_no_rows(tmp_path):
 
 
 def test_a_name_of_several_conversations_proves_nothing_after_a_restart(tmp_path):
-    one, other = (in_project(project, "mine") for project in ("main", "branch"))
-    for noted in ((one, other), (), (one,)):
+    first, other = (in_project(project, "mine") for project in ("main", "branch"))
+    for noted in ((first, other), (), (first,)):
         with opened(tmp_path / "a.db") as database:
             store = ConversationNames(table=database.table("rows"))
             for conversation in noted:
                 store.note(conversation, -1)
-            assert store.proving(one) is store.proving(other) is None
+            assert store.proving(first) is store.proving(other) is None
 
 
 def test_a_name_that_cannot_be_read_is_dropped(tmp_path):

@@ -48,12 +48,12 @@ def add(
 
 def known_tokens(store: TranscriptStore, keys: Sequence[CanonicalKey]) -> list[tuple[int, tuple[int, ...]]]:
     """Depth and tokens of all that is known of each prefix, the longest first."""
-    return [(one.depth, tuple(one.tokens())) for key in reversed(keys) for one in store.at(key)]
+    return [(variant.depth, tuple(variant.tokens())) for key in reversed(keys) for variant in store.at(key)]
 
 
 def use(store: TranscriptStore, keys: Sequence[CanonicalKey]) -> None:
     """A conversation goes on from the longest prefix."""
-    store.use(next(one for key in reversed(keys) for one in store.at(key)))
+    store.use(next(variant for key in reversed(keys) for variant in store.at(key)))
 
 
 # -------------------------------------------------------------------------------------------------- the chain
@@ -167,8 +167,8 @@ def test_texts_that_were_sent_take_room():
 
 def test_texts_of_notes_take_room_too():
     store, (key,) = store_of(), keys_of("a")
-    told = Field("git status", 0, "block"), "x" * 5000
-    add(store, key, 0, [1, 2], last=MessageDetails((), noted=(told,)))
+    noted = Field("git status", 0, "block"), "x" * 5000
+    add(store, key, 0, [1, 2], last=MessageDetails((), noted=(noted,)))
     assert 5000 < store.metrics.nbytes < 6000
 
 
@@ -198,7 +198,7 @@ def test_a_prefix_keeps_32_and_forgets_what_was_used_least_recently_with_all_aft
     kept = add(store, other[1], 1, [0, 5], parent=variants[0])
     store.use(kept)
     add(store, keys[0], 0, [32])
-    assert [one.delta[0] for one in store.at(keys[0])] == [0, *range(2, 33)]
+    assert [variant.delta[0] for variant in store.at(keys[0])] == [0, *range(2, 33)]
     assert known_tokens(store, keys[1:]) == []
     assert known_tokens(store, other[1:]) == [(1, (0, 5))]
 
@@ -293,13 +293,13 @@ def test_a_text_that_a_library_has_encoded_since_counts_as_before():
 
 
 def assert_all_is_counted(store: TranscriptStore) -> None:
-    variants = [one for kept in store._nodes.values() for one in kept]
+    variants = [item for kept in store._nodes.values() for item in kept]
     assert store.metrics.variants == len(variants)
-    assert store.metrics.nbytes == sum(one.nbytes for one in variants)
+    assert store.metrics.nbytes == sum(item.nbytes for item in variants)
     assert all(
-        one.children == {id(other): other for other in variants if other.parent is one} for one in variants
+        item.children == {id(other): other for other in variants if other.parent is item} for item in variants
     )
-    assert all(any(one.parent is other for other in variants) for one in variants if one.parent)
+    assert all(any(item.parent is other for other in variants) for item in variants if item.parent)
 
 
 def test_the_conversations_that_came_back_most_are_those_with_most_messages_of_late():
@@ -307,5 +307,5 @@ def test_the_conversations_that_came_back_most_are_those_with_most_messages_of_l
     store = store_of()
     for name, depth in (("long ago", 50), ("a", 2), ("b", 8), ("c", 4), ("b", 3), ("d", 4)):
         add(store, CanonicalKey(f"{name} {depth}".encode()), depth, range(depth + 1), session=name)
-    known_tokens = [(one.session, one.depth) for one in store.returning(3, within_s=10)]
+    known_tokens = [(variant.session, variant.depth) for variant in store.returning(3, within_s=10)]
     assert known_tokens == [("b", 8), ("d", 4), ("c", 4)]

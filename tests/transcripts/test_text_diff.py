@@ -1,4 +1,4 @@
-"""A block that changed is told line by line, and whoever reads that knows what it is now."""
+"""A block that changed is described line by line, and whoever reads that knows what it is now."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ LONG = "Status:\n" + "\n".join(f" M file{number}.py" for number in range(9))
 
 def test_a_note_for_a_block_tells_the_lines_that_changed():
     now = LONG.replace(" M file3.py", " M other.py").replace("file5.py", "file5.py\n?? new.py")
-    told = "[Changed in git status:\n- M file3.py\n+ M other.py\n  M file5.py\n+?? new.py\n]"
-    assert change(LONG, now) == told
+    note = "[Changed in git status:\n- M file3.py\n+ M other.py\n  M file5.py\n+?? new.py\n]"
+    assert change(LONG, now) == note
 
 
 @pytest.mark.parametrize(

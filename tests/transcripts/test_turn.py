@@ -56,9 +56,9 @@ def prompt_of(*messages: Message, shown: Sequence[str | None] = ()) -> Prompt:
         shown: reasoning in front of the messages; of others none is shown.
     """
     text, ends = "", list[Boundary]()
-    told = [*shown, *[None] * len(messages)][: len(messages)]
+    reasonings = [*shown, *[None] * len(messages)][: len(messages)]
     for index, message in enumerate(messages):
-        text += (f"({told[index]})" if told[index] else "") + message.content
+        text += (f"({reasonings[index]})" if reasonings[index] else "") + message.content
         ends.append(Boundary(index, len(text)))
         text += CLOSER
     compared = canonical(in_native_form(messages, "ordinal"))
@@ -70,7 +70,7 @@ def prompt_of(*messages: Message, shown: Sequence[str | None] = ()) -> Prompt:
         ids=[frozenset(filter(None, [message.reply_name])) for message in messages],
         can_hold_note=[message.role != "assistant" for message in messages],
         ignored=ignored(messages),
-        shown=[*map(reasoning_digest, told)],
+        shown=[*map(reasoning_digest, reasonings)],
     )
     ids = tuple(map(ord, text + TAIL))
     return Prompt(tokens=ModelTokens(ids), boundaries=tuple(ends), conversation=conversation)
@@ -220,8 +220,8 @@ def test_two_reasoning_of_one_reply_each_get_their_own_tokens():
     for reasoning in ("One.", "Two."):
         answered(known, (Reasoning(reasoning), *HERE), f"({reasoning})Here{STOP}")
     for reasoning in ("One.", "Two."):
-        told = next_read(known, reply("Here", reasoning=reasoning))
-        assert told == f"Where?|>({reasoning})Here|And there?|>"
+        prompt = next_read(known, reply("Here", reasoning=reasoning))
+        assert prompt == f"Where?|>({reasoning})Here|And there?|>"
 
 
 @pytest.mark.parametrize("policy", ["template", "false"])
@@ -313,11 +313,11 @@ def test_restored_reasoning_is_only_shared_if_it_was_drawn_behind_the_same_words
     first = prompt_of(question)
     assert first.conversation
     with_carrier = replace(first, conversation=replace(first.conversation, transient=carrier))
-    told = Turn.begin(known, with_carrier, WINDOW)
-    told.record_submitted(name)
+    turn = Turn.begin(known, with_carrier, WINDOW)
+    turn.record_submitted(name)
     for output in (REASONING, *HERE):
-        told.add_output(output)
-    told.record_reply(ITSELF, is_whole=True)
+        turn.add_output(output)
+    turn.record_reply(ITSELF, is_whole=True)
     known = replace(known, store=TranscriptStore(TranscriptLimits(max_bytes=10**8)))
     mine = replace(reply("Here"), reply_name=name)
     later = prompt_of(ASKED, mine, user("And there?"), shown=(None, "Hm."))

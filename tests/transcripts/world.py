@@ -84,7 +84,7 @@ def words(text: str, kinds: str) -> list[str]:
 
 def visible_words(message: Message) -> list[str]:
     """The words of a message that nobody may hide."""
-    arguments = [str(dict(one.arguments)) for one in message.tool_calls]
+    arguments = [str(dict(tool_call.arguments)) for tool_call in message.tool_calls]
     return words(" ".join([message.content, *arguments]), "v")
 
 
@@ -121,10 +121,10 @@ def form_of(trait: str, shape: Shape, *, on: bool) -> str | None:
     calls = [call(f"c{n}", path=f"v{n}x", ratio=1000.0) for n in range(1, shape.calls + 1)]
     message = reply("v0x" if shape.text else "", *calls, reasoning="t0x" if shape.reasoning else None)
     try:
-        said = turn(trait, message, on=on).reply
+        written = turn(trait, message, on=on).reply
     except NoEndError:
         return None
-    return None if any(end in said for end in TRAITS[trait].eos) else said
+    return None if any(end in written for end in TRAITS[trait].eos) else written
 
 
 @dataclass(frozen=True)
@@ -139,15 +139,15 @@ class Reply:
     stop: bool = False
 
     def text(self, form: str, calls_before: int) -> str:
-        told = {f"v{n}x": word for n, word in enumerate(self.visible)} | {"t0x": self.reasoning}
+        values = {f"v{n}x": word for n, word in enumerate(self.visible)} | {"t0x": self.reasoning}
         if not self.tidy:
-            told["v0x"] = f"\n {told['v0x']}\n\n"
-        text = WORD.sub(lambda match: told[match[0]], form)
+            values["v0x"] = f"\n {values['v0x']}\n\n"
+        text = WORD.sub(lambda match: values[match[0]], form)
         return NUMBER.sub(lambda match: f"{int(match[0]) + calls_before:0{len(match[0])}}", text)
 
 
 class Model:
-    """Writes what it is told to, and keeps what it was given to read."""
+    """Writes what it is given, and keeps what it was given to read."""
 
     def __init__(self, trait: str) -> None:
         self._tokenizer = trait_tokenizer(trait)

@@ -135,7 +135,7 @@ def _encoded(model: LoadedModel, text: str) -> list[int]:
 def pictures(model: LoadedModel, count: int) -> list[Picture]:
     """Small ones, as they stand in prompts."""
     prompts = [prompt(model, picture(number)) for number in range(count)]
-    return [Picture(one.ids, one.runs[0]) for one in prompts]
+    return [Picture(seen.ids, seen.runs[0]) for seen in prompts]
 
 
 # ---------------------------------------------------------------------------------------------------- mlx_vlm
@@ -164,7 +164,7 @@ class Reference:
         """Computed in one shot, and generated, by mlx_vlm alone."""
         from mlx_vlm.generate.ar import generate_step
 
-        pictures = [Pillow.open(io.BytesIO(one.data)).convert("RGB") for one in asked.images]
+        pictures = [Pillow.open(io.BytesIO(image.data)).convert("RGB") for image in asked.images]
         made = dict(self._processor(text=[asked.text], images=pictures, add_special_tokens=False))
         ids, pixels = mx.array(np.array(made.pop("input_ids"))), made.pop("pixel_values")
         assert tuple(cast("list[int]", ids[0].tolist())) == network_ids(asked)
@@ -204,7 +204,7 @@ def mlx_vlm_of(family: str) -> Reference:
 def greedy_reply(watched: Watched) -> GreedyReply:
     """A reply to a request with `top_logprobs`."""
     scored = [
-        one.chosen.logprob for event in watched.seen if isinstance(event, Text) for one in event.logprobs
+        entry.chosen.logprob for event in watched.seen if isinstance(event, Text) for entry in event.logprobs
     ]
     return GreedyReply(watched.tokens, scored)
 

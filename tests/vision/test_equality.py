@@ -162,5 +162,5 @@ def test_another_picture_makes_another_reply(family):
     engine = Stepper(resources)
     watched = [engine.submit(each.request(16, top_logprobs=1)) for each in (seen, other)]
     engine.finish(*watched)
-    ours, theirs = (greedy_reply(one) for one in watched)
+    ours, theirs = (greedy_reply(request) for request in watched)
     assert ours.tokens != theirs.tokens or difference(ours, theirs) > 0.01

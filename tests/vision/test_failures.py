@@ -1,4 +1,4 @@
-"""What fails with an image fails alone, and what never fits is told."""
+"""What fails with an image fails alone, and what never fits is reported."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_images_are_refused_where_they_cannot_be_read():
     asked = seen()
     (run,) = asked.runs
     cut = (*asked.ids[: asked.spans[0][1] - 1], 5)
-    for resources, ids, runs, told in (
+    for resources, ids, runs, reason in (
         (replace(resources_of(FAMILY), vision=None), asked.ids, (run,), "this model reads no images"),
         (resources_of(FAMILY), asked.ids, (), "an image that the request does not bring"),
         (resources_of(FAMILY), cut, (run,), "only a part of an image's tokens"),
@@ -84,7 +84,7 @@ def test_images_are_refused_where_they_cannot_be_read():
         watched = engine.submit(engine_request(ids, images=runs))
         engine.finish(watched)
         assert isinstance(watched.ending, Failed)
-        assert told in watched.ending.message
+        assert reason in watched.ending.message
 
 
 def test_a_prompt_that_ends_with_an_image_is_no_request():
@@ -115,8 +115,8 @@ def test_what_processors_and_guides_see_are_the_networks_ids():
     engine.step_until(lambda: len(watched.tokens) > 3)
     (context,) = engine.loop.executor.decoder.groups[0]._logits._contexts.values()
     (sequence,) = engine.loop.executor.decoder.sequences
-    looked_up: Any = context.tokens.tolist()
-    assert looked_up == sequence.network_ids[: len(looked_up)]
+    context_ids: Any = context.tokens.tolist()
+    assert context_ids == sequence.network_ids[: len(context_ids)]
     engine.finish(watched)
     assert isinstance(watched.ending, Finished)
     assert known == watched.tokens[: len(known)]

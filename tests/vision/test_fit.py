@@ -38,13 +38,13 @@ def test_the_memory_for_images_is_what_a_server_sets_aside(family: str):
 
 def test_a_report_counts_it_and_the_window_is_smaller():
     shape = shape_in("qwen3_vl", folder_of("qwen3_vl"))
-    found = report(shape, MACHINE)
-    assert found.image_bytes == BUDGET // 50
-    assert found.transient_bytes == int(0.08 * BUDGET) > shape.transient_bytes
-    assert found.total_bytes == sum(
-        (found.weights_bytes, found.kv_bytes, found.transient_bytes, found.image_bytes)
+    estimate = report(shape, MACHINE)
+    assert estimate.image_bytes == BUDGET // 50
+    assert estimate.transient_bytes == int(0.08 * BUDGET) > shape.transient_bytes
+    assert estimate.total_bytes == sum(
+        (estimate.weights_bytes, estimate.kv_bytes, estimate.transient_bytes, estimate.image_bytes)
     )
-    page = "\n".join(arithmetic(shape, MACHINE, found))
+    page = "\n".join(arithmetic(shape, MACHINE, estimate))
     assert "or for an image in the vision tower" in page
     assert "images     20.5 MiB for those that are kept" in page
 

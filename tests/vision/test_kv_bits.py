@@ -53,10 +53,10 @@ def test_a_restored_image_says_nearly_the_same(family):
     exact, quantised = Cached(resources), Cached(resources, kv=EIGHT)
     for engine in (exact, quantised):
         rested(engine, seen)
-    truth, found = asked(exact, seen), asked(quantised, seen)
-    both = truth.keys() & found.keys()
+    truth, restored = asked(exact, seen), asked(quantised, seen)
+    both = truth.keys() & restored.keys()
     assert len(both) > 15
-    mean = sum(math.exp(truth[token]) * abs(truth[token] - found[token]) for token in both)
+    mean = sum(math.exp(truth[token]) * abs(truth[token] - restored[token]) for token in both)
     assert 0 < mean <= BOUNDS[family]
 
 

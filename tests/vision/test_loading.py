@@ -187,13 +187,13 @@ def _vision(folder: Path) -> dict[str, Any]:
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("case", BLIND)
 def test_a_model_whose_eyes_cannot_be_used_serves_text_and_says_why(case, folder):
-    change, told = BLIND[case]
+    change, reason = BLIND[case]
     change(folder)
     if case == "another family":
         _flatten(folder)
     model = load(folder)
     assert model.vision is None
-    assert told in model.blind_reason
+    assert reason in model.blind_reason
     logits = model.network(mx.array([[5, 6, 7]]))
     assert logits.shape[-1] == model.vocabulary
 
@@ -254,10 +254,10 @@ def test_the_template_of_an_older_processor_is_found(folder):
     template.unlink()
     tokenizer = load(folder).tokenizer
     assert (tokenizer.has_chat_template, tokenizer.chat_template) == (True, expected.chat_template)
-    said: list[dict[str, Any]] = [
+    messages: list[dict[str, Any]] = [
         {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "Hello"}]}
     ]
-    shown = tokenizer.render(said, None, {}, add_generation_prompt=True, strftime_now=str)
+    shown = tokenizer.render(messages, None, {}, add_generation_prompt=True, strftime_now=str)
     assert "<|vision_start|><|image_pad|><|vision_end|>Hello" in shown
 
 

@@ -103,8 +103,13 @@ def test_what_the_tower_has_seen_is_kept_within_a_limit():
     resources = resources_of("qwen3_vl")
     seen = [question("qwen3_vl", number) for number in (1, 2, 1)]
     engine = Cached(resources, image_bytes=0)
-    for one in seen:
-        engine.say((*one.ids[:-1], 5), 2, images=one.runs, salt=bytes([len(engine.cache._store.seq_caches)]))
+    for sequence in seen:
+        engine.say(
+            (*sequence.ids[:-1], 5),
+            2,
+            images=sequence.runs,
+            salt=bytes([len(engine.cache._store.seq_caches)]),
+        )
     assert engine.metrics.tower_runs == 3
     assert engine.metrics.image_bytes == 0
 
@@ -167,7 +172,7 @@ def test_state_is_kept_outside_of_images_alone():
     start, end = seen.spans[0]
     engine = Cached(resources)
     engine.say(seen.ids, 3, (start + 3, end + 6), images=seen.runs)
-    assert [one.position for one in engine.cache._store.checkpoints] == [start, end + 6]
+    assert [checkpoint.position for checkpoint in engine.cache._store.checkpoints] == [start, end + 6]
 
 
 # -------------------------------------------------------------------------------------------- after a restart

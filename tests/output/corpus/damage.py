@@ -66,9 +66,9 @@ def without_a_mark(text: str) -> Iterator[str]:
 
 
 def without_two_marks(text: str) -> Iterator[str]:
-    found = spans(text)
-    for index, (start, end) in enumerate(found):
-        for later, last in found[index + 1 : index + 6]:
+    marks = spans(text)
+    for index, (start, end) in enumerate(marks):
+        for later, last in marks[index + 1 : index + 6]:
             yield text[:start] + text[end:later] + text[last:]
 
 
@@ -77,8 +77,8 @@ def with_a_mark_twice(text: str) -> Iterator[str]:
 
 
 def with_two_marks_swapped(text: str) -> Iterator[str]:
-    found = spans(text)
-    for (start, end), (later, last) in pairwise(found):
+    marks = spans(text)
+    for (start, end), (later, last) in pairwise(marks):
         yield text[:start] + text[later:last] + text[end:later] + text[start:end] + text[last:]
 
 
@@ -94,10 +94,10 @@ def with_a_mark_of_others(text: str) -> Iterator[str]:
 
 def with_a_part_lost(text: str) -> Iterator[str]:
     """From one mark to another, as when tokens were lost."""
-    found = spans(text)
-    for start, _ in found:
+    places = spans(text)
+    for start, _ in places:
         yield from (
-            text[:start] + text[end:] for _, end in islice((one for one in found if one[0] > start), 8)
+            text[:start] + text[end:] for _, end in islice((span for span in places if span[0] > start), 8)
         )
 
 
@@ -160,12 +160,12 @@ def replies(writer: Writer) -> Iterator[str]:
 
 def outputs(writer: Writer, most: int = 0) -> Mapping[str, bool]:
     """Damaged replies, and whether each has a single damage: all of them, or at most so many."""
-    found: dict[str, bool] = {}
+    damaged: dict[str, bool] = {}
     for name, damage in DAMAGES.items():
         for text in (text for reply in replies(writer) for text in damage(reply)):
-            found[text] = found.get(text, False) or name not in MANY
-    chosen = random.Random(7).sample(sorted(found), most) if most and len(found) > most else found
-    return {text: found[text] for text in chosen}
+            damaged[text] = damaged.get(text, False) or name not in MANY
+    chosen = random.Random(7).sample(sorted(damaged), most) if most and len(damaged) > most else damaged
+    return {text: damaged[text] for text in chosen}
 
 
 def is_right(value: object, text: str) -> bool:
@@ -262,11 +262,11 @@ def _check_arguments(outcome: Outcome, text: str, tally: Tally, tags: Tags) -> N
             tally.note("invalid", text)
             continue
         values = [*leaves(value)]
-        swallowed = [(name, one) for name, one in value.items() if tags.is_swallowed(one)]
-        if not all(is_right(one, text) for one in values):
+        swallowed = [(name, part) for name, part in value.items() if tags.is_swallowed(part)]
+        if not all(is_right(part, text) for part in values):
             tally.note("wrong", text)
         elif swallowed:
-            is_open = all(tags.has_several_readings(name, one) for name, one in swallowed)
+            is_open = all(tags.has_several_readings(name, part) for name, part in swallowed)
             tally.note("words" if is_open else "wrong", text)
 
 

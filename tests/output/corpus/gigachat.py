@@ -7,7 +7,7 @@ _MARK = ListForm(writer="gigachat", opening="<|function_call|>", closing="", bet
 _GOOD = _ROLE.good
 
 CASES = (
-    *(one for one in list_cases(_ROLE) if one.name != "an empty list"),
+    *(case for case in list_cases(_ROLE) if case.name != "an empty list"),
     _ROLE.case("no line break", f"function call<|role_sep|>{_GOOD}", A),
     _ROLE.case("text and a message after it", f"I look.<|message_sep|>\n\n{_ROLE.of(_GOOD)}", A,
                content="I look."),

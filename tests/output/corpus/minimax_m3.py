@@ -92,10 +92,10 @@ _VALUES: tuple[tuple[str, str, Any], ...] = (
 
 def _typed() -> Iterator[Case]:
     for number, (key, raw, value) in enumerate(_VALUES):
-        said = _marked(value) if isinstance(value, str) else value
-        said = [_marked(one) for one in value] if key == "names" and isinstance(value, list) else said
+        marked = _marked(value) if isinstance(value, str) else value
+        marked = [_marked(item) for item in value] if key == "names" and isinstance(value, list) else marked
         text = _block(_marked(f'<invoke name="go"><{key}>{raw}</{key}><count>1</count></invoke>\n'))
-        expected = {key: said, "count": 1}
+        expected = {key: marked, "count": 1}
         yield _case(f"value {number}", text, [Call("go", expected)], tools=_TOOLS)
 
 

@@ -99,4 +99,4 @@ def _of_all() -> Iterator[Writer]:
 
 
 HARMONY = Family(name=GPT_OSS.name, channels=True)
-WRITERS: Mapping[str, Writer] = {one.name: one for one in _of_all()}
+WRITERS: Mapping[str, Writer] = {writer.name: writer for writer in _of_all()}
