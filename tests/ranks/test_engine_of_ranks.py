@@ -77,7 +77,7 @@ def test_drafts_of_two_ranks_are_taken(of_two):
 
 
 @pytest.mark.thorough
-@pytest.mark.checked(1)
+@pytest.mark.checked(2)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_two_ranks_say_restore_and_count_what_one_does(of_two, tiny_model, family):
     compare(of_two[family], tiny_model(family, hidden=128, layers=2))

@@ -263,7 +263,7 @@ def test_a_rank_that_is_killed_while_pictures_are_read_ends_the_service(tmp_path
         assert is_free(port)
 
 
-@pytest.mark.thorough
+@pytest.mark.long
 @pytest.mark.parametrize("number", [0, 1])
 def test_a_rank_that_is_killed_ends_the_service(model, tmp_path, number):
     with served(model, tmp_path) as (launch, port):
