@@ -53,7 +53,6 @@ def check(reply: Any, computed: Any) -> None:
     chat_reference(computed).compare(text_of(reply), "the second turn")
 
 
-@pytest.mark.thorough
 def test_the_second_turn_says_what_it_says_computed_anew(server: Server, computed: Any):
     ask(server, FIRST_TURN, length=1)
     check(ask(server, SECOND_TURN), computed)
