@@ -358,7 +358,7 @@ def started_on(screen: Tty, checkout: Path, folder: Path, **environment: str) ->
         process.wait()
 
 
-@pytest.mark.thorough
+@pytest.mark.long
 @pytest.mark.parametrize(("signals", "status", "patience_s"), [(1, 0, "0.5"), (2, 130, "60")])
 def test_a_terminal_shows_what_runs_and_nothing_of_it_is_left_at_the_end(
     checkout, tiny_model, signals, status, patience_s

@@ -102,7 +102,7 @@ def test_it_does_not_measure_beside_a_server(model: Path, tmp_path: Path, capsys
     assert f"A server runs at {server.url}" in capsys.readouterr().err
 
 
-@pytest.mark.thorough
+@pytest.mark.long
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_who_interrupts_it_finds_nothing_left_behind(model: Path, tmp_path: Path, number: signal.Signals):
     command = [

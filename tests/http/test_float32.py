@@ -82,6 +82,7 @@ def test_what_other_models_take_decides_nothing(folder: Path, tiny_model: TinyMo
         assert server.printed().count(CONVERTED) == 3
 
 
+@pytest.mark.long
 def test_a_model_is_estimated_as_it_will_be_loaded(folder: Path):
     for how in ("auto", "off"):
         chosen = settings_of(max_kv_size=1000, cpu_dequantize=how)

@@ -121,7 +121,7 @@ def test_a_name_that_no_model_has_loads_nothing(folder: Path, alone: dict[tuple[
 
 
 @pytest.mark.parametrize("limit", [1, 2])
-@pytest.mark.thorough
+@pytest.mark.long
 def test_eight_clients_and_five_models_get_what_each_would_get_alone(
     folder: Path, alone: dict[tuple[str, str], str], limit: int
 ):

@@ -98,6 +98,7 @@ def variables_of_the_service() -> list[dict[str, str]]:
     return [unit, plistlib.loads(launchd_plist(command))["EnvironmentVariables"]]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("first", ["qwen3", "llama"])
 def test_under_a_service_manager_a_stuck_server_ends_to_be_started_again(
     first: str, folder: Path, monkeypatch: pytest.MonkeyPatch

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import time
 from pathlib import Path
 
 import pytest
@@ -46,13 +47,22 @@ def test_format_lint_and_types_are_checked_meanwhile(sandbox, ci):
     assert "seven files are formatted" in ci(0).stdout.splitlines()
 
 
-def test_what_is_not_right_stops_it_before_the_other_tests(sandbox, ci):
+def test_what_is_not_right_ends_the_other_tests(sandbox, ci):
     sandbox.write_script(sandbox.root / "scripts" / "check", "echo three errors; exit 1")
+    sandbox.write_script(sandbox.bin / "python", 'case "$*" in *--test*) exec sleep 90 ;; esac')
+    began = time.monotonic()
     done = ci(0)
     assert done.returncode == 1
     assert "three errors" in done.stdout.splitlines()
     assert ".ci/run: format, lint or types are not right" in done.stderr.splitlines()
-    assert EVERY_TEST not in sandbox.calls()
+    assert time.monotonic() - began < 60
+
+
+def test_tests_that_fail_are_its_failure(sandbox, ci):
+    sandbox.write_script(sandbox.bin / "python", 'case "$*" in *--test*) exit 3 ;; esac')
+    done = ci(0)
+    assert done.returncode == 3
+    assert "seven files are formatted" in done.stdout.splitlines()
 
 
 def test_without_the_weights_it_says_so_and_passes(sandbox, ci):

@@ -104,7 +104,7 @@ def test_it_thinks_when_it_should_and_else_not(
     assert sum(not verdict.reasoning for verdict in asked) <= 1
 
 
-@pytest.mark.thorough
+@pytest.mark.long
 def test_of_a_prompt_that_is_too_long_it_says_so(server: Server):
     text = Words(random.Random(2), held_out=True).filler(17_000)
     messages = [{"role": "system", "content": text}, {"role": "user", "content": "Say the word pelican."}]

@@ -410,7 +410,7 @@ LINES = "".join(
 """564 kB, most of which the tokenizer has not read before."""
 
 
-@pytest.mark.thorough
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["byte_level", "llama_like"])
 def test_twelve_large_texts_on_four_threads_have_the_tokens_of_one_alone(name, request):
     """Through the library itself: the server's own turn for large texts is not in the way."""

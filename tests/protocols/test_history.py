@@ -214,7 +214,7 @@ def test_a_thousand_damaged_histories_are_accepted(path: str):
     check_damaged(path, 1000, SOME)
 
 
-@pytest.mark.thorough
+@pytest.mark.long
 @pytest.mark.parametrize("path", PARSERS)
 def test_ten_thousand_damaged_histories_are_accepted(path: str):
     check_damaged(path, 10_000, 1)

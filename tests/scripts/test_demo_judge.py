@@ -109,7 +109,7 @@ def test_each_behaviour_is_asked_as_often_with_and_without_thinking():
     assert asked == {(behaviour, thinks): 10 for behaviour in behaviours for thinks in (True, False)}
 
 
-@pytest.mark.thorough
+@pytest.mark.long
 def test_prompts_have_the_length_they_are_asked_for():
     for prompt in Examiner(300, tokenizer(), 1).prompts(3):
         assert len(tokenizer().encode(prompt.messages[0]["content"]).ids) >= 295

@@ -61,7 +61,7 @@ def test_any_text_survives_the_tokenizer():
 
 
 @pytest.mark.parametrize("before", [" ", '"', "/", "`", "(", "\n"])
-@pytest.mark.thorough
+@pytest.mark.long
 def test_a_word_is_the_same_tokens_wherever_it_stands(before: str):
     word = tokenizer().encode("unbelievable").ids
     assert tokenizer().encode(before + "unbelievable").ids[-len(word) :] == word
@@ -214,7 +214,7 @@ def cores(words: list[str], ends: list[str]) -> Iterator[tuple[list[str], int]]:
             yield words[start:end], 1 - other
 
 
-@pytest.mark.thorough
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("asked", "trained", "ends"),
     [
