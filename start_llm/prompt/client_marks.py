@@ -9,9 +9,9 @@ pieces one by one cannot take them for the control token.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import replace
-from itertools import chain
+from itertools import chain, combinations
 from typing import NamedTuple
 
 from start_llm.core.chat import Json, Message, ToolCall
@@ -59,8 +59,8 @@ class ClientMarks:
     """
 
     def __init__(self, marks: Iterable[str], reasoning: ReasoningMarks | None = None) -> None:
-        marks = sorted(marks)
-        self._breaks = {mark: at for mark in marks if (at := _break_of(mark, marks))}
+        every = frozenset(marks)
+        self._breaks = {mark: at for mark in sorted(every) if (at := _break_of(mark, every))}
         self._words = {mark: word_of(mark) for mark in self._breaks}
         self._any = re.compile(_pattern(self._breaks) or r"(?!)")
         self._reasoning = reasoning
@@ -142,12 +142,15 @@ def _spans(broken: Broken) -> Iterable[tuple[int, int]]:
     return zip([0, *broken.breaks], [*broken.breaks, len(broken.text)], strict=True)
 
 
-def _break_of(mark: str, marks: Sequence[str]) -> int:
-    """Return the first offset at which a mark falls into two pieces without a mark; 0 if there is none."""
+def _break_of(mark: str, marks: Container[str]) -> int:
+    """Return the first offset at which a mark falls into two pieces without a mark; 0 if there is none.
+
+    Its own parts are looked up among the marks, of which Gemma has 6,400.
+    """
+    spans = combinations(range(len(mark) + 1), 2)
+    inside = [(start, end) for start, end in spans if mark[start:end] in marks and end - start < len(mark)]
     places = range(1, len(mark))
-    return next(
-        (at for at in places if not any(other in mark[:at] or other in mark[at:] for other in marks)), 0
-    )
+    return next((at for at in places if all(start < at < end for start, end in inside)), 0)
 
 
 def _pattern(texts: Iterable[str]) -> str:

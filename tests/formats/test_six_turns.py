@@ -140,6 +140,7 @@ THINKING = pytest.mark.parametrize("on", [True, False])
 
 
 @pytest.mark.sample(32)
+@pytest.mark.checked(48)
 @THINKING
 @EVERY_CLIENT
 @EVERY_TRAIT
@@ -152,6 +153,7 @@ def test_every_call_is_read_and_nothing_is_computed_again(trait, client, on):
 
 
 @pytest.mark.sample(64)
+@pytest.mark.checked(48)
 @THINKING
 @EVERY_CLIENT
 @EVERY_TRAIT

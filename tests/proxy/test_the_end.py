@@ -67,7 +67,7 @@ def status_of(port: int) -> int:
         connection.close()
 
 
-@pytest.mark.thorough
+@pytest.mark.long
 def test_a_signal_lets_streams_on_both_ports_end_and_cuts_those_that_do_not(
     tiny_model: TinyModel, tmp_path: Path
 ):

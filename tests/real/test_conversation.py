@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.real.replies import CHAT, GREEDY, chat_reference, post_scored, text_of
+from tests.real.replies import CHAT, GREEDY, STREAMS, chat_reference, post_scored, text_of
 from tests.serving import Server, serving
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(1200)]
@@ -59,8 +59,8 @@ def test_the_second_turn_says_what_it_says_computed_anew(server: Server, compute
 
 
 def test_a_restarted_server_goes_on_from_its_disk(folder: Path, tmp_path: Path, computed: Any):
-    with serving(folder, ssd_folder=str(tmp_path), drain_s=60) as before:
+    with serving(folder, batch=STREAMS, ssd_folder=str(tmp_path), drain_s=60) as before:
         ask(before, FIRST_TURN, length=1)
-    with serving(folder, ssd_folder=str(tmp_path)) as after:
+    with serving(folder, batch=STREAMS, ssd_folder=str(tmp_path)) as after:
         check(ask(after, SECOND_TURN), computed)
         assert after.get("/stats")["ssd"]["hits"] == 1

@@ -67,7 +67,7 @@ def test_a_word_is_the_same_tokens_wherever_it_stands(before: str):
     assert tokenizer().encode(before + "unbelievable").ids[-len(word) :] == word
 
 
-@pytest.mark.thorough
+@pytest.mark.long
 def test_words_that_are_not_trained_on_are_made_of_tokens_that_are():
     trained = {token for word in read_corpus(held_out=False).words for token in tokenizer().encode(word).ids}
     held_out = Counter(
