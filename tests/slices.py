@@ -40,7 +40,7 @@ FEW = 6
 MOST = 12
 """By default a function without a sample runs no more of its cases."""
 CHECKED = 12
-"""Of the cases that are left out by default, CI runs one of so many."""
+"""Of the cases that a sample, a product or the mark `thorough` leaves out, CI runs one of so many."""
 REST = 24
 """Of the cases whose values other cases meet too, CI runs one of so many."""
 MUTANTS = Path(__file__).with_name("mutants")
@@ -168,11 +168,12 @@ def _long(
     function: _Function, not_chosen: set[int], named: Container[str], places: Counter[tuple[str, str]]
 ) -> set[int]:
     """Return the indices of the cases that CI leaves out: some of those not chosen, or marked `thorough`."""
-    every = {*range(len(function.cases))}
     if function.definition.nodeid in named:
         return set()
+    every = {*range(len(function.cases))}
     marks = {index: function.marks(function.cases[index]) for index in every}
-    rest = {i for i in every if "long" not in marks[i] and (i in not_chosen or "thorough" in marks[i])}
+    candidates = not_chosen | {index for index in every if "thorough" in marks[index]}
+    rest = {index for index in candidates if "long" not in marks[index]}
     checked, combined = function.closest("checked"), set[int]()
     if not checked and (function.closest("product") or function.closest("sample")):
         combined = rest - function.covering()

@@ -11,7 +11,8 @@ from __future__ import annotations
 import re
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import replace
-from itertools import chain, combinations
+from itertools import chain
+from os.path import commonprefix
 from typing import NamedTuple
 
 from start_llm.core.chat import Json, Message, ToolCall
@@ -59,8 +60,11 @@ class ClientMarks:
     """
 
     def __init__(self, marks: Iterable[str], reasoning: ReasoningMarks | None = None) -> None:
-        every = frozenset(marks)
-        self._breaks = {mark: at for mark in sorted(every) if (at := _break_of(mark, every))}
+        marks = sorted(marks)
+        by_length: dict[int, set[str]] = {}
+        for mark in marks:
+            by_length.setdefault(len(mark), set()).add(mark)
+        self._breaks = {mark: at for mark in marks if (at := _break_of(mark, by_length))}
         self._words = {mark: word_of(mark) for mark in self._breaks}
         self._any = re.compile(_pattern(self._breaks) or r"(?!)")
         self._reasoning = reasoning
@@ -142,13 +146,17 @@ def _spans(broken: Broken) -> Iterable[tuple[int, int]]:
     return zip([0, *broken.breaks], [*broken.breaks, len(broken.text)], strict=True)
 
 
-def _break_of(mark: str, marks: Container[str]) -> int:
+def _break_of(mark: str, by_length: Mapping[int, Container[str]]) -> int:
     """Return the first offset at which a mark falls into two pieces without a mark; 0 if there is none.
 
     Its own parts are looked up among the marks, of which Gemma has 6,400.
+
+    Args:
+        by_length: all marks, by their number of characters.
     """
-    spans = combinations(range(len(mark) + 1), 2)
-    inside = [(start, end) for start, end in spans if mark[start:end] in marks and end - start < len(mark)]
+    spans = ((start, start + length) for length in by_length for start in range(len(mark) - length + 1))
+    inside = [(start, end) for start, end in spans if mark[start:end] in by_length[end - start]]
+    inside.remove((0, len(mark)))
     places = range(1, len(mark))
     return next((at for at in places if all(start < at < end for start, end in inside)), 0)
 
@@ -157,9 +165,14 @@ def _pattern(texts: Iterable[str]) -> str:
     """Return a pattern of any of the texts, the longest first, that shares their beginnings."""
     tree: dict[str, list[str]] = {}
     for text in filter(None, texts):
-        tree.setdefault(text[0], []).append(text[1:])
-    branches = [re.escape(first) + _optional(rests) for first, rests in tree.items()]
+        tree.setdefault(text[0], []).append(text)
+    branches = list(map(_branch, tree.values()))
     return branches[0] if len(branches) == 1 else f"(?:{'|'.join(branches)})" if branches else ""
+
+
+def _branch(texts: Sequence[str]) -> str:
+    beginning = commonprefix(texts)  # noqa: RUF071 - characters are meant
+    return re.escape(beginning) + _optional([text.removeprefix(beginning) for text in texts])
 
 
 def _optional(rests: Sequence[str]) -> str:

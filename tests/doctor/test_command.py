@@ -136,7 +136,6 @@ def test_who_interrupts_it_finds_nothing_left_behind(model: Path, tmp_path: Path
     assert list((tmp_path / "state").glob("doctor-*")) == []
 
 
-@pytest.mark.thorough
 @pytest.mark.long
 def test_a_whole_examination_of_a_small_model(model: Path, tmp_path: Path, capsys):
     assert run("--model", model, "--json", tmp_path / "doctor.json") == 0

@@ -47,7 +47,7 @@ def test_format_lint_and_types_are_checked_meanwhile(sandbox, ci):
     assert "seven files are formatted" in ci(0).stdout.splitlines()
 
 
-def test_what_is_not_right_ends_the_other_tests(sandbox, ci):
+def test_what_is_not_right_ends_the_tests(sandbox, ci):
     sandbox.write_script(sandbox.root / "scripts" / "check", "echo three errors; exit 1")
     sandbox.write_script(sandbox.bin / "python", 'case "$*" in *--test*) exec sleep 90 ;; esac')
     began = time.monotonic()
