@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import queue
+import threading
 import time
 from array import array
 from collections.abc import Generator, Sequence
@@ -171,3 +173,27 @@ def test_nothing_is_read_while_the_machine_may_not_work():
 def test_without_beginnings_no_thread_is_started():
     with reading() as reader:
         assert reader.ahead._thread is None
+
+
+def test_a_close_just_before_it_looks_for_replies_ends_it(monkeypatch: pytest.MonkeyPatch):
+    """What wakes the thread is received while there still is work to do, so nothing wakes it after that."""
+    begun = threading.Event()
+    closers: list[threading.Thread] = []
+
+    class Replies(queue.SimpleQueue[Any]):
+        def empty(self) -> bool:
+            begun.wait(10)
+            if not closers:
+                closers.append(threading.Thread(target=reader.ahead.close))
+                closers[0].start()
+                while super().empty():
+                    time.sleep(0.001)
+            return super().empty()
+
+    monkeypatch.setattr(queue, "SimpleQueue", Replies)
+    with reading(of(0)) as reader:
+        begun.set()
+        reader.ahead._thread.join(5)
+        assert not reader.ahead._thread.is_alive()
+    closers[0].join(5)
+    assert len(reader.engine.submitted) == 1, "it had begun with that"

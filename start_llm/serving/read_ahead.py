@@ -236,7 +236,8 @@ class ReadAhead:
         before the start. None at the end.
         """
         wait_s = _SETTLES_S
-        if not (self._waiting or self._beginnings or self._returning):
+        has_work = self._waiting or self._beginnings or self._returning
+        if not has_work and not self._is_closing.is_set():  # what `close` has put may be received already
             self._receive()
         while not self._is_closing.wait(wait_s):
             while not self._replies.empty():
