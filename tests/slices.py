@@ -39,9 +39,9 @@ import pytest
 FEW = 6
 MOST = 12
 """By default a function without a sample runs no more of its cases."""
-CHECKED = 12
+CHECKED = 20
 """Of the cases that a sample, a product or the mark `thorough` leaves out, CI runs one of so many."""
-REST = 24
+REST = 40
 """Of the cases whose values other cases meet too, CI runs one of so many."""
 MUTANTS = Path(__file__).with_name("mutants")
 

@@ -35,12 +35,13 @@ class ServerFleet:
     Args:
         state: an empty folder; what the servers keep and print is in it.
         key: what clients of the proxy have to send. The servers then ask for another one, which nobody knows.
+        count: how many servers.
     """
 
-    def __init__(self, model: Path, state: Path, *, key: str = "") -> None:
+    def __init__(self, model: Path, state: Path, *, key: str = "", count: int = COUNT) -> None:
         self.model = model
         self.secret, self.server_key = secrets.token_hex(24), secrets.token_hex(24)
-        self.ports = [free_port() for _ in range(COUNT)]
+        self.ports = [free_port() for _ in range(count)]
         self.proxy_port = free_port()
         self._state = state
         self._key = key
@@ -48,12 +49,14 @@ class ServerFleet:
 
     @classmethod
     @contextmanager
-    def started(cls, model: Path, state: Path, *, key: str = "") -> Generator[ServerFleet]:
-        fleet = cls(model, state, key=key)
+    def started(
+        cls, model: Path, state: Path, *, key: str = "", count: int = COUNT
+    ) -> Generator[ServerFleet]:
+        fleet = cls(model, state, key=key, count=count)
         try:
-            for number in range(COUNT):
+            for number in range(count):
                 fleet.launch(number)
-            for number in range(COUNT):
+            for number in range(count):
                 fleet.await_server(number)
             until(lambda: answers(fleet.proxy_port), within_s=_PATIENCE_S)
             until(fleet.is_whole, within_s=_PATIENCE_S)

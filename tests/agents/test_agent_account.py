@@ -138,6 +138,7 @@ OPENING_OF_ALL = 8
 """Tokens with which every prompt opens: they are never computed again, and the account does not say so."""
 
 
+@pytest.mark.long
 @pytest.mark.sample(3)
 @pytest.mark.parametrize("trait", ["no_system", "tools_before_last_user"])
 @pytest.mark.parametrize("shape", ["turns", "branch", "results"])

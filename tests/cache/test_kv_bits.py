@@ -443,7 +443,7 @@ def test_what_a_hit_says_is_within_the_bound_of_its_format(family, resources, fo
     assert divergence(truth, measured) <= BOUNDS[family][form.of_layer(0).name]
 
 
-@pytest.mark.thorough
+@pytest.mark.long
 @pytest.mark.parametrize(("form", "most"), [(EIGHT, 1.5e-4), (FOUR, 2e-1), (TURBO, 3.5e-2)])
 def test_a_model_that_was_trained_is_as_sure_as_before_of_a_text(form, most):
     """The demo model, each time behind 400 tokens of the license."""
@@ -494,7 +494,7 @@ def test_a_sequence_that_is_continued_in_place_is_exact(resources):
     assert engine.cached.reused_in_place == plain.cached.reused_in_place == 1
 
 
-@pytest.mark.thorough
+@pytest.mark.long
 def test_many_conversations_keep_the_cache_in_order(resources):
     """With a small budget: pages are quantised, restored, evicted and cut all the time."""
     rng = random.Random(11)

@@ -161,7 +161,7 @@ class Restoring(Cached):
 
 
 @pytest.mark.parametrize("common", [900, 1760], ids=["a short fork", "a longer fork"])
-@pytest.mark.thorough
+@pytest.mark.long
 def test_a_conversation_that_goes_on_from_pages_is_never_there_twice(deep, common):
     """There is room for it and a tenth of it: the fork is gone when it is in the way."""
     rng = random.Random(11)

@@ -39,7 +39,7 @@ def tried(
     return Trial(model_type, network(model_type), layers(network(model_type)), together).run()
 
 
-@pytest.mark.thorough
+@pytest.mark.long
 @pytest.mark.parametrize("model_type", TYPES)
 def test_a_type_of_each_class_of_cache_answers_rightly(model_type: str):
     finding = tried(model_type)

@@ -71,7 +71,7 @@ def test_only_its_owner_can_read_it(path: Path):
     assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
 
 
-@pytest.mark.thorough
+@pytest.mark.long
 def test_every_flipped_bit_is_found(path: Path):
     whole = path.read_bytes()
     for place in range(len(whole)):

@@ -339,7 +339,7 @@ print(after[0] >= before[0], after[1] == before[1])
 
 
 @pytest.mark.parametrize("limit", [256, 9000])
-@pytest.mark.thorough
+@pytest.mark.long
 def test_loading_a_model_never_lowers_the_limit_on_open_files(tiny_model, limit):
     """mlx_lm sets it to 2048 when it is imported (lesson 2)."""
     assert run(LIMITS, str(tiny_model("qwen3", hidden=128, layers=2)), str(limit)).stdout == "True True\n"

@@ -84,7 +84,7 @@ def test_many_replies_wake_their_readers_a_few_times_a_second_and_few_for_each_t
     assert wakings == woken
 
 
-@pytest.mark.thorough
+@pytest.mark.long
 def test_a_crowd_says_the_same_whatever_is_held(resources):
     time = Time()
     stepper, replies = crowd(resources, time)

@@ -50,7 +50,7 @@ def test_random_requests_are_answered_the_same(family: str, tiny_model: TinyMode
     assert outcome.accepted > 50
 
 
-@pytest.mark.thorough
+@pytest.mark.long
 def test_random_requests_with_images_are_answered_the_same():
     outcome = Outcome()
     Play(resources_of("qwen3_5"), 1, outcome, pictures(model_of("qwen3_5"), 3)).run(6)

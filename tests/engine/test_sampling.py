@@ -551,7 +551,7 @@ def run(script: str) -> list[str]:
     return done.stdout.splitlines()
 
 
-@pytest.mark.thorough
+@pytest.mark.long
 @pytest.mark.parametrize("bad", ["top_k=4", "min_p=7.0"], ids=["top_k of the vocabulary", "min_p"])
 def test_one_bad_value_silences_mlx_lms_sampler_for_good_and_not_ours(bad):
     """If this fails, mlx_lm has been mended and our own sampler may have lost its reason (lesson 1)."""

@@ -283,7 +283,7 @@ def in_turns(stepper: Stepper, sequences: list[Watched]) -> list[list[int]]:
     return had
 
 
-@pytest.mark.thorough
+@pytest.mark.long
 @pytest.mark.parametrize("max_sequences", [1, 2, 4])
 def test_more_replies_than_places_take_turns_and_say_what_they_say_alone(
     resources, references, max_sequences

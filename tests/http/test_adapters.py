@@ -377,7 +377,7 @@ def test_each_model_has_its_adapters_and_has_them_again_when_it_comes_back(
         assert "The adapter 'b' is no longer mounted." in server.printed()
 
 
-@pytest.mark.thorough
+@pytest.mark.long
 def test_images_are_not_read_half_under_an_adapter(tiny_vision_model: TinyModel, tmp_path: Path):
     model = tiny_vision_model("qwen3_vl")
     tiny_adapters.build(model, tmp_path / "a", 1)

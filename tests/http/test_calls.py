@@ -109,7 +109,7 @@ def test_an_object_is_sent_once_it_is_known_to_be_whole(name, hearing: Hearing):
     assert len(hearing(name, "call").argument_fragments()) == 1
 
 
-@pytest.mark.thorough
+@pytest.mark.long
 def test_ids_of_calls_are_never_used_twice(hearing: Hearing):
     heard = [hearing(name, script) for name in SEVERAL for script in ("call", "pair")]
     streamed = [call.id for item in heard for call in item.reply.calls]

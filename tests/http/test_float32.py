@@ -69,6 +69,7 @@ def test_where_memory_is_short_the_weights_stay_and_the_start_says_so(
         assert server.app.runtime.card.weights_bytes < needed / 4
 
 
+@pytest.mark.long
 def test_what_other_models_take_decides_nothing(folder: Path, tiny_model: TinyModel, tmp_path: Path):
     """Or else a model would not find its pages again when it comes back."""
     for name in ("a", "b", "c"):
@@ -92,6 +93,7 @@ def test_a_model_is_estimated_as_it_will_be_loaded(folder: Path):
     assert float32_bytes(settings_of(cpu_dequantize="off")) == 0
 
 
+@pytest.mark.long
 def test_pages_on_the_disk_are_found_by_the_same_weights_alone(folder: Path, tmp_path: Path):
     cached = list[int]()
     for how in ("auto", "off", "auto", "off"):

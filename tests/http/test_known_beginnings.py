@@ -125,7 +125,7 @@ def talk(server: Server, name: str, turns: int, messages: list[dict[str, Any]]) 
     return receipt
 
 
-@pytest.mark.thorough
+@pytest.mark.long
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_conversation_that_comes_back_often_is_in_memory_after_a_start(
     family: str, tiny_model: TinyModel, tmp_path: Path

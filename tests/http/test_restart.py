@@ -23,7 +23,7 @@ from tests.server.client import wait_until
 from tests.serving import serving
 
 
-@pytest.mark.thorough
+@pytest.mark.long
 @pytest.mark.parametrize("family", FAMILIES)
 def test_ten_conversations_go_on_as_on_a_server_that_never_stopped(
     family: str, tiny_model: TinyModel, tmp_path: Path
@@ -44,7 +44,7 @@ def test_ten_conversations_go_on_as_on_a_server_that_never_stopped(
         assert all(mine <= theirs + 64 for mine, theirs in zip(talk.computed, other.computed, strict=True))
 
 
-@pytest.mark.thorough
+@pytest.mark.long
 @pytest.mark.parametrize("lost", ["pages", "states", "transcripts", "all"])
 def test_either_half_is_right_without_the_other(lost: str, tiny_model: TinyModel, tmp_path: Path):
     folder, everybody = tiny_model("qwen3_5", hidden=128, layers=2), conversations()[:3]

@@ -90,6 +90,7 @@ def starting(folder: Path, make: Any) -> Generator[Server]:
         yield server
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("start", range(STARTS))
 def test_a_server_that_is_asked_for_another_model_while_it_opens_serves(start: int, folder: Path):
     with starting(folder, Impatient) as server:

@@ -160,6 +160,7 @@ def test_what_a_text_goes_on_from_changes_no_reply(client, family, tiny_model: T
     assert sum(read.computed for read in api.read) < 2200
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("family", FAMILIES)
 def test_hours_over_a_text_cost_little_more_than_is_unavoidable(client, family):
     """0.97 is what the cache is held to, of 2,000 tokens that are repeated, extended and edited."""

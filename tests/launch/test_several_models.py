@@ -127,7 +127,7 @@ def test_a_server_of_others_is_not_asked_to_load_a_model() -> None:
         served(USED, {"id": "windowless"}, model="windowless")
 
 
-@pytest.mark.thorough
+@pytest.mark.long
 @pytest.mark.parametrize(
     "words", [["launch", "--model", "llama", "pi", "-p"], ["launch", "pi", "--model=llama", "-p"]]
 )

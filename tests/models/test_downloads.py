@@ -239,7 +239,7 @@ def pulling(server: FakeHub, home: Path) -> subprocess.Popen[str]:
 
 
 @pytest.mark.parametrize("sign", [signal.SIGKILL, signal.SIGINT])
-@pytest.mark.thorough
+@pytest.mark.long
 def test_a_process_that_is_killed_in_a_file_leaves_it_to_the_next(server, tmp_path, sign):
     server.piece_s = 0.02
     first = pulling(server, tmp_path)

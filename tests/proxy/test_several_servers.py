@@ -102,7 +102,7 @@ def status_of(port: int, key: str) -> int:
 
 
 def test_servers_behind_a_key_serve_the_proxys_clients_and_no_secret_is_written(model: Path, tmp_path: Path):
-    with ServerFleet.started(model, tmp_path, key=KEY) as fleet:
+    with ServerFleet.started(model, tmp_path, key=KEY, count=2) as fleet:
         conversations = Conversations("keyed", fleet.door, Rendering(model), 3, is_named=False)
         assert conversations.play(2).efficiency > 0.9
         assert {status_of(port, KEY) for port in fleet.ports} == {401}, "the clients' key opens no server"

@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Generator, Sequence
@@ -76,10 +77,11 @@ def runs(pid: int) -> bool:
 @contextmanager
 def launched(words: Sequence[str], **variables: str) -> Generator[Launched]:
     """A command, whose processes have all ended afterwards."""
+    temporary = tempfile.TemporaryDirectory(prefix="start_llm-ranks-")  # mlx.launch leaves files
     process = subprocess.Popen(
         words,
         cwd=ROOT,
-        env={**os.environ, **variables},
+        env={**os.environ, "TMPDIR": temporary.name, **variables},
         stdin=subprocess.PIPE,  # mlx.launch spins where there is none
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -101,6 +103,7 @@ def launched(words: Sequence[str], **variables: str) -> Generator[Launched]:
         for pipe in (process.stdin, process.stdout):
             if pipe:
                 pipe.close()
+        temporary.cleanup()
 
 
 def ranks(count: int, program: Sequence[str]) -> list[str]:

@@ -16,9 +16,10 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from benchmarks import servers
-from tests.real.prompts import CHATS, PROMPTS
+from tests.real.prompts import CHATS, LEFT_OUT, PROMPTS
 from tests.server.client import Client
 from tests.serving import AS_JSON
+from tests.slices import is_whole
 from tests.ties import NEAR
 
 TEXT = "/v1/completions"
@@ -42,9 +43,12 @@ class Question:
     body: Body
 
 
-QUESTIONS: Mapping[str, Question] = {
+EVERY_QUESTION: Mapping[str, Question] = {
     **{name: Question(TEXT, {"prompt": text}) for name, text in PROMPTS.items()},
     **{f"chat: {name}": Question(CHAT, {"messages": messages}) for name, messages in CHATS.items()},
+}
+QUESTIONS = {
+    name: question for name, question in EVERY_QUESTION.items() if is_whole() or name not in LEFT_OUT
 }
 
 

@@ -115,7 +115,7 @@ def test_prompts_have_the_length_they_are_asked_for():
         assert len(tokenizer().encode(prompt.messages[0]["content"]).ids) >= 295
 
 
-@pytest.mark.thorough
+@pytest.mark.long
 def test_tools_are_offered_where_no_call_is_wanted_too():
     prompts = [prompt for prompt in Examiner(50, tokenizer(), 1).prompts(60) if not prompt.call]
     offered = Counter((prompt.behaviour, len(prompt.tools)) for prompt in prompts)

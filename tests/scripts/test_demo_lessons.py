@@ -77,7 +77,7 @@ def test_words_that_are_not_trained_on_are_made_of_tokens_that_are():
 
 
 @pytest.mark.parametrize("text", [CALL_HEAD, CALL_KEY, CALL_END])
-@pytest.mark.thorough
+@pytest.mark.long
 def test_what_a_call_is_made_of_is_one_token(text: str):
     assert len(tokenizer().encode(text).ids) == 1
 

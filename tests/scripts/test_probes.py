@@ -44,7 +44,7 @@ def test_the_four_scenarios_are_as_expected(family: str, script: Script, serve: 
     assert len(rows_of(done.stdout)) == 3 + 3 + 4 + 4
 
 
-@pytest.mark.thorough
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("family", "does", "least"),
     [
@@ -62,7 +62,7 @@ def test_openclaw_is_served(family: str, does: str, least: str, script: Script, 
 
 
 @pytest.mark.parametrize("family", ["qwen3_vl", "qwen3_5", "gemma4_blocks"])
-@pytest.mark.thorough
+@pytest.mark.long
 def test_a_conversation_about_an_image_is_healthy(family: str, script: Script, tiny_vision_model: TinyModel):
     with serving(tiny_vision_model(family)) as server:
         done = script("image_probe", "--base-url", server.url, "--max-tokens", "24", *LENGTH)

@@ -47,7 +47,7 @@ def test_random_conversations_with_images_are_what_they_are_without_a_cache(fami
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.thorough
+@pytest.mark.long
 def test_random_conversations_with_images_outlive_restarts(family, tally, tmp_path: Path):
     resources = resources_of(family)
     plain = Stepper(resources)
