@@ -240,6 +240,7 @@ def test_the_lines_for_clients_work_as_they_are_printed(server):
     assert f"# model: {model['id']}" in server.output
 
 
+@pytest.mark.thorough
 def test_the_line_for_coding_clients_works_as_it_is_printed(server, tmp_path):
     """But for the environment, which stands in the checkout and not in this copy of it."""
     (line,) = (line.strip() for line in server.lines if " launch --base-url " in line)
@@ -387,6 +388,7 @@ def test_a_terminal_shows_what_runs_and_nothing_of_it_is_left_at_the_end(
 # --------------------------------------------------------------------------------------------- failing starts
 
 
+@pytest.mark.thorough
 def test_bad_settings_end_the_start_with_all_their_names(checkout):
     environment = {"BATCH": "0", "DEFAULT_TOP_P": "x", "MLX_HOST": "127.0.0.1"}
     with started(checkout, "-m", "start_llm", "serve", "--mlx-port", "eighty", **environment) as process:
@@ -544,6 +546,7 @@ def test_ctrl_c_in_the_middle_of_the_imports_leaves_no_traceback(checkout):
     assert process.errors == [], "".join(process.errors)
 
 
+@pytest.mark.thorough
 def test_what_the_start_has_made_is_left_alone_by_the_collector(monkeypatch: pytest.MonkeyPatch):
     class Started:
         def start(self) -> None:

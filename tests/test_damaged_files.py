@@ -94,6 +94,7 @@ def test_a_damaged_database_is_begun_anew_and_that_is_reported(tmp_path: Path):
     assert resets > 8 // SHARE
 
 
+@pytest.mark.thorough
 def test_rows_that_make_no_sense_to_a_store_are_left_out(tmp_path: Path):
     """Of a file that is whole, and whose rows somebody else has written."""
     path, settings = tmp_path / "a.db", settings_table.load()
@@ -158,6 +159,7 @@ def test_a_damaged_page_is_removed_and_that_is_reported(tmp_path: Path):
     assert rejected
 
 
+@pytest.mark.thorough
 def test_a_damaged_count_of_what_was_written_counts_as_nothing(tmp_path: Path):
     opened_tier(tmp_path, [])
     path = tmp_path / WRITTEN
@@ -174,6 +176,7 @@ def test_a_damaged_count_of_what_was_written_counts_as_nothing(tmp_path: Path):
 # -------------------------------------------------------------------------------------------- kept beside it
 
 
+@pytest.mark.thorough
 def test_damaged_digests_of_weights_are_computed_anew(tmp_path: Path, tiny_model: TinyModel):
     path, model = tmp_path / "weights.json", tiny_model("qwen3")
     notices: Notices = []
@@ -277,6 +280,7 @@ def test_a_damaged_model_is_an_error_of_its_own_kind(name: str, tmp_path: Path, 
             FROM_FILES[name](folder)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", ["adapter_config.json", "adapters.safetensors"])
 def test_a_damaged_adapter_is_refused(name: str, tmp_path: Path, tiny_model: TinyModel):
     model = tiny_model("qwen3")
@@ -326,6 +330,7 @@ def left(tiny_model: TinyModel, tmp_path_factory: pytest.TempPathFactory) -> tup
     return model, root, text
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("seed", range(STARTS))
 def test_a_server_starts_with_six_damaged_files_and_says_so(
     seed: int, left: tuple[Path, Path, str], tmp_path: Path, capfd: pytest.CaptureFixture[str]

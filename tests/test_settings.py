@@ -1177,6 +1177,7 @@ def checks_kv_scheme(models: Models) -> None:
     checks_kv_format(KV_QUANT_SCHEME="turboquant", KV_BITS="4")(models)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("scheme", "bits", "problem"),
     [

@@ -50,6 +50,7 @@ def megabytes_left(how: str) -> int:
     return int(subprocess.check_output([sys.executable, "-c", WORK, how]))
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(sys.platform != "linux", reason="glibc's")
 def test_what_threads_have_let_go_goes_back_to_the_system():
     assert megabytes_left("with") < 80

@@ -63,6 +63,7 @@ def test_a_request_waits_for_one_chunk_of_prompts_that_nobody_waits_for(has_stat
     check(stepper)
 
 
+@pytest.mark.thorough
 @BOTH
 @pytest.mark.sample(2)
 def test_replies_that_nobody_waits_for_pause_while_a_prompt_is_read(has_state: bool):

@@ -32,6 +32,7 @@ def test_bytes_that_are_no_text_become_replacement_characters(tokens):
     assert "".join(pieces(tokens)) == b"".join(tokens).decode(errors="replace")
 
 
+@pytest.mark.thorough
 @given(cut(st.text(max_size=20).map(str.encode)))
 def test_no_piece_holds_a_part_of_a_character(tokens):
     texts = pieces(tokens)

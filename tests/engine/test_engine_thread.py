@@ -44,6 +44,7 @@ def reply(engine: Engine, length: int = 8) -> Watched:
     return Watched(engine.submit(engine_request(PROMPT, length)))
 
 
+@pytest.mark.thorough
 def test_models_say_together_what_each_says_alone(thread: EngineThread, resources: EngineResources):
     order: list[str] = []
     engines = [engine_on(thread, named(resources, order, name)) for name in "ab"]
@@ -57,6 +58,7 @@ def test_models_say_together_what_each_says_alone(thread: EngineThread, resource
     assert all(engine.stop(10) for engine in engines)
 
 
+@pytest.mark.thorough
 def test_nobody_waits_for_the_end_of_a_long_reply_of_another_model(
     thread: EngineThread, resources: EngineResources, monkeypatch: pytest.MonkeyPatch
 ):

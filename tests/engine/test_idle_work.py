@@ -130,6 +130,7 @@ def test_it_counts_as_computed_and_not_as_looked_up():
     assert restored(stepper.say(LONG, 2)) == len(LONG) - 1
 
 
+@pytest.mark.thorough
 def test_a_reply_after_it_is_that_of_a_cold_server(resources):
     stepper = Cached(resources, clock=Clock())
     stepper.finish(stepper.submit(idle(LONG[:1200])))

@@ -91,6 +91,7 @@ def hinted(request: EngineRequest, reply: Sequence[int], seed: int = 1) -> Engin
     return replace(request, draft_texts=texts)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=["greedy", "seeded"])
 def test_replies_under_adapters_are_the_same_and_other_ones_than_those_of_the_base(
     tiny_model: TinyModel, tmp_path: Path, sampling: Sampling

@@ -182,6 +182,7 @@ def assert_only_this_one_left(stepper: Stepper, gone: Watched, others: list[Watc
     assert stepper.metrics.failures == 0
 
 
+@pytest.mark.thorough
 def test_a_request_that_gives_up_while_it_waits_is_dropped(resources, check):
     stepper = Stepper(resources, max_sequences=2)
     others = decoding(stepper, 2)

@@ -74,6 +74,7 @@ def test_a_reply_behind_a_marked_place_is_the_same(tiny_model: TinyModel):
     assert texts[0] == texts[1]
 
 
+@pytest.mark.thorough
 def test_a_chat_and_a_response_say_where_their_places_are(tiny_model: TinyModel):
     part = {"type": "text", "text": RULES, "prompt_cache_breakpoint": {"mode": "explicit", "ttl": "12h"}}
     turns = [{"role": "system", "content": [part]}, {"role": "user", "content": "Begin."}]

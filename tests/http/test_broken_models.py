@@ -165,6 +165,7 @@ def trials_left() -> list[str]:
     return [args for parent, args in own if int(parent) == os.getpid() and "template_trial" in args]
 
 
+@pytest.mark.thorough
 @pytest.mark.sample(5)
 @pytest.mark.parametrize("case", HOSTILE)
 def test_a_server_does_not_start_with_a_model_that_would_hang_it(case: str, folder: Path):

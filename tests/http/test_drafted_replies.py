@@ -87,6 +87,7 @@ CONSTRAINTS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("constraint", CONSTRAINTS)
 @pytest.mark.parametrize(("path", "body"), [(TEXT, ASKED), (CHAT, CHATTED)], ids=["text", "chat"])
 def test_a_reply_is_the_same_whole_and_streamed(

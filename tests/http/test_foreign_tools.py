@@ -152,6 +152,7 @@ def test_a_grammar_whose_rules_refer_to_themselves_is_followed_too(name, babblin
         assert re.fullmatch("[a-c]{1,3}", inner)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", ["hermes", "glm", "harmony"])
 def test_a_chat_has_custom_calls_too(name, babbling: Random):
     server = babbling(name)

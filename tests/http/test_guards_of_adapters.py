@@ -90,6 +90,7 @@ def test_who_runs_beside_others_says_what_it_says_alone(model: Path, root: Path)
     assert [reply for _, reply in together] == [alone[name] for name, _ in together]
 
 
+@pytest.mark.thorough
 def test_what_was_computed_under_one_is_not_used_under_another(model: Path, root: Path):
     with serving(model, adapter_dir=str(root)) as server:
         for name in ("a", "b"):

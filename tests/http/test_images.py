@@ -135,6 +135,7 @@ def test_an_explanation_names_the_message_whose_image_changed(seeing: Server):
 # -------------------------------------------------------------------------------------------- what is kept
 
 
+@pytest.mark.thorough
 def test_a_response_goes_on_with_its_images_also_after_a_restart(
     tiny_vision_model: TinyModel, tmp_path: Path
 ):

@@ -84,6 +84,7 @@ def test_of_several_agents_the_ones_used_last_are_read(tiny_model: TinyModel, tm
         assert ask(server, "Hi", f"You are number 0. {RULES}")["from_memory"] < 100
 
 
+@pytest.mark.thorough
 def test_nothing_is_read_after_a_start_on_battery_or_where_it_is_off(tiny_model: TinyModel, tmp_path: Path):
     folder = tiny_model(hidden=64, layers=2)
     kept: dict[str, Any] = {"ssd_folder": str(tmp_path), "drain_s": 10}

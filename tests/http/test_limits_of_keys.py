@@ -29,6 +29,7 @@ def limited(tiny_model: TinyModel) -> Generator[Server]:
         yield server
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("path", ASKED)
 def test_a_key_learns_what_is_left_and_then_when_to_come_again(limited: Server, path: str, stream: bool):

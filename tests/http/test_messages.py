@@ -269,6 +269,7 @@ def prompt_tokens(usage: Json) -> int:
     return usage["input_tokens"] + usage["cache_read_input_tokens"] + usage["cache_creation_input_tokens"]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("key", ["one", "two"], ids=["its own", "another tenant's"])
 def test_a_signature_alone_gives_its_tenant_the_reasoning_again_on_another_server(
     key: str, caller: Callable[[str], Path]

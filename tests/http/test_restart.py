@@ -102,6 +102,7 @@ def test_a_second_server_on_the_folder_says_so_and_serves(tiny_model: TinyModel,
         assert second.post("/v1/completions", {"prompt": "Fish", "max_tokens": 3})["choices"]
 
 
+@pytest.mark.thorough
 def test_a_damaged_database_is_begun_again(tiny_model: TinyModel, tmp_path: Path):
     folder, talk = tiny_model("qwen3"), conversations()[0]
     with serving(folder, ssd_folder=str(tmp_path), drain_s=10) as server:
@@ -170,6 +171,7 @@ def test_a_prompt_is_read_while_the_database_is_busy(
     assert talk.computed[1] <= talk.turns[1].new
 
 
+@pytest.mark.thorough
 def test_a_full_disk_stops_no_reply_and_is_reported_once(tiny_model: TinyModel, tmp_path: Path):
     talk = {"messages": [user("Boats? " * 200)], "max_tokens": 4}
     with (

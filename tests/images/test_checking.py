@@ -180,6 +180,7 @@ def test_bombs_are_refused_by_their_headers_and_take_no_memory(size: tuple[int, 
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 50_000
 
 
+@pytest.mark.thorough
 def test_a_bomb_of_another_format_is_one_too():
     for kind in ("BMP", "TIFF", "GIF"):
         image = Pillow.new("1", (8000, 8000))

@@ -387,6 +387,7 @@ def test_threads_with_different_clocks_never_see_each_others(templated):
 # --------------------------------------------------------------------------------------------------- threads
 
 
+@pytest.mark.thorough
 def test_eight_threads_encode_and_render_at_once(byte_level):
     texts = [f"Thread {number} counts fish: " + "🐟 ab\n" * 200 * number for number in range(8)]
     expected = [byte_level.encode(text, as_document=False) for text in texts]

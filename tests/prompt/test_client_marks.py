@@ -155,6 +155,7 @@ def test_a_mark_breaks_at_the_first_place_with_no_mark_on_either_side(texts: set
     assert ClientMarks(texts)._breaks == breaks
 
 
+@pytest.mark.thorough
 def test_four_times_as_many_control_tokens_take_less_than_eight_times_as_long():
     def cpu_s(count: int, name: str) -> float:
         began = time.thread_time()
@@ -170,6 +171,7 @@ def test_four_times_as_many_control_tokens_take_less_than_eight_times_as_long():
     assert many < 8 * few, "Gemma has 6,400 of them"
 
 
+@pytest.mark.thorough
 def test_a_control_token_of_a_hundred_thousand_characters_is_ready_at_once():
     mark = "<" + "-" * 100_000 + ">"
     began = time.thread_time()

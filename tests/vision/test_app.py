@@ -33,6 +33,7 @@ def test_a_model_that_sees_is_served_and_says_so():
         assert answer["batch"]["batched"]
 
 
+@pytest.mark.thorough
 def test_a_model_whose_tower_is_gone_serves_text_and_says_why(tmp_path: Path):
     folder = shutil.copytree(folder_of("qwen3_vl"), tmp_path / "blind")
     without_tower(folder)
