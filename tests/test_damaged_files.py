@@ -42,11 +42,11 @@ from tests.conftest import TinyModel
 from tests.damage import damages
 from tests.databases import opened
 from tests.serving import Server, serving
-from tests.slices import is_thorough
+from tests.slices import is_thorough, is_whole
 
 type Notices = list[str]
 
-SHARE = 1 if is_thorough() else 20
+SHARE = 1 if is_whole() else 5 if is_thorough() else 20
 """One of so many damaged files is tried."""
 ROWS = [(b"%d" % number, bytes([number]) * 900) for number in range(12)]
 KEY, PARENT = bytes(range(16)), bytes(range(16, 32))

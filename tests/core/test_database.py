@@ -24,6 +24,7 @@ from start_llm.storage.database import Database
 from start_llm.storage.database_file import FORMAT, DatabaseFile, decode_json, encode_json
 from start_llm.storage.disk_thread import DiskThread
 from tests.databases import WallClock, opened
+from tests.slices import is_whole
 
 ROOT = Path(__file__).resolve().parents[2]
 TRY = """
@@ -357,7 +358,7 @@ def test_a_flipped_bit_never_changes_a_row(path, tmp_path):
     whole, damaged = path.read_bytes(), tmp_path / "damaged.db"
     places = [*range(100), *(chance.randrange(len(whole)) for _ in range(150))]
     fresh = 0
-    for place in places:
+    for place in places[:: 1 if is_whole() else 3]:
         changed = bytearray(whole)
         changed[place] ^= 1 << chance.randrange(8)
         damaged.write_bytes(changed)

@@ -16,7 +16,7 @@ from start_llm.core.errors import InvalidRequest
 from start_llm.models.adapter_loader import Adapters
 from start_llm.models.loader import load
 from tests import tiny_adapters
-from tests.server.client import ask
+from tests.server.client import ask, wait_until
 from tests.serving import Server, serving
 
 PROMPT = list(range(3, 400))
@@ -106,7 +106,10 @@ def test_a_key_sees_its_own_requests_under_adapters(model: Path, root: Path):
     with serving(model, adapter_dir=str(root)) as server:
         assert ask(server.port, "POST", "/v1/adapters", {"id": "a"}).status == 200
         assert ask(server.port, "POST", "/v1/completions", asked, mine).status == 200
-        shown = [
-            ask(server.port, "GET", "/activity", headers=key).json["recent"][0] for key in (mine, another)
-        ]
+
+        def recent(key: dict[str, str]) -> list[Any]:
+            return ask(server.port, "GET", "/activity", headers=key).json["recent"]
+
+        wait_until(lambda: bool(recent(mine)), within_s=5)  # it is noted once the reply is sent
+        shown = [recent(key)[0] for key in (mine, another)]
     assert shown[0]["name"] == "of the sea" != shown[1]["name"]
