@@ -178,10 +178,11 @@ def as_case(documented: Documented) -> Any:
     return pytest.param(documented, id=f"{documented.document}: {documented.line}", marks=marks)
 
 
+@pytest.mark.checked(1)
+@pytest.mark.sample(5)
 @pytest.mark.parametrize(
     "documented", [as_case(documented) for documented in COMMANDS if matching(RUN, documented.line)]
 )
-@pytest.mark.sample(1)
 def test_a_command_works_as_it_is_printed(documented: Documented, folder: Path) -> None:
     (pattern,) = matching(RUN, documented.line)
     done = subprocess.run(

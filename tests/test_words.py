@@ -104,6 +104,7 @@ def test_no_name_of_a_program_has_such_a_word_either(program: str):
     assert banned == []
 
 
+@pytest.mark.thorough
 def test_no_name_in_tests_has_such_a_word_but_for_the_sentences():
     banned = [
         f"{path}:{line} {name}"

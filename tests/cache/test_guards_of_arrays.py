@@ -140,6 +140,7 @@ def test_settled_caches_are_never_there_twice(are_views):
     assert Layers(Network()).nbytes(caches) == pytest.approx(active_bytes() - others, abs=SLACK)
 
 
+@pytest.mark.thorough
 def test_what_is_kept_of_caches_that_were_given_up_keeps_nothing_else_of_them():
     before = active_bytes()
     caches, layers = fed(800, width=512), Layers(Network())

@@ -426,6 +426,7 @@ def resources(family: str, tiny_model: TinyModel) -> EngineResources:
     )
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("form", [EIGHT, FOUR, TURBO, TURBO_SMALL], ids=lambda form: form.mode)
 @pytest.mark.sample(8)
 def test_what_a_hit_says_is_within_the_bound_of_its_format(family, resources, form):
@@ -482,6 +483,8 @@ def test_restoring_and_cutting_in_every_turn_loses_nothing_more(resources, form)
         assert all(mx.array_equal(first, two) for first, two in zip(seen[0], later, strict=True))
 
 
+@pytest.mark.thorough
+@pytest.mark.checked(2)
 @pytest.mark.sample(2)
 def test_a_sequence_that_is_continued_in_place_is_exact(resources):
     plain, engine = Cached(resources), Cached(resources, kv=FOUR)
@@ -574,6 +577,8 @@ def _header(path: Path) -> FileHeader:
         return opened.header
 
 
+@pytest.mark.thorough
+@pytest.mark.checked(2)
 @pytest.mark.sample(4)
 def test_pages_of_one_format_are_never_used_under_another(resources, tmp_path):
     prompt = tokens(random.Random(5), 6 * PAGE, 6 * PAGE)

@@ -296,6 +296,8 @@ def test_a_page_does_not_keep_the_caches_alive_that_it_was_cut_from(heads):
     assert active_bytes() - before < cut.nbytes + SLACK
 
 
+@pytest.mark.thorough
+@pytest.mark.checked(2)
 @pytest.mark.parametrize("heads", [1, 4])
 def test_a_state_does_not_keep_the_window_alive_that_a_long_chunk_left_after(heads):
     kind = Kind(lambda: [RotatingKVCache(WINDOW)], Feeder(heads, key=256, value=128))
@@ -308,6 +310,8 @@ def test_a_state_does_not_keep_the_window_alive_that_a_long_chunk_left_after(hea
     assert active_bytes() - before < state.nbytes + SLACK
 
 
+@pytest.mark.thorough
+@pytest.mark.checked(2)
 @pytest.mark.parametrize("length", [3000, 12])
 def test_a_state_does_not_keep_what_it_is_a_slice_of(length):
     """Nor if little would be saved (lesson 21)."""
@@ -320,6 +324,8 @@ def test_a_state_does_not_keep_what_it_is_a_slice_of(length):
     assert active_bytes() - before < state.nbytes + SLACK
 
 
+@pytest.mark.thorough
+@pytest.mark.checked(2)
 @pytest.mark.parametrize("heads", [1, 2])
 def test_settled_caches_are_computed_and_let_go_of_the_batch_that_they_are_slices_of(heads):
     kind = Kind(lambda: [RotatingKVCache(500), ArraysCache(1), KVCache()], Feeder(heads, key=256, value=128))
@@ -481,6 +487,7 @@ def assert_parts_equal(part: TokenRange, cut: KVSlice) -> None:
         assert_equal([np.array(joined(column)) for column in columns], arrays_of(leaf))
 
 
+@pytest.mark.thorough
 def test_caches_that_are_taken_apart_are_hardly_ever_there_twice():
     kind = Kind(lambda: [KVCache() for _ in range(16)], Feeder(4, key=128, value=128))
     before = active_bytes()
@@ -494,6 +501,7 @@ def test_caches_that_are_taken_apart_are_hardly_ever_there_twice():
     assert active_bytes() - before < 1.05 * pieces.nbytes + SLACK
 
 
+@pytest.mark.thorough
 def test_caches_are_hardly_ever_there_twice_when_they_are_put_together():
     """The caches that they are copied from go leaf by leaf."""
     kind = Kind(lambda: [KVCache() for _ in range(16)], Feeder(4, key=128, value=128))

@@ -109,6 +109,8 @@ def test_when_memory_is_short_in_fact_the_cache_gives_it_back(resources):
     assert [len(growing.tokens), growing.ending is not None] == [120, True], "what runs is never cut short"
 
 
+@pytest.mark.thorough
+@pytest.mark.checked(2)
 @pytest.mark.sample(3)
 def test_what_rests_gives_way_to_a_reply_that_grows(resources):
     """Within 64 steps: the growth of one sequence alone shows nowhere else."""

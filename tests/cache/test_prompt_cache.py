@@ -314,6 +314,8 @@ def weak_key(parent: bytes, tokens: Sequence[int]) -> bytes:
     return (int.from_bytes(parent) + 1 + sum(tokens) % 2).to_bytes(17)
 
 
+@pytest.mark.thorough
+@pytest.mark.checked(2)
 @pytest.mark.parametrize("kind", ALL_NETWORKS)
 @pytest.mark.sample(3)
 def test_every_restore_is_exact_although_most_keys_are_those_of_other_tokens(kind, monkeypatch):

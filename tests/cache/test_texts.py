@@ -31,6 +31,8 @@ def edited(rng: random.Random, text: Tokens, place: int, word: int) -> Tokens:
     return (*text[:place], VOCABULARY + word, *tokens(rng, 40, 40))
 
 
+@pytest.mark.thorough
+@pytest.mark.checked(2)
 @pytest.mark.parametrize("name", NETWORKS)
 @pytest.mark.sample(3)
 def test_an_edited_text_goes_on_from_the_edit_and_says_the_same(name, tiny_model: TinyModel):

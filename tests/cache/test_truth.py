@@ -149,6 +149,8 @@ def test_requests_that_start_together_compute_what_they_share_once(resources, ta
         tally.compare(watched.tokens, reference(plain, prompt, 6))
 
 
+@pytest.mark.thorough
+@pytest.mark.checked(2)
 @pytest.mark.sample(4)
 def test_a_prompt_that_was_given_up_goes_on_where_it_was(resources, tally):
     engine, prompt = Cached(resources), tokens(random.Random(5), 400, 400)

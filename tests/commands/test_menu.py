@@ -169,6 +169,7 @@ def test_a_model_that_the_server_has_is_loaded(server: Server, started: list[Seq
     assert (started, user.ran) == ([], [])
 
 
+@pytest.mark.thorough
 def test_for_another_model_the_server_is_stopped_after_a_question(
     server: Server, started: list[Sequence[str]]
 ) -> None:

@@ -54,6 +54,7 @@ def test_nothing_is_suggested_for_what_is_like_nothing(
     assert "Did you mean" not in error_of(capsys, *words)
 
 
+@pytest.mark.thorough
 def test_every_command_and_option_is_found_from_a_slip_in_it(capsys: pytest.CaptureFixture[str]) -> None:
     for path, parser in all_parsers(cli._parser()):
         names = [name for name in options_of(parser) if len(name) > 4]

@@ -49,6 +49,8 @@ def started(package: Path, *words: str, preload: str | None = None) -> str:
 needs_openblas = pytest.mark.skipif(openblas.find_openblas() is None, reason="OpenBLAS is not installed")
 
 
+@pytest.mark.thorough
+@pytest.mark.checked(2)
 @needs_openblas
 @pytest.mark.parametrize("command", ["serve", "doctor"])
 def test_a_command_that_computes_preloads_openblas_however_it_is_called(command: str, package: Path) -> None:

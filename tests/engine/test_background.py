@@ -49,6 +49,8 @@ def passes_to_first_token(stepper: Cached, passes: Passes) -> int:
 # ----------------------------------------------------------------------------------------------- the prompts
 
 
+@pytest.mark.thorough
+@pytest.mark.checked(2)
 @BOTH
 @pytest.mark.sample(2)
 def test_a_request_waits_for_one_chunk_of_prompts_that_nobody_waits_for(has_state: bool):

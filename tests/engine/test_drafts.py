@@ -107,6 +107,7 @@ def drafting(resources: EngineResources, **more: Any) -> Cached:
     return Cached(resources, gain=Drafting(PassTimes()), **more)
 
 
+@pytest.mark.thorough
 @pytest.mark.sample(6)
 def test_a_drafted_reply_is_the_same_in_fewer_steps(resources, known_reply, sampling):
     plain = reply_of(Stepper(resources), sampling=sampling)
@@ -118,6 +119,8 @@ def test_a_drafted_reply_is_the_same_in_fewer_steps(resources, known_reply, samp
     assert 0 < gain.metrics.accepted_tokens < gain.metrics.drafted_tokens
 
 
+@pytest.mark.thorough
+@pytest.mark.checked(2)
 @pytest.mark.sample(4)
 def test_what_is_reported_of_a_token_is_the_same(resources, known_reply, monkeypatch):
     """Its log-probability, those of the likeliest ones, and how surprising it was."""

@@ -75,6 +75,7 @@ def test_nobody_waits_for_the_end_of_a_long_reply_of_another_model(
     assert second.stop(10)
 
 
+@pytest.mark.thorough
 def test_who_leaves_takes_nothing_from_the_others(thread: EngineThread, resources: EngineResources):
     first, second = (engine_on(thread, lambda: resources) for _ in range(2))
     running = reply(second, 300)
@@ -123,6 +124,7 @@ def test_a_model_that_cannot_be_loaded_harms_nobody(
     assert engine.stop(10)
 
 
+@pytest.mark.thorough
 def test_a_model_is_loaded_beside_a_reply(thread: EngineThread, resources: EngineResources):
     first = engine_on(thread, lambda: resources)
     running, done = reply(first, 400), threading.Event()

@@ -46,6 +46,8 @@ def asked(start: int, tokens: int, chance: random.Random, **more: Any) -> Any:
     return engine_request(range(start, start + 9), tokens, draft_texts=(almost(chance),), **more)
 
 
+@pytest.mark.thorough
+@pytest.mark.checked(2)
 @pytest.mark.parametrize("has_state", [False, True])
 @pytest.mark.sample(2)
 def test_a_draft_becomes_the_reply_as_far_as_it_is_right(has_state: bool):

@@ -63,6 +63,8 @@ def test_seeded_replies_are_the_same_after_a_step_of_the_batch_has_failed(resour
     assert [reply.tokens for reply in replies] == undisturbed
 
 
+@pytest.mark.thorough
+@pytest.mark.checked(2)
 @pytest.mark.parametrize("max_sequences", [1, 2])
 @pytest.mark.sample(2)
 def test_seeded_replies_are_the_same_after_pauses(resources, undisturbed, max_sequences):

@@ -119,6 +119,8 @@ def test_replies_under_adapters_are_the_same_and_other_ones_than_those_of_the_ba
     assert accepted(engine) > 60
 
 
+@pytest.mark.thorough
+@pytest.mark.checked(2)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_conversation_that_comes_back_from_the_disk_goes_on_the_same(
     family: str, tiny_model: TinyModel, tmp_path: Path

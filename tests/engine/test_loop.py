@@ -214,6 +214,8 @@ def test_a_request_that_gives_up_while_it_decodes_alone_is_dropped(resources, ch
     check(sequence, other)
 
 
+@pytest.mark.thorough
+@pytest.mark.checked(2)
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("place", [0, 1, 2])
 def test_a_request_that_gives_up_in_a_batch_is_dropped(resources, check, place):
@@ -293,6 +295,7 @@ def test_a_failing_chunk_fails_its_prompt_alone(resources, check, nth):
     check(*sequences, waiting)
 
 
+@pytest.mark.thorough
 def test_a_failing_cache_fails_the_request_that_was_to_start(resources, check):
     calls: list[int] = []
 

@@ -88,6 +88,8 @@ def test_a_first_pass_that_compiles_makes_no_machine_slow(network: Any):
     assert machine.measure(Layers(network)).notice == ""
 
 
+@pytest.mark.thorough
+@pytest.mark.checked(2)
 @pytest.mark.sample(6)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_memory_that_few_tokens_do_not_tell_of_is_estimated_from_the_config(

@@ -262,6 +262,7 @@ def test_a_prompt_that_is_due_is_not_stopped_any_more(resources):
     stepper.finish(long, short)
 
 
+@pytest.mark.thorough
 def test_without_a_cache_nothing_is_stopped(resources):
     stepper = Stepper(resources, clock=Clock())
     long = a_long_prompt_half_computed(stepper)
@@ -310,6 +311,7 @@ def test_nobody_is_interrupted_while_there_are_places(resources):
     assert stepper.metrics.preemptions == 0
 
 
+@pytest.mark.thorough
 def test_without_a_cache_nobody_is_interrupted(resources):
     stepper = Stepper(resources, clock=Clock(1), max_sequences=2, time_limits=TimeLimits(preempt_after_s=1))
     stepper.finish(*[stepper.submit(engine_request(prompt, 20)) for prompt in PROMPTS[:5]])

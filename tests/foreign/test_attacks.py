@@ -203,6 +203,8 @@ def test_an_id_that_is_no_name_of_one_conversation_proves_nothing(talk: Talk, id
     assert "beta-own" in read
 
 
+@pytest.mark.thorough
+@pytest.mark.checked(2)
 @pytest.mark.sample(8)
 def test_a_name_that_two_projects_have_proves_nothing(talk: Talk):
     named, words = {"session_id": "of-both"}, "Both of them."
@@ -319,6 +321,8 @@ def test_notes_of_others_do_not_pile_up(talk: Talk):
     assert computed < talk.length(REST)
 
 
+@pytest.mark.thorough
+@pytest.mark.checked(2)
 @pytest.mark.sample(4)
 def test_clocks_that_have_moved_are_read_where_they_stand(talk: Talk):
     first = "Current date: 2026-11-21\nTime zone: UTC\n"
@@ -524,6 +528,8 @@ def messaging(talk: Talk, secret: str, messages: Sequence[Message]) -> Any:
     return talk.server.post("/v1/messages", {"temperature": 0, **body})
 
 
+@pytest.mark.thorough
+@pytest.mark.checked(2)
 @pytest.mark.parametrize("is_proof", [True, False])
 def test_who_shows_a_signature_of_this_server_goes_on(thinker: Talk, is_proof: bool):
     """The client makes up an id for the call, and leaves the signed reasoning out where it proves nothing."""

@@ -88,6 +88,7 @@ def test_a_chat_and_a_response_say_where_their_places_are(tiny_model: TinyModel)
     assert response["prompt_cache_options"] is None
 
 
+@pytest.mark.thorough
 def test_a_server_that_keeps_nothing_says_so(tiny_model: TinyModel):
     with serving(tiny_model(), cache_is_on=False) as server:
         usage = ask(server, FOLDERS[0], {"type": "ephemeral"})

@@ -57,6 +57,7 @@ def test_a_stream_says_what_a_whole_reply_says(name, script, hearing: Hearing):
 # --------------------------------------------------------------------------------------------- real calls
 
 
+@pytest.mark.thorough
 @pytest.mark.sample(20)
 @pytest.mark.parametrize("name", EVERY)
 def test_a_call_is_a_call_and_nothing_beside_it(name, hearing: Hearing):
@@ -103,6 +104,7 @@ def test_a_text_argument_is_streamed_while_it_is_written(name, hearing: Hearing)
     assert len(heard.argument_fragments()) > 10
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", WHOLE)
 @pytest.mark.sample(10)
 def test_an_object_is_sent_once_it_is_known_to_be_whole(name, hearing: Hearing):
@@ -121,6 +123,7 @@ def test_ids_of_calls_are_never_used_twice(hearing: Hearing):
 # --------------------------------------------------------------------------------------- what is no call
 
 
+@pytest.mark.thorough
 @pytest.mark.sample(10)
 @pytest.mark.parametrize("name", THINKING)
 def test_a_call_in_reasoning_is_reasoning(name, hearing: Hearing):
@@ -128,6 +131,7 @@ def test_a_call_in_reasoning_is_reasoning(name, hearing: Hearing):
     assert hearing(name, "call_in_reasoning").reply == ReplyContent(content=ANSWER, reasoning=reasoning)
 
 
+@pytest.mark.thorough
 @pytest.mark.sample(10)
 @pytest.mark.parametrize("name", EVERY)
 def test_a_call_that_cannot_be_made_is_text(name, hearing: Hearing):
@@ -153,6 +157,7 @@ def test_a_call_of_no_tool_goes_to_the_client_where_marks_tell_it(name, hearing:
     assert reply.content == ("" if is_marked(text) else text)
 
 
+@pytest.mark.thorough
 @pytest.mark.sample(10)
 @pytest.mark.parametrize("name", EVERY)
 def test_without_tools_nothing_is_a_call(name, hearing: Hearing):
@@ -211,6 +216,7 @@ def test_a_limit_in_an_object_leaves_the_text_that_was_to_become_a_call(name, he
     assert body(written(name, "call")).startswith(heard.reply.content)
 
 
+@pytest.mark.thorough
 @pytest.mark.sample(12)
 @pytest.mark.parametrize(
     "name",
@@ -223,6 +229,7 @@ def test_a_limit_in_the_second_of_two_calls_is_reported(name, hearing: Hearing):
     assert heard.reply.finish == "length"
 
 
+@pytest.mark.thorough
 @pytest.mark.sample(10)
 @pytest.mark.parametrize("name", EVERY)
 def test_a_stop_string_in_a_call_is_none(name, hearing: Hearing):
@@ -230,6 +237,7 @@ def test_a_stop_string_in_a_call_is_none(name, hearing: Hearing):
     assert heard.reply == hearing(name, "call").reply
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", EVERY)
 @pytest.mark.sample(15)
 def test_a_stop_string_before_a_call_prevents_it(name, hearing: Hearing):

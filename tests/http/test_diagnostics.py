@@ -219,6 +219,7 @@ def test_who_asks_for_none_gets_none_and_the_first_turn_has_none(server: Server)
     assert send(server, FIRST).json["diagnostics"] is None
 
 
+@pytest.mark.thorough
 def test_an_unknown_id_is_not_found_and_neither_is_that_of_another_key(server: Server):
     previous = send(server, FIRST, Authorization="Bearer one").json["id"]
     unknown = {"cache_miss_reason": {"type": "previous_message_not_found"}}

@@ -87,6 +87,8 @@ CONSTRAINTS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.thorough
+@pytest.mark.checked(2)
 @pytest.mark.sample(4)
 @pytest.mark.parametrize("constraint", CONSTRAINTS)
 @pytest.mark.parametrize(("path", "body"), [(TEXT, ASKED), (CHAT, CHATTED)], ids=["text", "chat"])
@@ -102,6 +104,8 @@ def test_a_reply_is_the_same_whole_and_streamed(
     assert accepted(drafted) > before
 
 
+@pytest.mark.thorough
+@pytest.mark.checked(2)
 @pytest.mark.parametrize("place", [25, 40, 90])
 @pytest.mark.sample(3)
 def test_a_reply_ends_at_a_stop_string_inside_a_draft(plain: Server, drafted: Server, place: int):

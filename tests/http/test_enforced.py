@@ -132,11 +132,13 @@ def test_a_greedy_model_ends_its_objects_too(babbling: Random):
     fish_of(hear(babbling("hermes"), **asked).reply.content)
 
 
+@pytest.mark.thorough
 def test_a_reply_that_is_cut_says_so(babbling: Random):
     heard = hear(babbling("hermes"), **{**BRIEF, "max_tokens": 3}, response_format=AS_FISH, seed=1)
     assert (heard.reply.finish, heard.usage["completion_tokens"]) == ("length", 3)
 
 
+@pytest.mark.thorough
 def test_alternatives_that_the_form_forbids_are_not_reported(babbling: Random):
     report = {"logprobs": True, "top_logprobs": 5}
     heard = hear(babbling("hermes"), **BRIEF, **report, response_format=AS_FISH, seed=1)

@@ -199,6 +199,8 @@ def test_a_reply_that_its_template_shows_without_its_reasoning_is_read_again_for
     assert "the template shows earlier messages otherwise than they were computed" in report["summary"]
 
 
+@pytest.mark.thorough
+@pytest.mark.checked(2)
 def test_nobody_learns_of_another_conversation_in_the_terminal(folder):
     """Chats that begin alike, with other tools each; the second of two with one name continues the first."""
 

@@ -121,6 +121,7 @@ TIME = {
 DEMANDED = {"tool_choice": {"type": "custom", "name": "apply_patch"}, "parallel_tool_calls": False}
 
 
+@pytest.mark.thorough
 @pytest.mark.sample(18)
 @pytest.mark.parametrize("name", FORMS)
 def test_a_demanded_custom_call_follows_its_grammar_and_its_echo_is_bound(name, babbling: Random):
@@ -139,6 +140,8 @@ def test_a_demanded_custom_call_follows_its_grammar_and_its_echo_is_bound(name, 
         assert cached >= before["input_tokens"] + before["output_tokens"] - 2
 
 
+@pytest.mark.thorough
+@pytest.mark.checked(2)
 @pytest.mark.parametrize("name", ["hermes", "glm"])
 def test_a_grammar_whose_rules_refer_to_themselves_is_followed_too(name, babbling: Random):
     form = {"type": "grammar", "syntax": "lark", "definition": NESTED}

@@ -100,6 +100,7 @@ def test_what_was_computed_under_one_is_not_used_under_another(model: Path, root
         assert answer_under(server, "a")["usage"]["prompt_tokens_details"]["cached_tokens"] == len(PROMPT) - 1
 
 
+@pytest.mark.thorough
 def test_a_key_sees_its_own_requests_under_adapters(model: Path, root: Path):
     asked = {"prompt": PROMPT, "max_tokens": 1, "adapter": "a", "session_id": "of the sea"}
     mine, another = ({"Authorization": f"Bearer {key}"} for key in ("mine", "another"))

@@ -96,6 +96,7 @@ def test_nothing_is_read_after_a_start_on_battery_or_where_it_is_off(tiny_model:
     assert first["from_disk"] > 200
 
 
+@pytest.mark.thorough
 def test_a_beginning_is_for_its_own_key_alone(tiny_model: TinyModel, tmp_path: Path):
     folder = tiny_model(hidden=64, layers=2)
     kept: dict[str, Any] = {"idle_work": "on", "ssd_folder": str(tmp_path), "drain_s": 10}

@@ -246,6 +246,7 @@ def test_claude_code_is_bound_at_each_reply(name: str, display: str, caller: Cal
     assert stats["prompt_cache"]["efficiency"] >= 0.9
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("display", ["summarized", "omitted"])
 @pytest.mark.parametrize("name", THINKING)
 @pytest.mark.product

@@ -25,6 +25,7 @@ OFF: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", THINKING)
 def test_reasoning_comes_before_the_answer_and_without_its_marks(name, hearing: Hearing):
     heard = hearing(name, "reasoned")
@@ -168,6 +169,7 @@ def test_a_budget_that_is_not_used_up_changes_nothing(hearing: Hearing):
 # ------------------------------------------------------------------------------------------------ endings
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", THINKING)
 @pytest.mark.parametrize(
     ("stop", "reply"),
@@ -187,6 +189,7 @@ def test_a_stop_string_ends_the_answer_before_it_and_no_reasoning(name, stop, re
     assert hearing(name, "reasoned", stop=stop).reply == reply
 
 
+@pytest.mark.thorough
 @pytest.mark.sample(10)
 @pytest.mark.parametrize("name", THINKING)
 def test_a_limit_in_reasoning_leaves_the_reasoning_so_far_and_no_answer(name, hearing: Hearing):

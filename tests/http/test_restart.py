@@ -90,6 +90,7 @@ def test_a_stored_response_is_gone_on_from(tiny_model: TinyModel, tmp_path: Path
     assert known >= first["usage"]["total_tokens"] - 1
 
 
+@pytest.mark.thorough
 def test_a_second_server_on_the_folder_says_so_and_serves(tiny_model: TinyModel, tmp_path: Path):
     folder = tiny_model("qwen3")
     with (

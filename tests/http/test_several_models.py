@@ -388,6 +388,7 @@ def test_a_header_and_the_terminal_say_who_has_answered(folder: Path, name: str)
         assert [line.rstrip().endswith(ending) for line in lines] == [True] * 8
 
 
+@pytest.mark.thorough
 def test_a_single_model_is_not_named_in_each_line(folder: Path):
     with serving(folder / "llama") as server:
         completed(server, "llama", "Fish?")
@@ -558,6 +559,7 @@ def test_a_model_whose_engine_has_ended_is_loaded_anew(folder: Path, monkeypatch
         assert ask(server.port, "GET", "/health").status == 200
 
 
+@pytest.mark.thorough
 def test_all_models_together_have_the_time_for_writing_at_the_end(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ):

@@ -6,10 +6,13 @@ import json
 import shutil
 from pathlib import Path
 
+import pytest
+
 from tests.conftest import TinyModel
 from tests.serving import serving
 
 
+@pytest.mark.thorough
 def test_the_start_warns_of_a_decoder_that_changes_tokens_beside_others(
     tiny_model: TinyModel, tmp_path: Path
 ):

@@ -106,6 +106,7 @@ def test_three_turns_are_three_lines_of_one_file_with_the_figures_of_the_replies
     assert all(line["bound_tokens"] > 0 and line["replaced_tokens"] > 0 for line in lines[1:])
 
 
+@pytest.mark.thorough
 def test_two_sessions_have_two_files_and_so_have_two_tenants_of_one_name(desk: Desk):
     for key, session in (("", "a"), ("", "b"), ("", "a"), ("somebody", "a")):
         desk.chat([user("Hello")], key, session_id=session, parent_session_id="a")

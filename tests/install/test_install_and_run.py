@@ -465,6 +465,7 @@ def test_the_chosen_build_wins_and_another_one_needs_a_new_environment(sandbox):
     assert sandbox.stamps() == [".installed-server"]
 
 
+@pytest.mark.thorough
 def test_an_environment_of_before_has_the_build_for_the_cpu(sandbox):
     sandbox.add_installed_environment()
     (sandbox.venv / ".backend").unlink()

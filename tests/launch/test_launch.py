@@ -308,6 +308,7 @@ def test_a_proxy_of_the_environment_is_not_asked_for_a_server_here(home, server)
     assert home.client_start().environment["no_proxy"] == "127.0.0.1,localhost,::1"
 
 
+@pytest.mark.thorough
 def test_a_client_starts_at_once(home, server):
     """None of the imports that take seconds."""
     code = "import sys, start_llm.cli; print(*sys.modules)"

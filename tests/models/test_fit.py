@@ -74,6 +74,7 @@ def test_weights_and_cache_of_every_family_are_those_of_the_loaded_model(family,
     assert shape.window == tiny_models.MAX_POSITIONS
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("form", ["affine", "mxfp4", "nvfp4", "halves"])
 @pytest.mark.parametrize("family", tiny_models.FAMILIES)
 @pytest.mark.product
@@ -138,6 +139,8 @@ def test_weights_of_every_family_that_sees_are_those_of_the_loaded_model(family)
     assert max(differences(shape.cost, measured)) == 0
 
 
+@pytest.mark.thorough
+@pytest.mark.checked(2)
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("family", ["qwen3_moe", "qwen3_next", "qwen3_5_moe", "glm4_moe_lite", "deepseek_v3"])
 def test_experts_by_the_config_are_those_of_the_files(family, tiny_model):

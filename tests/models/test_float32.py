@@ -71,6 +71,8 @@ def test_answers_are_those_of_the_quantised_network(
     assert divergence(converted, stored) < 1e-5
 
 
+@pytest.mark.thorough
+@pytest.mark.checked(2)
 @pytest.mark.parametrize("family", ["qwen3", "gemma3_text"])
 @pytest.mark.sample(2)
 def test_sixteen_bits_are_converted_too_and_rounding_is_all_that_differs(

@@ -141,6 +141,7 @@ def detokenized(tokenizer: Tokenizer, text: str) -> str:
     return "".join(map(detokenizer.feed, tokens)) + detokenizer.close()
 
 
+@pytest.mark.thorough
 @settings(max_examples=150, deadline=None)
 @given(text=st.text())
 def test_the_bytes_of_byte_level_tokens_are_the_bytes_of_the_text(byte_level, demo, text):

@@ -140,6 +140,8 @@ def test_a_text_four_times_as_long_costs_no_more_than_four_times_the_work(
         assert long[1] <= 4.2 * short[1] + 3 * small_budget, name
 
 
+@pytest.mark.thorough
+@pytest.mark.checked(2)
 @pytest.mark.parametrize("beginning", ["an object that is open", "a value that is open"])
 @pytest.mark.sample(2)
 def test_of_what_is_read_again_attempts_are_few(read, small_budget, beginning):
@@ -174,6 +176,7 @@ def test_the_time_to_close_grows_with_the_length_alone(unit):
     assert long < 8 * short + 0.01
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("family", ["qwen3", "glm4", "mistral"])
 @pytest.mark.parametrize("beginning", BEGINNINGS)
 @pytest.mark.sample(18)
@@ -186,6 +189,7 @@ def test_of_what_is_no_call_nothing_is_lost(small_budget, family, beginning):
             assert outcome.content == text, name
 
 
+@pytest.mark.thorough
 @given(
     st.data(),
     st.sampled_from(sorted(set(FAMILIES) - {"gpt_oss"})),

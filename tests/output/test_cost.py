@@ -124,6 +124,7 @@ def _calls_of_the_end(name: str, letters: int) -> int:
     return calls_in(lambda: splitter.close(complete=True))
 
 
+@pytest.mark.thorough
 @pytest.mark.sample(15)
 @pytest.mark.parametrize("name", benchmark.UNCLOSED)
 def test_the_end_of_an_unclosed_call_takes_work_in_proportion_to_its_length(name):

@@ -11,7 +11,7 @@ SWALLOWED = (
 )
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(12)
 @pytest.mark.parametrize("name", sorted(WRITERS))
 def test_no_damaged_reply_harms_an_agent(name):
     tags, tally = Tags.of(WRITERS[name]), Tally()

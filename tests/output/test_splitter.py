@@ -82,6 +82,7 @@ def is_beginning_and_tail(shown: str, whole: str, text: str) -> bool:
     return any(text.endswith(shown[i:].lstrip()) for i in range(same, -1, -1))
 
 
+@pytest.mark.thorough
 @given(st.data(), noisy_cases())
 def test_no_text_raises_and_how_it_was_cut_changes_nothing(data, case):
     whole = split(case, [case.text])

@@ -325,6 +325,7 @@ OPTIONS = st.fixed_dictionaries(
 )
 
 
+@pytest.mark.thorough
 @pytest.mark.sample(24)
 @pytest.mark.parametrize("trait", TRAITS)
 @examples(15, few=4)

@@ -50,6 +50,7 @@ def _requests(messages: tuple[Message, ...], tools: Sequence[Mapping[str, Json]]
         yield ChatRequest(messages=messages, tools=tuple(tools), thinking=thinking, template_options=options)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("tools", [(), TOOLS], ids=["no tools", "a tool"])
 @pytest.mark.parametrize("lead", [(), (system("w0w"),)], ids=["no system", "a system text"])
 @pytest.mark.parametrize("trait", TRAITS | SEEING)

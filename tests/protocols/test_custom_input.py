@@ -19,6 +19,7 @@ def read(pieces: list[str]) -> str:
     return "".join([*(reader.feed(piece) for piece in pieces), reader.finish()])
 
 
+@pytest.mark.thorough
 @given(st.text(), st.booleans(), st.lists(st.integers(0, 200), max_size=6))
 def test_the_text_is_the_same_however_its_arguments_are_cut(text, ascii_only, cuts):
     arguments = json.dumps({"input": text}, ensure_ascii=ascii_only)

@@ -154,6 +154,8 @@ def corpus(path: str, every: int) -> list[list[Any]]:
     return [[ASK, *items, *tail] for items in (*own, *FOREIGN[path])]
 
 
+@pytest.mark.thorough
+@pytest.mark.checked(2)
 @pytest.mark.parametrize("every", [SOME, pytest.param(1, marks=pytest.mark.thorough)])
 @pytest.mark.parametrize("path", PARSERS)
 @pytest.mark.sample(3)
@@ -208,6 +210,8 @@ def check_damaged(path: str, count: int, every: int) -> None:
             raise AssertionError(f"{error.message} {json.dumps(items)}") from error
 
 
+@pytest.mark.thorough
+@pytest.mark.checked(2)
 @pytest.mark.parametrize("path", PARSERS)
 @pytest.mark.sample(3)
 def test_a_thousand_damaged_histories_are_accepted(path: str):

@@ -179,6 +179,8 @@ def knows_its_proxy(proxied: Proxied) -> Generator[None]:
     listener._context = usual
 
 
+@pytest.mark.thorough
+@pytest.mark.checked(2)
 @pytest.mark.usefixtures("knows_its_proxy")
 @pytest.mark.parametrize("path", [*bodies(""), TEXT])
 @pytest.mark.sample(3)

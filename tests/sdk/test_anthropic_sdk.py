@@ -339,6 +339,7 @@ def test_an_endpoint_that_is_not_there_is_not_found(client: Client):
         client.call("messages.batches.retrieve", "batch1")
 
 
+@pytest.mark.thorough
 def test_a_full_queue_is_an_exception_that_says_when_to_come_back(tiny_model):
     with serving(tiny_model("qwen3"), batch=1, max_waiting=1) as server:
         body: dict[str, Any] = {**filled({"max_tokens": ENDLESS}), "stream": True}

@@ -99,6 +99,8 @@ def test_tokens_of_images_are_counted(anthropic_: Client):
     assert counted == usage.input_tokens + usage.cache_read_input_tokens
 
 
+@pytest.mark.thorough
+@pytest.mark.checked(2)
 @pytest.mark.sample(4)
 def test_a_bomb_is_an_exception_that_names_its_field(openai_: Client):
     for ask, field in (

@@ -58,6 +58,8 @@ def wait_until_free(server: Server) -> None:
     wait_until(lambda: engine_is_free(server.port), within_s=FREE_WITHIN_S)
 
 
+@pytest.mark.thorough
+@pytest.mark.checked(2)
 @drain
 @streamed
 @pytest.mark.parametrize(("body", "has_begun"), [(READING, is_reading), (WRITING, is_writing)])

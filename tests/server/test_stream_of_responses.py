@@ -24,6 +24,7 @@ def impatient(endless_model: Path) -> Iterator[Server]:
         yield server
 
 
+@pytest.mark.thorough
 def test_the_first_events_come_at_once_and_then_signs_of_life_that_are_data(impatient: Server):
     """Codex counts no comments."""
     with Client(impatient.port) as client:
@@ -80,6 +81,7 @@ def test_a_failure_is_an_event_and_a_cut_stream(endless_model: Path):
         assert whole.json["usage"]["output_tokens"] == 2
 
 
+@pytest.mark.thorough
 def test_a_failure_of_a_whole_reply_is_a_500(endless_model: Path):
     with breakable(endless_model) as server:
         server.network.is_broken = True

@@ -114,6 +114,8 @@ def test_a_recorded_reply_ends_before_what_ends_it(trait: str):
     assert not talk.written.endswith(TRAITS[trait].eos)
 
 
+@pytest.mark.thorough
+@pytest.mark.checked(2)
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("shape", [REASONED, Shape(reasoning=True, text=True, calls=2)])
 @pytest.mark.parametrize("trait", ["numbered_actions", "open_and_close"])

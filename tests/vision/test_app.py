@@ -42,6 +42,7 @@ def test_a_model_whose_tower_is_gone_serves_text_and_says_why(tmp_path: Path):
         assert ask(server.port, "POST", CHAT, HELLO).json["usage"]["completion_tokens"] == 5
 
 
+@pytest.mark.thorough
 def test_images_have_fewer_tokens_where_the_tower_would_take_too_much():
     with serving(folder_of("qwen3_vl")) as server:
         settings = server.app._settings

@@ -152,6 +152,7 @@ def test_a_prompt_with_images_is_answered_as_by_mlx_vlm(family, way):
     assert difference(ours, expected(family)) <= LARGEST.get(family, MOST)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.sample(12)
 def test_another_picture_makes_another_reply(family):

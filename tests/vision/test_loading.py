@@ -90,6 +90,7 @@ def test_every_family_of_the_table_has_a_tiny_model():
     assert {family.removesuffix("_blocks") for family in FAMILIES} == VISION_FAMILIES.keys()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.sample(6)
 def test_runs_are_what_the_models_own_processor_writes(family):
@@ -247,6 +248,7 @@ def test_the_code_of_a_folder_never_runs(folder, tmp_path):
     assert not list(tmp_path.rglob("ran"))
 
 
+@pytest.mark.thorough
 def test_the_template_of_an_older_processor_is_found(folder):
     template = folder / "chat_template.jinja"
     (folder / "chat_template.json").write_text(json.dumps({"chat_template": template.read_text()}))

@@ -88,6 +88,7 @@ def _without_pixels(run):
     return type(run)(run.tokens, run.network_ids, run.grid, nothing)
 
 
+@pytest.mark.thorough
 @pytest.mark.sample(6)
 def test_an_image_behind_other_words_is_computed_again_and_not_encoded_again(family):
     engine, seen = Cached(resources_of(family)), question(family, 1)
@@ -178,6 +179,8 @@ def test_state_is_kept_outside_of_images_alone():
 # -------------------------------------------------------------------------------------------- after a restart
 
 
+@pytest.mark.thorough
+@pytest.mark.checked(2)
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("family", HYBRIDS)
 def test_a_conversation_with_a_picture_goes_on_after_a_restart(family, tmp_path: Path):
