@@ -6,7 +6,8 @@ import base64
 import json
 from collections.abc import Callable, Iterable
 from functools import cache
-from importlib.resources import files
+from importlib.util import find_spec
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -176,7 +177,9 @@ def sentence_piece(kind: str, *, prefix: bool) -> Tokenizer:
 
 def of_litellm() -> Tokenizer:
     """A real vocabulary of 65,000 tokens, which the package ships."""
-    shipped = files("litellm") / "litellm_core_utils" / "tokenizers" / "anthropic_tokenizer.json"
+    package = find_spec("litellm")  # importing it takes seconds
+    assert package and package.origin
+    shipped = Path(package.origin).parent / "litellm_core_utils" / "tokenizers" / "anthropic_tokenizer.json"
     return saved(tokenizers.Tokenizer.from_str(shipped.read_text(encoding="utf-8")), lasting_folder())
 
 

@@ -245,6 +245,7 @@ def test_a_wording_varies_but_not_beside_what_is_to_be_copied():
     assert {len(text.split()) for text in varied} == {9, 10, 11}
 
 
+@pytest.mark.thorough
 def test_beside_what_shows_itself_a_wording_varies_too():
     words = Words(random.Random(3), held_out=False)
     frame = "please use the tool on {value} today"
@@ -297,11 +298,14 @@ def test_a_wording_ends_once(frame: str, end: str, ended: str):
     assert wordings._ended(frame, end) == ended
 
 
+@pytest.mark.thorough
 def test_a_short_wording_stays_as_it_is():
     words = Words(random.Random(3), held_out=False)
     assert {wordings._varied(words, "just say {x}") for _ in range(100)} == {"just say {x}"}
 
 
+@pytest.mark.thorough
+@pytest.mark.checked(4)
 @pytest.mark.parametrize("seed", range(100))
 def test_what_is_to_be_copied_stands_in_the_wording(seed: int):
     words = Words(random.Random(seed), held_out=False)
