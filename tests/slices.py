@@ -37,7 +37,7 @@ import numpy as np
 import pytest
 
 FEW = 6
-MOST = 12
+MOST = 6
 """By default a function without a sample runs no more of its cases."""
 CHECKED = 20
 """Of the cases that a sample, a product or the mark `thorough` leaves out, CI runs one of so many."""

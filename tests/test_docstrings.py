@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import builtins
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -60,9 +60,18 @@ def trees() -> dict[str, ast.Module]:
     return {str(path.relative_to(PACKAGE)): ast.parse(path.read_text(encoding="utf-8")) for path in files}
 
 
-def documented(tree: ast.Module) -> Iterator[tuple[str, Documented, str]]:
+@cache
+def nodes() -> dict[str, list[ast.AST]]:
+    """All nodes of each module, by its path; not those that tell loads from stores."""
+    return {
+        path: [node for node in ast.walk(tree) if not isinstance(node, ast.expr_context)]
+        for path, tree in trees().items()
+    }
+
+
+def documented(nodes: Iterable[ast.AST]) -> Iterator[tuple[str, Documented, str]]:
     """Everything with a docstring: its name, itself, and the docstring."""
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and (
             text := ast.get_docstring(node)
         ):
@@ -88,8 +97,8 @@ def parameters(function: Function) -> set[str]:
 @cache
 def classes() -> dict[str, Class]:
     """All classes of the package, by name."""
-    nodes = [node for tree in trees().values() for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
-    return {node.name: Class(node, frozenset(_attributes(node))) for node in nodes}
+    every = [node for module in nodes().values() for node in module if isinstance(node, ast.ClassDef)]
+    return {node.name: Class(node, frozenset(_attributes(node))) for node in every}
 
 
 def _attributes(node: ast.ClassDef) -> Iterator[str]:
@@ -128,7 +137,7 @@ def known_names() -> frozenset[str]:
 
 def _names_in(path: str) -> Iterator[str]:
     yield from re.findall(r"\w+", path)
-    for node in ast.walk(trees()[path]):
+    for node in nodes()[path]:
         match node:
             case ast.Name(id=name) | ast.Attribute(attr=name) | ast.arg(arg=name):
                 yield name
@@ -164,7 +173,7 @@ def wrong_in(node: Documented, text: str) -> Iterator[str]:
 
 
 def test_docstrings_name_what_exists():
-    docstrings = [(path, *item) for path, tree in trees().items() for item in documented(tree)]
+    docstrings = [(path, *item) for path, module in nodes().items() for item in documented(module)]
     assert len(docstrings) > 3000
     assert [
         f"{path}, {name}: {item}" for path, name, node, text in docstrings for item in wrong_in(node, text)
@@ -191,6 +200,6 @@ def test_what_is_gone_is_found():
 
 
 def test_no_foreign_name_is_kept_that_no_docstring_has():
-    texts = [text for tree in trees().values() for _, _, text in documented(tree)]
+    texts = [text for module in nodes().values() for _, _, text in documented(module)]
     names = {name for text in texts for name in _NAME.findall(text)}
     assert set(FOREIGN) <= names
