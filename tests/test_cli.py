@@ -482,7 +482,6 @@ def hard_at_work(
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.sample(2)
 def test_a_signal_ends_everything_and_clients_see_that_they_were_cut_off(number, checkout, tiny_model):
     with hard_at_work(checkout, tiny_model("qwen3")) as (process, talking, reading):
         began = time.monotonic()

@@ -152,7 +152,6 @@ def test_the_document_holds_what_the_command_prints(capsys):
 
 @pytest.mark.thorough
 @pytest.mark.checked(2)
-@pytest.mark.sample(3)
 @pytest.mark.parametrize(("width", "tables"), [(80, 5), (120, 3), (240, 2)])
 def test_a_terminal_gets_tables_with_columns_that_fit_it(width, tables, monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", str(width))

@@ -60,7 +60,7 @@ class ClientMarks:
     """
 
     def __init__(self, marks: Iterable[str], reasoning: ReasoningMarks | None = None) -> None:
-        marks = sorted(marks)
+        marks = sorted(filter(None, marks))  # every piece holds an empty text
         by_length: dict[int, set[str]] = {}
         for mark in marks:
             by_length.setdefault(len(mark), set()).add(mark)

@@ -385,7 +385,6 @@ def test_state_is_kept_where_an_earlier_conversation_diverged_before_the_restart
 @pytest.mark.thorough
 @pytest.mark.checked(2)
 @STATE
-@pytest.mark.sample(2)
 def test_a_conversation_that_the_folder_cannot_hold_is_not_written_again_at_each_turn(
     has_state: bool, tmp_path: Path
 ):

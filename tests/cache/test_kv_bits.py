@@ -428,7 +428,6 @@ def resources(family: str, tiny_model: TinyModel) -> EngineResources:
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("form", [EIGHT, FOUR, TURBO, TURBO_SMALL], ids=lambda form: form.mode)
-@pytest.mark.sample(8)
 def test_what_a_hit_says_is_within_the_bound_of_its_format(family, resources, form):
     prompt = tokens(random.Random(5), 10 * PAGE, 10 * PAGE)
     question = prompt + tokens(random.Random(6), 40, 40)
@@ -485,7 +484,6 @@ def test_restoring_and_cutting_in_every_turn_loses_nothing_more(resources, form)
 
 @pytest.mark.thorough
 @pytest.mark.checked(2)
-@pytest.mark.sample(2)
 def test_a_sequence_that_is_continued_in_place_is_exact(resources):
     plain, engine = Cached(resources), Cached(resources, kv=FOUR)
     prompt = tokens(random.Random(8), 150, 150)
@@ -579,7 +577,6 @@ def _header(path: Path) -> FileHeader:
 
 @pytest.mark.thorough
 @pytest.mark.checked(2)
-@pytest.mark.sample(4)
 def test_pages_of_one_format_are_never_used_under_another(resources, tmp_path):
     prompt = tokens(random.Random(5), 6 * PAGE, 6 * PAGE)
     formats = [None, EIGHT, FOUR, KVFormat(8, 32, 0), KVFormat(8, 64, 2 * PAGE), TURBO, TURBO_SMALL, MIXED]

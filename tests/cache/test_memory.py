@@ -111,7 +111,6 @@ def test_when_memory_is_short_in_fact_the_cache_gives_it_back(resources):
 
 @pytest.mark.thorough
 @pytest.mark.checked(2)
-@pytest.mark.sample(3)
 def test_what_rests_gives_way_to_a_reply_that_grows(resources):
     """Within 64 steps: the growth of one sequence alone shows nowhere else."""
     engine, rng = Cached(resources, memory_for(resources, 200) * 5 // 2), random.Random(2)

@@ -317,7 +317,6 @@ def weak_key(parent: bytes, tokens: Sequence[int]) -> bytes:
 @pytest.mark.thorough
 @pytest.mark.checked(2)
 @pytest.mark.parametrize("kind", ALL_NETWORKS)
-@pytest.mark.sample(3)
 def test_every_restore_is_exact_although_most_keys_are_those_of_other_tokens(kind, monkeypatch):
     for module in (pages, computed_prefixes, integrity):
         monkeypatch.setattr(module, "page_key", weak_key)

@@ -34,7 +34,6 @@ def edited(rng: random.Random, text: Tokens, place: int, word: int) -> Tokens:
 @pytest.mark.thorough
 @pytest.mark.checked(2)
 @pytest.mark.parametrize("name", NETWORKS)
-@pytest.mark.sample(3)
 def test_an_edited_text_goes_on_from_the_edit_and_says_the_same(name, tiny_model: TinyModel):
     """Chunks of 64 tokens leave less beside a window than lies between two states."""
     family, config = NETWORKS[name]

@@ -151,7 +151,6 @@ def test_requests_that_start_together_compute_what_they_share_once(resources, ta
 
 @pytest.mark.thorough
 @pytest.mark.checked(2)
-@pytest.mark.sample(4)
 def test_a_prompt_that_was_given_up_goes_on_where_it_was(resources, tally):
     engine, prompt = Cached(resources), tokens(random.Random(5), 400, 400)
     engine.say((1, 2, 3))

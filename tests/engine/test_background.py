@@ -52,7 +52,6 @@ def passes_to_first_token(stepper: Cached, passes: Passes) -> int:
 @pytest.mark.thorough
 @pytest.mark.checked(2)
 @BOTH
-@pytest.mark.sample(2)
 def test_a_request_waits_for_one_chunk_of_prompts_that_nobody_waits_for(has_state: bool):
     alone = passes_to_first_token(*watched(has_state=has_state, clock=Clock()))
     stepper, passes = watched(has_state=has_state, clock=Clock())
@@ -67,7 +66,6 @@ def test_a_request_waits_for_one_chunk_of_prompts_that_nobody_waits_for(has_stat
 
 @pytest.mark.thorough
 @BOTH
-@pytest.mark.sample(2)
 def test_replies_that_nobody_waits_for_pause_while_a_prompt_is_read(has_state: bool):
     alone = passes_to_first_token(*watched(has_state=has_state, clock=Clock()))
     stepper, passes = watched(has_state=has_state, clock=Clock())

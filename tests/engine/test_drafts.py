@@ -108,7 +108,6 @@ def drafting(resources: EngineResources, **more: Any) -> Cached:
 
 
 @pytest.mark.thorough
-@pytest.mark.sample(6)
 def test_a_drafted_reply_is_the_same_in_fewer_steps(resources, known_reply, sampling):
     plain = reply_of(Stepper(resources), sampling=sampling)
     known_reply([*PROMPT, *plain.tokens])
@@ -121,7 +120,6 @@ def test_a_drafted_reply_is_the_same_in_fewer_steps(resources, known_reply, samp
 
 @pytest.mark.thorough
 @pytest.mark.checked(2)
-@pytest.mark.sample(4)
 def test_what_is_reported_of_a_token_is_the_same(resources, known_reply, monkeypatch):
     """Its log-probability, those of the likeliest ones, and how surprising it was."""
     monkeypatch.setattr("secrets.randbits", lambda bits: 2**bits - 7)

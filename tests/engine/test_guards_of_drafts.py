@@ -49,7 +49,6 @@ def asked(start: int, tokens: int, chance: random.Random, **more: Any) -> Any:
 @pytest.mark.thorough
 @pytest.mark.checked(2)
 @pytest.mark.parametrize("has_state", [False, True])
-@pytest.mark.sample(2)
 def test_a_draft_becomes_the_reply_as_far_as_it_is_right(has_state: bool):
     for seed in range(6):
         engine, gain = bold(has_state=has_state)

@@ -66,7 +66,6 @@ def test_seeded_replies_are_the_same_after_a_step_of_the_batch_has_failed(resour
 @pytest.mark.thorough
 @pytest.mark.checked(2)
 @pytest.mark.parametrize("max_sequences", [1, 2])
-@pytest.mark.sample(2)
 def test_seeded_replies_are_the_same_after_pauses(resources, undisturbed, max_sequences):
     stepper = cached(
         resources,

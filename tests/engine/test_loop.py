@@ -216,7 +216,6 @@ def test_a_request_that_gives_up_while_it_decodes_alone_is_dropped(resources, ch
 
 @pytest.mark.thorough
 @pytest.mark.checked(2)
-@pytest.mark.sample(2)
 @pytest.mark.parametrize("place", [0, 1, 2])
 def test_a_request_that_gives_up_in_a_batch_is_dropped(resources, check, place):
     stepper = Stepper(resources)

@@ -155,7 +155,6 @@ def test_a_pass_that_goes_on_behind_the_ends_of_messages_leaves_their_state(netw
 
 @pytest.mark.thorough
 @pytest.mark.checked(2)
-@pytest.mark.sample(4)
 def test_the_next_turns_of_a_burst_share_passes_too(network):
     passes = Passes()
     engine, asked = sharing(network, passes.append), prompts(3)
@@ -250,7 +249,6 @@ def test_no_pass_has_more_than_eight_prompts_or_tokens_than_a_chunk(plain):
 
 @pytest.mark.thorough
 @pytest.mark.checked(2)
-@pytest.mark.sample(6)
 def test_a_pass_that_fails_costs_nobody_a_reply(network):
     """Each is computed alone then."""
     fails = FailsOnce(lambda shape: shape[0] > 1 and shape[1] > 1)

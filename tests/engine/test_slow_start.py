@@ -90,7 +90,6 @@ def test_a_first_pass_that_compiles_makes_no_machine_slow(network: Any):
 
 @pytest.mark.thorough
 @pytest.mark.checked(2)
-@pytest.mark.sample(6)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_memory_that_few_tokens_do_not_tell_of_is_estimated_from_the_config(
     tiny_model: TinyModel, family: str

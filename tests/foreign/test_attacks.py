@@ -111,7 +111,6 @@ def test_what_stands_beside_a_date_is_content(talk: Talk, line: str):
 
 
 @pytest.mark.thorough
-@pytest.mark.sample(8)
 def test_what_stands_beside_run_statistics_is_content(talk: Talk):
     def stats(token: str) -> list[Message]:
         return [*asked("Go on.")[:1], user(f"Done.\nStats: runtime 12s host=a token={token}\nGo on.")]
@@ -205,7 +204,6 @@ def test_an_id_that_is_no_name_of_one_conversation_proves_nothing(talk: Talk, id
 
 @pytest.mark.thorough
 @pytest.mark.checked(2)
-@pytest.mark.sample(8)
 def test_a_name_that_two_projects_have_proves_nothing(talk: Talk):
     named, words = {"session_id": "of-both"}, "Both of them."
     reply, _ = talk.reply_to(about("git status", "alpha-secret", words), **named)
@@ -323,7 +321,6 @@ def test_notes_of_others_do_not_pile_up(talk: Talk):
 
 @pytest.mark.thorough
 @pytest.mark.checked(2)
-@pytest.mark.sample(4)
 def test_clocks_that_have_moved_are_read_where_they_stand(talk: Talk):
     first = "Current date: 2026-11-21\nTime zone: UTC\n"
     second = "Time zone: UTC\nCurrent date: 2026-11-21\n"
@@ -402,7 +399,6 @@ def thinkers(request: pytest.FixtureRequest, folder: Path) -> Iterator[Talk]:
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("names", ["no names", "one bucket", "one name"])
-@pytest.mark.sample(3)
 def test_reasoning_behind_a_carrier_is_read_in_its_own_conversation_alone(thinkers: Talk, names: str):
     """Both chats ask the same and get the same call. What they received beside it is not sent again."""
     named = {"session_id": "of both"} if names == "one name" else NAMES[names][0]

@@ -30,7 +30,6 @@ def ask(server: Server, folder: str, mark: dict[str, Any] | None, words: str = "
 
 
 @pytest.mark.thorough
-@pytest.mark.sample(2)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_another_conversation_goes_on_from_a_marked_place(tiny_model: TinyModel, family: str):
     with serving(tiny_model(family, hidden=64, layers=4), idle_work="off") as server:

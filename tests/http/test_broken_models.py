@@ -166,7 +166,6 @@ def trials_left() -> list[str]:
 
 
 @pytest.mark.thorough
-@pytest.mark.sample(5)
 @pytest.mark.parametrize("case", HOSTILE)
 def test_a_server_does_not_start_with_a_model_that_would_hang_it(case: str, folder: Path):
     change, reason = HOSTILE[case]

@@ -58,7 +58,6 @@ def test_a_stream_says_what_a_whole_reply_says(name, script, hearing: Hearing):
 
 
 @pytest.mark.thorough
-@pytest.mark.sample(20)
 @pytest.mark.parametrize("name", EVERY)
 def test_a_call_is_a_call_and_nothing_beside_it(name, hearing: Hearing):
     heard = hearing(name, "call")
@@ -106,7 +105,6 @@ def test_a_text_argument_is_streamed_while_it_is_written(name, hearing: Hearing)
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("name", WHOLE)
-@pytest.mark.sample(10)
 def test_an_object_is_sent_once_it_is_known_to_be_whole(name, hearing: Hearing):
     assert len(hearing(name, "call").argument_fragments()) == 1
 
@@ -124,7 +122,6 @@ def test_ids_of_calls_are_never_used_twice(hearing: Hearing):
 
 
 @pytest.mark.thorough
-@pytest.mark.sample(10)
 @pytest.mark.parametrize("name", THINKING)
 def test_a_call_in_reasoning_is_reasoning(name, hearing: Hearing):
     reasoning = reasoning_of_a_call(FORMS[name])
@@ -132,7 +129,6 @@ def test_a_call_in_reasoning_is_reasoning(name, hearing: Hearing):
 
 
 @pytest.mark.thorough
-@pytest.mark.sample(10)
 @pytest.mark.parametrize("name", EVERY)
 def test_a_call_that_cannot_be_made_is_text(name, hearing: Hearing):
     reply = hearing(name, "malformed").reply
@@ -158,7 +154,6 @@ def test_a_call_of_no_tool_goes_to_the_client_where_marks_tell_it(name, hearing:
 
 
 @pytest.mark.thorough
-@pytest.mark.sample(10)
 @pytest.mark.parametrize("name", EVERY)
 def test_without_tools_nothing_is_a_call(name, hearing: Hearing):
     assert hearing(name, "call", tools=None).reply == ReplyContent(content=body(written(name, "call")))
@@ -217,7 +212,6 @@ def test_a_limit_in_an_object_leaves_the_text_that_was_to_become_a_call(name, he
 
 
 @pytest.mark.thorough
-@pytest.mark.sample(12)
 @pytest.mark.parametrize(
     "name",
     SEVERAL,
@@ -230,7 +224,6 @@ def test_a_limit_in_the_second_of_two_calls_is_reported(name, hearing: Hearing):
 
 
 @pytest.mark.thorough
-@pytest.mark.sample(10)
 @pytest.mark.parametrize("name", EVERY)
 def test_a_stop_string_in_a_call_is_none(name, hearing: Hearing):
     heard = hearing(name, "call", stop=["resund 🐡", "\n", "<", "{", "read"])
@@ -239,7 +232,6 @@ def test_a_stop_string_in_a_call_is_none(name, hearing: Hearing):
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("name", EVERY)
-@pytest.mark.sample(15)
 def test_a_stop_string_before_a_call_prevents_it(name, hearing: Hearing):
     heard = hearing(name, "prose", stop=["see. 🔎"])
     assert heard.reply == ReplyContent(content="Let me ")

@@ -89,7 +89,6 @@ CONSTRAINTS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.thorough
 @pytest.mark.checked(2)
-@pytest.mark.sample(4)
 @pytest.mark.parametrize("constraint", CONSTRAINTS)
 @pytest.mark.parametrize(("path", "body"), [(TEXT, ASKED), (CHAT, CHATTED)], ids=["text", "chat"])
 def test_a_reply_is_the_same_whole_and_streamed(
@@ -107,7 +106,6 @@ def test_a_reply_is_the_same_whole_and_streamed(
 @pytest.mark.thorough
 @pytest.mark.checked(2)
 @pytest.mark.parametrize("place", [25, 40, 90])
-@pytest.mark.sample(3)
 def test_a_reply_ends_at_a_stop_string_inside_a_draft(plain: Server, drafted: Server, place: int):
     text = choice(plain, TEXT, ASKED)["text"]
     asked = ASKED | {"stop": [text[place : place + 6]]}

@@ -122,7 +122,6 @@ DEMANDED = {"tool_choice": {"type": "custom", "name": "apply_patch"}, "parallel_
 
 
 @pytest.mark.thorough
-@pytest.mark.sample(18)
 @pytest.mark.parametrize("name", FORMS)
 def test_a_demanded_custom_call_follows_its_grammar_and_its_echo_is_bound(name, babbling: Random):
     server = babbling(name)

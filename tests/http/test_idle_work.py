@@ -148,7 +148,6 @@ def test_nobody_reads_ahead_for_another_session_or_key(tiny_model: TinyModel):
 @pytest.mark.thorough
 @pytest.mark.checked(2)
 @pytest.mark.parametrize("error", [EngineDied("The engine cannot tell."), Overloaded("Too many wait.")])
-@pytest.mark.sample(2)
 def test_an_engine_that_does_not_answer_once_is_asked_again(
     tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch, error: Exception
 ):

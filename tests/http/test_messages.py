@@ -250,7 +250,6 @@ def test_claude_code_is_bound_at_each_reply(name: str, display: str, caller: Cal
 @pytest.mark.parametrize("display", ["summarized", "omitted"])
 @pytest.mark.parametrize("name", THINKING)
 @pytest.mark.product
-@pytest.mark.sample(8)
 def test_claude_code_is_bound_after_each_restart(
     name: str, display: str, caller: Callable[[str], Path], tmp_path: Path
 ):

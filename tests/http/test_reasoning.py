@@ -184,13 +184,11 @@ def test_a_budget_that_is_not_used_up_changes_nothing(hearing: Hearing):
     ],
     ids=str,
 )
-@pytest.mark.sample(40)
 def test_a_stop_string_ends_the_answer_before_it_and_no_reasoning(name, stop, reply, hearing: Hearing):
     assert hearing(name, "reasoned", stop=stop).reply == reply
 
 
 @pytest.mark.thorough
-@pytest.mark.sample(10)
 @pytest.mark.parametrize("name", THINKING)
 def test_a_limit_in_reasoning_leaves_the_reasoning_so_far_and_no_answer(name, hearing: Hearing):
     limit = hearing(name, "reasoned", **REPORT).tokens_until("First I")

@@ -24,7 +24,6 @@ def cached_share(server: Server, system: str, question: str) -> float:
 
 @pytest.mark.thorough
 @pytest.mark.checked(2)
-@pytest.mark.sample(4)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_third_of_three_system_texts_with_another_folder_at_the_end_reads_only_that(
     family: str, tiny_model: TinyModel

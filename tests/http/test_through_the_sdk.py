@@ -70,7 +70,6 @@ def test_a_stream_read_chunk_by_chunk(name, script, request_of, hearing: Hearing
 
 
 @pytest.mark.thorough
-@pytest.mark.sample(20)
 @pytest.mark.parametrize(("name", "script"), [*SCRIPTS, ("glm", "pair"), ("kimi", "pair")])
 def test_a_stream_put_together_by_the_sdk(name, script, request_of, hearing: Hearing):
     client, request = request_of(name, script)

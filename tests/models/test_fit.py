@@ -78,7 +78,6 @@ def test_weights_and_cache_of_every_family_are_those_of_the_loaded_model(family,
 @pytest.mark.parametrize("form", ["affine", "mxfp4", "nvfp4", "halves"])
 @pytest.mark.parametrize("family", tiny_models.FAMILIES)
 @pytest.mark.product
-@pytest.mark.sample(16)
 def test_on_a_cpu_the_weights_and_the_cache_are_those_of_the_converted_model(
     family: str, form: str, tiny_model, tmp_path: Path
 ):
@@ -141,7 +140,6 @@ def test_weights_of_every_family_that_sees_are_those_of_the_loaded_model(family)
 
 @pytest.mark.thorough
 @pytest.mark.checked(2)
-@pytest.mark.sample(2)
 @pytest.mark.parametrize("family", ["qwen3_moe", "qwen3_next", "qwen3_5_moe", "glm4_moe_lite", "deepseek_v3"])
 def test_experts_by_the_config_are_those_of_the_files(family, tiny_model):
     folder = tiny_model(family)

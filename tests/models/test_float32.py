@@ -74,7 +74,6 @@ def test_answers_are_those_of_the_quantised_network(
 @pytest.mark.thorough
 @pytest.mark.checked(2)
 @pytest.mark.parametrize("family", ["qwen3", "gemma3_text"])
-@pytest.mark.sample(2)
 def test_sixteen_bits_are_converted_too_and_rounding_is_all_that_differs(
     tiny_model: TinyModel, tmp_path: Path, family: str
 ):

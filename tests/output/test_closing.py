@@ -143,7 +143,6 @@ def test_a_text_four_times_as_long_costs_no_more_than_four_times_the_work(
 @pytest.mark.thorough
 @pytest.mark.checked(2)
 @pytest.mark.parametrize("beginning", ["an object that is open", "a value that is open"])
-@pytest.mark.sample(2)
 def test_of_what_is_read_again_attempts_are_few(read, small_budget, beginning):
     for name, unit in UNITS.items():
         text = repeated(BEGINNINGS[beginning], unit, 4 * LETTERS)
@@ -179,7 +178,6 @@ def test_the_time_to_close_grows_with_the_length_alone(unit):
 @pytest.mark.thorough
 @pytest.mark.parametrize("family", ["qwen3", "glm4", "mistral"])
 @pytest.mark.parametrize("beginning", BEGINNINGS)
-@pytest.mark.sample(18)
 def test_of_what_is_no_call_nothing_is_lost(small_budget, family, beginning):
     for name, unit in UNITS.items():
         text = repeated(BEGINNINGS[beginning], unit, 4_000)

@@ -125,7 +125,6 @@ def _calls_of_the_end(name: str, letters: int) -> int:
 
 
 @pytest.mark.thorough
-@pytest.mark.sample(15)
 @pytest.mark.parametrize("name", benchmark.UNCLOSED)
 def test_the_end_of_an_unclosed_call_takes_work_in_proportion_to_its_length(name):
     short, long = _calls_of_the_end(name, LETTERS), _calls_of_the_end(name, 2 * LETTERS)

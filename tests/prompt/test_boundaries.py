@@ -326,7 +326,6 @@ OPTIONS = st.fixed_dictionaries(
 
 
 @pytest.mark.thorough
-@pytest.mark.sample(24)
 @pytest.mark.parametrize("trait", TRAITS)
 @examples(15, few=4)
 @given(messages=conversations(), options=OPTIONS)

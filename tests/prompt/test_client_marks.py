@@ -144,6 +144,11 @@ def test_a_mark_breaks_where_neither_piece_holds_another_mark():
     assert marks.hidden("b") == "b", "one character cannot be broken"
 
 
+def test_a_control_token_without_any_characters_leaves_the_others_hidden():
+    marks = ClientMarks(("", "<|end|>"))
+    assert "<|end|>" not in marks.hidden("Say <|end|>")
+
+
 @given(st.sets(st.text("<a>", min_size=1, max_size=5), max_size=8))
 def test_a_mark_breaks_at_the_first_place_with_no_mark_on_either_side(texts: set[str]):
     def is_break(mark: str, at: int) -> bool:

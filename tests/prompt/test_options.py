@@ -54,7 +54,6 @@ def _requests(messages: tuple[Message, ...], tools: Sequence[Mapping[str, Json]]
 @pytest.mark.parametrize("tools", [(), TOOLS], ids=["no tools", "a tool"])
 @pytest.mark.parametrize("lead", [(), (system("w0w"),)], ids=["no system", "a system text"])
 @pytest.mark.parametrize("trait", TRAITS | SEEING)
-@pytest.mark.sample(36)
 def test_what_is_left_out_of_the_root_changes_nothing_in_front_of_the_generation_prompt(trait, lead, tools):
     for talk in TALKS:
         read: dict[Root, tuple[int, ...]] = {}

@@ -158,7 +158,6 @@ def corpus(path: str, every: int) -> list[list[Any]]:
 @pytest.mark.checked(2)
 @pytest.mark.parametrize("every", [SOME, pytest.param(1, marks=pytest.mark.thorough)])
 @pytest.mark.parametrize("path", PARSERS)
-@pytest.mark.sample(3)
 def test_each_reply_that_we_emit_is_accepted_and_nothing_of_it_is_mended(path: str, every: int):
     for items in corpus(path, every):
         body = mended(path, items)
@@ -213,7 +212,6 @@ def check_damaged(path: str, count: int, every: int) -> None:
 @pytest.mark.thorough
 @pytest.mark.checked(2)
 @pytest.mark.parametrize("path", PARSERS)
-@pytest.mark.sample(3)
 def test_a_thousand_damaged_histories_are_accepted(path: str):
     check_damaged(path, 1000, SOME)
 

@@ -182,7 +182,6 @@ def test_what_the_model_cannot_see_is_refused_in_the_newest_question_alone():
 
 @pytest.mark.thorough
 @pytest.mark.checked(2)
-@pytest.mark.sample(4)
 @pytest.mark.parametrize("field", ["metadata", "user", "prompt_cache_key"])
 def test_what_could_be_read_and_not_be_repeated_is_refused(field: str):
     """A response has it some levels deeper."""

@@ -183,7 +183,6 @@ def knows_its_proxy(proxied: Proxied) -> Generator[None]:
 @pytest.mark.checked(2)
 @pytest.mark.usefixtures("knows_its_proxy")
 @pytest.mark.parametrize("path", [*bodies(""), TEXT])
-@pytest.mark.sample(3)
 def test_a_failure_in_mid_stream_is_reported_with_its_reason(
     proxied: Proxied, path: str, monkeypatch: pytest.MonkeyPatch
 ):

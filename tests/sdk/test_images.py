@@ -101,7 +101,6 @@ def test_tokens_of_images_are_counted(anthropic_: Client):
 
 @pytest.mark.thorough
 @pytest.mark.checked(2)
-@pytest.mark.sample(4)
 def test_a_bomb_is_an_exception_that_names_its_field(openai_: Client):
     for ask, field in (
         (chat, "messages[0].content[1].image_url.url"),

@@ -63,7 +63,6 @@ def wait_until_free(server: Server) -> None:
 @drain
 @streamed
 @pytest.mark.parametrize(("body", "has_begun"), [(READING, is_reading), (WRITING, is_writing)])
-@pytest.mark.sample(9)
 def test_who_leaves_while_served_frees_the_engine(
     endless: Server, body: dict[str, Any], has_begun: Callable[[Server], bool], stream: bool, leave: Leave
 ):
@@ -79,7 +78,6 @@ def test_who_leaves_while_served_frees_the_engine(
 @pytest.mark.thorough
 @drain
 @streamed
-@pytest.mark.sample(4)
 def test_who_leaves_while_waiting_is_forgotten_and_holds_nobody_up(
     endless: Server, stream: bool, leave: Leave
 ):

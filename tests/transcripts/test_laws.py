@@ -116,7 +116,6 @@ def test_a_recorded_reply_ends_before_what_ends_it(trait: str):
 
 @pytest.mark.thorough
 @pytest.mark.checked(2)
-@pytest.mark.sample(2)
 @pytest.mark.parametrize("shape", [REASONED, Shape(reasoning=True, text=True, calls=2)])
 @pytest.mark.parametrize("trait", ["numbered_actions", "open_and_close"])
 def test_behind_a_reply_that_was_cut_anywhere_the_marks_around_its_answer_are_closed(

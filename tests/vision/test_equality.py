@@ -142,7 +142,6 @@ WAYS: list[Callable[[EngineResources, SeenPrompt], GreedyReply]] = [
 
 
 @pytest.mark.thorough
-@pytest.mark.sample(16)
 @pytest.mark.parametrize("way", WAYS, ids=[way.__name__ for way in WAYS])
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.product
@@ -154,7 +153,6 @@ def test_a_prompt_with_images_is_answered_as_by_mlx_vlm(family, way):
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.sample(12)
 def test_another_picture_makes_another_reply(family):
     resources, seen = resources_of(family), asked(family)
     other = prompt(

@@ -62,7 +62,6 @@ def test_a_restored_image_says_nearly_the_same(family):
 
 @pytest.mark.thorough
 @pytest.mark.checked(2)
-@pytest.mark.sample(4)
 def test_another_image_shares_no_quantised_page(family):
     engine, first, other = Cached(resources_of(family), kv=EIGHT), question(family, 1), question(family, 2)
     rested(engine, first)

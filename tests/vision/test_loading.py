@@ -92,7 +92,6 @@ def test_every_family_of_the_table_has_a_tiny_model():
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.sample(6)
 def test_runs_are_what_the_models_own_processor_writes(family):
     """For many sizes: `tests.vision.test_equality` compares two prompts only."""
     import numpy as np

@@ -89,7 +89,6 @@ def _without_pixels(run):
 
 
 @pytest.mark.thorough
-@pytest.mark.sample(6)
 def test_an_image_behind_other_words_is_computed_again_and_not_encoded_again(family):
     engine, seen = Cached(resources_of(family)), question(family, 1)
     moved = prompt(model_of(family), words(17, 5), picture(1, 160, 128), words(25, 2))
@@ -181,7 +180,6 @@ def test_state_is_kept_outside_of_images_alone():
 
 @pytest.mark.thorough
 @pytest.mark.checked(2)
-@pytest.mark.sample(2)
 @pytest.mark.parametrize("family", HYBRIDS)
 def test_a_conversation_with_a_picture_goes_on_after_a_restart(family, tmp_path: Path):
     resources, seen = resources_of(family), question(family, 1)
