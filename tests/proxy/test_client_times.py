@@ -60,12 +60,17 @@ def answered(connection: socket.socket) -> bytes:
 
 
 def trickle(connection: socket.socket) -> bytes:
-    """Send one byte after the other until the other side says something."""
+    """Send one byte after the other until the other side says something, or hangs up.
+
+    A connection that is closed while a byte of ours is unread is reset.
+    """
     connection.settimeout(SOON_S / 5)
     for _ in range(200):
-        connection.send(b"x")
         try:
+            connection.send(b"x")
             return connection.recv(100)
+        except (ConnectionResetError, BrokenPipeError):
+            return b""
         except TimeoutError:
             continue
     return b"nothing"
