@@ -18,8 +18,14 @@ BANNED = frozenset("bell found hurt looked said seat told twin".split())
 BANNED_IN_TESTS = frozenset("bell hurt seat told twin".split())
 """In names of tests, which are sentences: reported, noted, refused or damaged say what is meant."""
 BANNED_IN_PROSE = frozenset("bell bells hurt seat seats told twin twins".split())
-"""In docstrings and comments: reported, written, notified, recognized or damaged say which."""
+"""In documents, docstrings and comments: reported, written, notified, recognized or damaged say which."""
 _BANNED_IN_PROSE = re.compile(rf"\b(?:{'|'.join(sorted(BANNED_IN_PROSE))})\b", re.IGNORECASE)
+_CODE = re.compile(r"```.*?```|`[^`\n]+`|^\|[^\n]*", re.DOTALL | re.MULTILINE)
+"""Code, and rows of tables, in a document: what is written there may be the name of a field."""
+DOCUMENTS = [
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CLAUDE.md", "benchmarks/RESULTS.md")),
+    *sorted((ROOT / "docs").rglob("*.md")),
+]
 PROGRAMS = ("benchmarks", "scripts")
 _STATUS_NAMES = re.compile("NotFound|NOT_FOUND")
 """HTTP's own name of status 404."""
@@ -124,6 +130,15 @@ def test_prose_has_no_word_with_a_meaning_of_our_own(folder: str):
 @pytest.mark.parametrize("folder", [*PROGRAMS, "tests"])
 def test_prose_beside_the_package_has_no_such_word_either(folder: str):
     assert [*banned_in_prose(texts_of(folder))] == []
+
+
+def test_documents_have_no_such_word():
+    banned = {
+        path.relative_to(ROOT).as_posix(): words
+        for path in DOCUMENTS
+        if (words := _BANNED_IN_PROSE.findall(_CODE.sub("", path.read_text(encoding="utf-8"))))
+    }
+    assert banned == {}
 
 
 def banned_in_prose(texts: Iterable[tuple[str, str]]) -> Iterator[str]:

@@ -118,7 +118,7 @@ class PromptSettings(PromptPolicy):
     section: ClassVar[str] = "Prompt"
     thinking: bool | None = variable("DEFAULT_THINKING", BOOLEAN, None,
         "Whether models think unless the request says otherwise. Unset: as the model's template does it when "
-        "it is told nothing.")
+        "nothing is set.")
     kept_reasoning: KeptReasoning = variable(
         "PRESERVE_THINKING", choice(("true", "template", "false")), "true",
         "Which earlier reasoning stays in the prompt: true, all that was computed; template, what the "

@@ -65,7 +65,7 @@ ADAPTATIONS: tuple[Adaptation, ...] = (
         changes.put_system_beside_tools,
     ),
     Adaptation(
-        "tools told in the system message",
+        "tools listed in the system message",
         lambda facts: not facts.takes_tools,
         changes.tell_tools,
         writes_calls=True,
@@ -151,7 +151,7 @@ IN_THE_FORM: tuple[tuple[str, Callable[[TemplateFacts], bool]], ...] = (
         "images in results, where its template shows none",
         lambda facts: not facts.images_in_results and not facts.takes_user_after_result,
     ),
-    ("schemas told in the descriptions of tools", lambda facts: not facts.shows_schemas),
+    ("schemas written into the descriptions of tools", lambda facts: not facts.shows_schemas),
 )
 """Adaptations of the form in which messages and tools are passed: description and condition."""
 

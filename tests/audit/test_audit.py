@@ -44,7 +44,7 @@ def subject_of(trait: str) -> AuditedModel:
 def test_every_kind_of_request_says_words_that_may_not_get_lost():
     assert len(KINDS) == 25
     assert all(words_of(request) for request in KINDS.values())
-    assert all(meanings(words_of(request)) for request in KINDS.values()), "a person is told what they are"
+    assert all(meanings(words_of(request)) for request in KINDS.values()), "a person reads what they are"
 
 
 @pytest.mark.sample(3)

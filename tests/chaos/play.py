@@ -367,7 +367,7 @@ def _compare(
     written = _by_mark(model, records)
     outcome.problems += _misheard(model, account.heard, written)
     outcome.problems += [
-        f"{mark} was told of a failure, and did not fail"
+        f"{mark} got a failure, and did not fail"
         for mark in account.failed
         if not any(isinstance(entry.ending, Failed) for entry in written.get(mark, []))
     ]

@@ -105,7 +105,7 @@ class Rude:
             body["prompt"].insert(self._rng.choice([len(body["prompt"]), 3]), self._poison)
             reply = client.ask("POST", "/v1/completions", body | {"stream": False})
             if reply.status == 500:
-                self._account.count("told of a fault")
+                self._account.count("got a fault")
             elif reply.status not in (400, 503) and not self._was_cut(reply.json):
                 self._account.complain(f"the poison was answered with {reply.status}: {reply.body[-200:]!r}")
 

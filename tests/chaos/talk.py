@@ -234,15 +234,15 @@ class Talker:
     ) -> str | None:
         status, headers, raw = reply
         if ON_PURPOSE.encode() in raw:
-            self._account.count("told of a fault")
+            self._account.count("got a fault")
             self._account.note_failure(mark)
             return None
         if status == 503:
             assert "proxy" in where or int(headers["retry-after"]) > 0
-            self._account.count("told to come back")
+            self._account.count("asked to come back")
             return None
         if status == 400 and (b"context" in raw or b"too long" in raw or b"memory" in raw):
-            self._account.count("told that it is too long")
+            self._account.count("refused as too long")
             return None
         assert status == 200
         if body["stream"] and "proxy" in where:

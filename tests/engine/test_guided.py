@@ -35,7 +35,7 @@ class Reciter(Undrafted):
         self.tokens += tokens
 
     def allowed(self) -> bytes:
-        assert self.tokens == list(self._script[: len(self.tokens)]), "it is told every token, and once"
+        assert self.tokens == list(self._script[: len(self.tokens)]), "it gets every token, and once"
         if len(self.tokens) == len(self._script):
             raise ConstraintViolated("the script is over")
         mask = bytearray(self._vocabulary)

@@ -82,7 +82,7 @@ class _Reading:
         usage = _usage(last, self.head)
         if not last["choices"]:
             *chunks, last = chunks
-            assert "usage" not in last, "usage is told twice"
+            assert "usage" not in last, "usage is sent twice"
         self.read(chunks)
         return {**self.head, "choices": [self.finished(last)], "usage": usage}
 
@@ -90,7 +90,7 @@ class _Reading:
         """All chunks but the last one."""
         assert chunks, "it does not begin"
         for at, chunk in enumerate(chunks):
-            assert "usage" not in chunk, "usage is told too early"
+            assert "usage" not in chunk, "usage is sent too early"
             choice = self._choice(chunk)
             assert choice["finish_reason"] is None, "something follows the end"
             if at == 0:

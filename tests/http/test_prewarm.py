@@ -125,7 +125,7 @@ def test_a_value_that_has_changed_since_is_noted_and_nothing_else_is_read_again(
 
 
 def test_what_is_said_of_it_whole_and_streamed(plain: Server):
-    messages = [system("Told"), user("How?")]
+    messages = [system("Known"), user("How?")]
     chat = post(plain, DIALECTS["chat"], messages, **PREWARM)
     (choice,) = chat["choices"]
     assert (choice["message"]["content"], choice["finish_reason"]) == ("", "length")

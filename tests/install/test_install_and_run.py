@@ -568,7 +568,7 @@ def test_tests_keep_their_bytecode_out_of_a_tree_that_shall_have_none(sandbox):
     done = sandbox.run("--test", PYTHONDONTWRITEBYTECODE="1", PYTHONPYCACHEPREFIX="/elsewhere")
     assert "bytecode: ,/elsewhere\n" in done.stdout
     done = sandbox.run(PYTHONDONTWRITEBYTECODE="1")
-    assert "bytecode: 1,\n" in done.stdout, "a server writes what it is told to write"
+    assert "bytecode: 1,\n" in done.stdout, "a server writes what it is asked to write"
 
 
 @pytest.mark.long

@@ -17,11 +17,11 @@ from start_llm.config.settings import all_rows
 
 ROOT = Path(__file__).resolve().parents[2]
 
-# Tells what it was given, then does what its first argument says.
+# Writes down what it was given, then does what its first argument says.
 FAKE = f"""#!{sys.executable}
 import json, os, signal, sys, time
 folder = os.environ["FAKE_FOLDER"]
-told = {{
+received = {{
     "environment": dict(os.environ),
     "arguments": sys.argv[1:],
     "cwd": os.getcwd(),
@@ -31,9 +31,9 @@ told = {{
         for where, _, names in os.walk(folder) for name in names
     }},
 }}
-with open(os.environ["FAKE_TOLD"] + ".part", "w") as file:
-    json.dump(told, file)
-os.rename(os.environ["FAKE_TOLD"] + ".part", os.environ["FAKE_TOLD"])
+with open(os.environ["FAKE_RECEIVED"] + ".part", "w") as file:
+    json.dump(received, file)
+os.rename(os.environ["FAKE_RECEIVED"] + ".part", os.environ["FAKE_RECEIVED"])
 if sys.argv[1:2] == ["exit"]:
     sys.exit(int(sys.argv[2]))
 if sys.argv[1:2] == ["catch"]:
@@ -78,12 +78,12 @@ class Home(NamedTuple):
             "HOME": str(self.folder / "home"),
             "STATE_ROOT": str(self.state),
             "FAKE_FOLDER": str(self.state / "clients" / name),
-            "FAKE_TOLD": str(self.folder / "told.json"),
+            "FAKE_RECEIVED": str(self.folder / "received.json"),
             **more,
         }
 
     def client_start(self) -> ClientStart:
-        path = self.folder / "told.json"
+        path = self.folder / "received.json"
         client_start = ClientStart(**json.loads(path.read_text()))
         path.unlink()
         return client_start

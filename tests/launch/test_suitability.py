@@ -119,7 +119,7 @@ def test_in_a_terminal_the_user_is_asked(
         os.write(ours, f"{answer}\n".encode())
         assert process.wait(30) == status
     os.close(ours)
-    assert (home.folder / "told.json").exists() == starts
+    assert (home.folder / "received.json").exists() == starts
 
 
 def test_the_start_proposes_a_client_that_suits(

@@ -371,7 +371,7 @@ def test_weights_that_are_exchanged_while_they_are_loaded_are_not_remembered(fol
     other_values(copy / "model.safetensors", 5000)
     assert digests.get(copy, before, reads) == b"\1"
     assert digests.get(copy, weight_files_of(copy), reads) == b"\2"
-    assert digests.get(copy, before, reads) == b"\3", "nor is what is known told of what was loaded"
+    assert digests.get(copy, before, reads) == b"\3", "nor is what is known said of what was loaded"
 
 
 def test_files_that_cannot_be_read_are_not_remembered(folder, tmp_path):

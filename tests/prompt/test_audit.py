@@ -305,7 +305,7 @@ QUOTED = "marks that a reply quotes kept from the template"
 LONE_SYSTEM = "an empty question where there is none"
 FIRST_ANSWER = "an empty question before a first answer"
 FILLED = "empty descriptions and parameters for tools without"
-SCHEMAS_IN_DESCRIPTIONS = "schemas told in the descriptions of tools"
+SCHEMAS_IN_DESCRIPTIONS = "schemas written into the descriptions of tools"
 SPACE = "empty messages as a space"
 NEEDED = {
     "tools_before_last_user": [
@@ -318,7 +318,7 @@ NEEDED = {
     ],
     "dates": ["calls made one after the other", LONE_SYSTEM, "text beside calls in a turn of its own"],
     "no_system": [
-        "tools told in the system message",
+        "tools listed in the system message",
         "calls and results written as text",
         "late system messages as marked user turns",
         "system message in the first user turn",
@@ -353,7 +353,7 @@ NEEDED = {
     "call_list_without_end": [LONE_SYSTEM],
     "option_without_tools": [LONE_SYSTEM],
     "bare_call_list": ["text beside calls in a turn of its own"],
-    "plain": ["tools told in the system message", "calls and results written as text"],
+    "plain": ["tools listed in the system message", "calls and results written as text"],
 }
 """The adaptations for each template that needs any."""
 
@@ -481,7 +481,7 @@ def test_the_second_name_of_the_switch_is_found():
 def test_a_template_that_tells_a_budget_is_known(opening: str, tells: bool):
     facts = facts_of(TURNS.replace("'<assistant>'", f"({opening})"))
     assert facts.tells_budget is tells
-    assert ("thinking_budget is told" in described(facts)) is tells
+    assert ("thinking_budget is passed" in described(facts)) is tells
     in_front = facts_of(f"{{{{ {opening} }}}}" + TURNS)
     assert (in_front.tells_budget, in_front.generation_prompt_options) == (tells, frozenset())
     assert not tells or "thinking_budget" in facts.generation_prompt_options

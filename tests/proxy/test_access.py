@@ -274,7 +274,7 @@ def test_the_listed_model_tells_its_window_as_the_launcher_reads_it(proxied: Pro
         find([Address(url, KEY)]) for url in (f"http://127.0.0.1:{proxied.port}", proxied.server.url)
     )
     assert (through.model, through.window, through.reply) == (direct.model, direct.window, direct.reply)
-    assert not through.sees, "as the model is, whatever the proxy was told"
+    assert not through.sees, "as the model is, whatever the proxy knew before"
 
 
 def test_the_launcher_learns_of_a_wrong_key(proxied: Proxied):

@@ -194,7 +194,7 @@ def test_a_server_that_is_not_there_is_503_in_the_form_of_the_protocol(
     assert (sent[0]["status"], dict(sent[0]["headers"])[b"retry-after"]) == (503, b"2")
     assert "does not answer: ClientConnectorError" in refusal["error"]["message"]
     assert refusal.get("type") == ("error" if path == "/v1/messages" else None)
-    assert '"status": 503' in capsys.readouterr().out, "the terminal is told"
+    assert '"status": 503' in capsys.readouterr().out, "the terminal shows it"
 
 
 def test_control_characters_in_headers_reach_the_server_as_spaces():

@@ -55,7 +55,7 @@ def test_reasoning_that_is_had_again_takes_no_place_of_another():
     for name in "abcdefghij":
         keep(store, HERE, "Hm.", Claims({name: None}, is_delivered=True))
     assert known(store, asked(day="first")) == "Ha!"
-    assert known(store, asked(day="another", name="a"), name="a") == "Hm.", "whoever was told it"
+    assert known(store, asked(day="another", name="a"), name="a") == "Hm.", "whoever received it"
 
 
 def test_of_a_reply_the_last_eight_are_kept():

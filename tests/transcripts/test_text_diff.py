@@ -37,7 +37,7 @@ def test_a_note_for_a_block_tells_the_lines_that_changed():
         (LONG, "New\n" + LONG),
         (LONG, LONG + "\n M more.py" * 500),
     ],
-    ids=["never told", "short", "all in another order", "no telling where", "in front", "too long"],
+    ids=["never stated", "short", "all in another order", "no telling where", "in front", "too long"],
 )
 def test_a_block_is_noted_as_a_whole_where_its_lines_would_not_be_shorter_or_not_clear(before, now):
     assert change(before, now) == f"[Now: {now}]"

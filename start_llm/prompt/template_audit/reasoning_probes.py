@@ -163,7 +163,7 @@ def options_described(facts: TemplateFacts) -> list[str]:
     switch, effort = facts.switch, facts.effort
     text = f"{switch.option} switches thinking" if switch else "thinking cannot be switched"
     text += "" if switch is None or switch.thinks else ", which is off unless asked for"
-    text += f", {BUDGET_OPTION} is told" if facts.tells_budget else ""
+    text += f", {BUDGET_OPTION} is passed" if facts.tells_budget else ""
     return [text, *([f"{effort.option} {_words_of(effort)}"] if effort else [])]
 
 
