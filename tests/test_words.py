@@ -23,7 +23,16 @@ _BANNED_IN_PROSE = re.compile(rf"\b(?:{'|'.join(sorted(BANNED_IN_PROSE))})\b", r
 _CODE = re.compile(r"```.*?```|`[^`\n]+`|^\|[^\n]*", re.DOTALL | re.MULTILINE)
 """Code, and rows of tables, in a document: what is written there may be the name of a field."""
 DOCUMENTS = [
-    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CLAUDE.md", "benchmarks/RESULTS.md")),
+    *(
+        ROOT / name
+        for name in (
+            "README.md",
+            "CONTRIBUTING.md",
+            "CLAUDE.md",
+            "benchmarks/RESULTS.md",
+            ".context/LESSONS.md",
+        )
+    ),
     *sorted((ROOT / "docs").rglob("*.md")),
 ]
 PROGRAMS = ("benchmarks", "scripts")
