@@ -114,15 +114,18 @@ def question_among(roles: Sequence[Json]) -> int:
     return -1 if "assistant" in roles[newest + 1 : -1] else newest
 
 
-def count_images(value: Json) -> int:
-    """Return the number of image parts in a message or an item, those of results included."""
-    if isinstance(value, list):
-        return sum(map(count_images, value))
-    if not isinstance(value, dict):
-        return 0
-    if value.get("type") in IMAGE_PARTS:
-        return 1
-    return sum(count_images(value.get(name)) for name in ("content", "output"))
+def count_images(item: Json) -> int:
+    """Return the number of image parts in a message or an item, those of results included, however deep."""
+    count, left = 0, [item]
+    while left:
+        value = left.pop()
+        if isinstance(value, list):
+            left += value
+        elif isinstance(value, dict) and value.get("type") in IMAGE_PARTS:
+            count += 1
+        elif isinstance(value, dict):
+            left += (value.get(name) for name in ("content", "output"))
+    return count
 
 
 def _source(part: Fields) -> _Source:
