@@ -100,8 +100,14 @@ def parse_body(raw: bytes) -> Fields:
 
 
 def parse_embedded(text: str) -> Json:
-    """Parse JSON in a client's string, as `parse_body` does. None: not JSON, or nested too deeply."""
+    """Parse JSON in a client's string, as `parse_body` does.
+
+    Returns:
+        None if it is not JSON, is nested too deeply or has too many values.
+    """
     try:
+        if len(text) > MOST_VALUES and has_more_values(text.encode(), MOST_VALUES):
+            return None
         value = _parse_json(text)
         return without_halves(value) if may_have_halves(text) else value
     except (RecursionError, ValueError):
