@@ -69,18 +69,18 @@ class _Conversation:
     """The conversation of a request: items of earlier responses, its own items, and the instructions."""
 
     earlier: Sequence[Item]
-    new: Sequence[Item]
+    new: Sequence[Fields]
     instructions: str | None
 
     @property
     def items(self) -> list[Item]:
-        return [*self.earlier, *self.new]
+        return [item.data for item in self.fields]
 
     @property
     def fields(self) -> list[Fields]:
         """All items, each with its path in the request."""
         earlier = [Fields(item, f"previous_response_id[{at}]") for at, item in enumerate(self.earlier)]
-        return [*earlier, *(Fields(item, f"input[{at}]") for at, item in enumerate(self.new))]
+        return [*earlier, *self.new]
 
 
 def parse(body: Fields, headers: Mapping[str, str], context: RequestContext) -> ParsedRequest:
