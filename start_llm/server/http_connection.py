@@ -7,6 +7,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler
 from typing import Protocol, cast
@@ -158,7 +159,8 @@ class HttpConnection(BaseHTTPRequestHandler):
     def setup(self) -> None:
         limits = self.server.limits
         self.connection = cast("socket.socket", self.request)
-        self.connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, True)
+        with suppress(OSError):  # macOS refuses it for a connection that its client has reset
+            self.connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, True)
         self._reader = DeadlineReader(self.connection)
         self.rfile = self._buffer = io.BufferedReader(self._reader, 65536)
         self.wfile = cast("io.BufferedIOBase", BoundedWriter(self.connection, limits.write_s))
