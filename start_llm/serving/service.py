@@ -151,17 +151,18 @@ class Service:
         with ExitStack() as submitted:
             submitted.callback(generation.cancel)
             turn.record_submitted(name_in(origin.id))
+            answer = Answer(
+                generation=generation,
+                output=output,
+                turn=turn,
+                account=account,
+                repetition=repetition,
+                aliases=prepared.aliases,
+                prompt=self._prompt_account(prepared, turn),
+                remember=partial(self._remember, prepared, origin, turn),
+            )
             submitted.pop_all()
-        return Answer(
-            generation=generation,
-            output=output,
-            turn=turn,
-            account=account,
-            repetition=repetition,
-            aliases=prepared.aliases,
-            prompt=self._prompt_account(prepared, turn),
-            remember=partial(self._remember, prepared, origin, turn),
-        )
+        return answer
 
     def _model_of(self, prepared: PreparedRequest) -> str:
         """Return a name for what answers the request: the model and its adapters."""
