@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler
-from typing import Protocol, cast
+from typing import cast
 
 from start_llm.access.access_policy import body_length, demand_json, is_chunked
 from start_llm.access.backend_secret import PROOF_HEADER
@@ -81,15 +81,7 @@ _LONGEST_LINE = 4096
 _MOST_TRAILER_BYTES = 65536
 
 
-class Stream(Protocol):
-    """A buffered stream of bytes. Reading waits until there is what was asked for, or the stream ends."""
-
-    def read(self, size: int, /) -> bytes: ...
-
-    def readline(self, size: int, /) -> bytes: ...
-
-
-def read_chunked(stream: Stream, max_bytes: int) -> bytes:
+def read_chunked(stream: io.BufferedIOBase, max_bytes: int) -> bytes:
     """Read the chunks and what follows them. After an error the rest of the connection means nothing.
 
     Raises:
@@ -108,14 +100,14 @@ def read_chunked(stream: Stream, max_bytes: int) -> bytes:
     return bytes(body)
 
 
-def _size(stream: Stream) -> int:
+def _size(stream: io.BufferedIOBase) -> int:
     match = _SIZE.fullmatch(_line(stream))
     if match is None:
         raise InvalidRequest("A chunk of the body does not begin with its size.")
     return int(match[1], 16)
 
 
-def _skip_trailers(stream: Stream) -> None:
+def _skip_trailers(stream: io.BufferedIOBase) -> None:
     left = _MOST_TRAILER_BYTES
     while (line := _line(stream)) != b"\r\n":
         left -= len(line)
@@ -123,7 +115,7 @@ def _skip_trailers(stream: Stream) -> None:
             raise InvalidRequest("The fields behind the body are too long.")
 
 
-def _line(stream: Stream) -> bytes:
+def _line(stream: io.BufferedIOBase) -> bytes:
     line = stream.readline(_LONGEST_LINE)
     if not line or (not line.endswith(b"\n") and len(line) < _LONGEST_LINE):
         raise ClientGone("the client hung up in the middle of its request")
@@ -132,7 +124,7 @@ def _line(stream: Stream) -> bytes:
     return line
 
 
-def _exactly(stream: Stream, count: int) -> bytes:
+def _exactly(stream: io.BufferedIOBase, count: int) -> bytes:
     data = stream.read(count)
     if len(data) < count:
         raise ClientGone("the client hung up in the middle of its request")

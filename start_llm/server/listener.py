@@ -127,6 +127,7 @@ class Connections:
         self._mark(connection, time.monotonic())
 
     def close_all(self) -> None:
+        """Close every connection."""
         with self._lock:
             for connection in self._waiting_since:
                 _hang_up(connection)
@@ -266,10 +267,6 @@ class Listener(ThreadingHTTPServer):
                     server.socket.shutdown(socket.SHUT_RDWR)
                 server.shutdown()
             server.server_close()
-
-    def hang_up(self) -> None:
-        """Close every connection."""
-        self.connections.close_all()
 
     def server_bind(self) -> None:
         # HTTPServer's own method resolves the host name, which can block.
