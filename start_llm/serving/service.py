@@ -8,7 +8,7 @@ import time
 from array import array
 from collections.abc import Collection, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Protocol
 
@@ -338,21 +338,15 @@ def _facts(prepared: PreparedRequest, origin: RequestOrigin, turn: Turn, *, imag
         return None if name is None else session_digest(request.tenant, name)
 
     return RequestFacts(
-        id=origin.id,
+        **asdict(origin),
         tenant=prepared.original.tenant,
-        key=origin.key,
-        client=origin.client,
-        unknown_model=origin.unknown_model,
         name=session_name(request.session_id),
         session=session_digest(request.tenant, prepared.session),
         session_source="client" if request.session_id else "conversation" if conversation else "none",
         parent_session=digest(request.lineage.parent),
         branch=digest(request.lineage.branch),
-        endpoint=origin.endpoint,
-        model=origin.model,
         adapter=adapter_label(request.options.adapter),
         messages=prepared.messages,
-        mended=origin.mended,
         images=images,
         prompt_tokens=len(turn.tokens),
         stable_prefix_msg_count=prefix_match.seen,
