@@ -2,8 +2,6 @@
 generated. `serving.answer` turns the text into events.
 """
 
-from __future__ import annotations
-
 import time
 from array import array
 from collections.abc import Collection, Sequence
