@@ -175,7 +175,7 @@ class App:
             )
         self._drain.wait(patience_s)
         self._listener.stop_accepting()
-        self._listener.hang_up()
+        self._listener.connections.close_all()
         self._opened.close()
         return not self._thread.is_alive()
 

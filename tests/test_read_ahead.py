@@ -14,6 +14,7 @@ from typing import Any, cast
 import pytest
 
 from start_llm.core.canonical import CanonicalKey
+from start_llm.core.chat import ChatRequest, Message
 from start_llm.core.engine_request import EngineRequest
 from start_llm.core.events import Event, Finished, Prefilling, Restored, Usage
 from start_llm.serving import read_ahead
@@ -168,6 +169,21 @@ def test_nothing_is_read_while_the_machine_may_not_work():
     with reading(of(0), may_work=False) as reader:
         time.sleep(0.15)
     assert not reader.engine.submitted
+
+
+def test_what_ends_the_thread_leaves_no_replies_that_nobody_receives(monkeypatch: pytest.MonkeyPatch):
+    def broken(*_: Any) -> None:
+        raise ZeroDivisionError
+
+    ended: list[Any] = []
+    monkeypatch.setattr(threading, "excepthook", ended.append)
+    monkeypatch.setattr(ReadAhead, "_read_beginning", broken)
+    with reading(of(0)) as reader:
+        reader.ahead._thread.join(10)
+        for _ in range(3):
+            reader.ahead.note_reply(ChatRequest(messages=()), Message(role="assistant", content=""))
+        assert reader.ahead._replies.empty()
+    assert [end.exc_type for end in ended] == [ZeroDivisionError]
 
 
 def test_without_beginnings_no_thread_is_started():

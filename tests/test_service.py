@@ -589,7 +589,12 @@ def test_a_client_that_leaves_cancels_its_generation():
 
 
 @pytest.mark.parametrize(
-    "step", ["transcripts.turn.Turn.record_submitted", "telemetry.activity.Activity.begin"]
+    "step",
+    [
+        "transcripts.turn.Turn.record_submitted",
+        "serving.service.Service._prompt_account",
+        "telemetry.activity.Activity.begin",
+    ],
 )
 def test_what_breaks_behind_the_submission_leaves_no_request_that_nobody_reads(
     step: str, monkeypatch: pytest.MonkeyPatch

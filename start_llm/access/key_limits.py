@@ -1,7 +1,5 @@
 """What one API key may ask for: requests at once, and tokens a minute."""
 
-from __future__ import annotations
-
 import math
 import threading
 import time

@@ -1,7 +1,5 @@
 """The variables of prompts, caches, images and replies, in groups."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import ClassVar, Literal

@@ -1,7 +1,5 @@
 """The variables of the server, its models, its engine and its proxy, in groups."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 

@@ -1,7 +1,5 @@
 """Requests, independent of the protocol."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple

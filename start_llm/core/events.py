@@ -7,8 +7,6 @@ The engine makes `Text` on its thread; an HTTP thread splits it into `Output` (s
 an MLX array.
 """
 
-from __future__ import annotations
-
 import time
 from dataclasses import dataclass, field
 from typing import Literal

@@ -1,7 +1,5 @@
 """Reports on a prompt for a client that asks: where its tokens came from, and why not more were known."""
 
-from __future__ import annotations
-
 import hashlib
 from array import array
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,5 @@
 """Judges whether a model fits several equal machines that compute it together (docs/scale.md)."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 

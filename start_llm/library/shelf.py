@@ -42,7 +42,7 @@ class Shelf:
 
         Raises:
             InvalidRequest: both are named, or the model's arithmetic is not known.
-            NotFound: there is no such model here.
+            NotFound: there is no such model here, or none is named and none is loaded.
         """
         if model and repo:
             raise InvalidRequest("'model' and 'repo' exclude each other.", param="repo")
@@ -59,12 +59,13 @@ class Shelf:
         return fit(self._shape_on_hub(repo), self.machine)
 
     def _shape_on_disk(self, model: str | None) -> ModelShape:
-        name, folder = self.loaded()[0]
-        if model and model != name:
-            path = self.library.folder(model)
-            if path is None:
-                raise NotFound(f"There is no model {model!r} in the library (GET /library).", param="model")
-            name, folder = model, path
+        loaded = dict(self.loaded())
+        name = model or next(iter(loaded), None)
+        if name is None:
+            raise NotFound("No model is loaded now; name one of the library (GET /library).", param="model")
+        folder = loaded.get(name) or self.library.folder(name)
+        if folder is None:
+            raise NotFound(f"There is no model {name!r} in the library (GET /library).", param="model")
         return _judged(name, folder, "model")
 
     def _shape_of_repository(self, repo_id: str) -> ModelShape:

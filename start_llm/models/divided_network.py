@@ -5,8 +5,6 @@ so mlx_vlm's takes over what `shard` has left: linear layers that know the other
 heads, and sums over all ranks at the end of a block.
 """
 
-from __future__ import annotations
-
 from typing import Any, cast
 
 import mlx.core as mx

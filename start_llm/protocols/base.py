@@ -136,16 +136,12 @@ class ParsedRequest:
 
     Attributes:
         unavailable: what is answered in place of the model, because a tool is demanded that a vendor runs.
-        mended: paths of messages in which something was mended (`protocols.history`).
-        unknown_model: the name that the request asks for, if no model has it; else empty.
     """
 
     request: GenerationRequest
     reply: Reply
     stream: bool
     unavailable: str = ""
-    mended: tuple[str, ...] = ()
-    unknown_model: str = ""
 
 
 type Parser = Callable[[Fields, Mapping[str, str], RequestContext], ParsedRequest]

@@ -163,15 +163,8 @@ def read_answer(form: Fields | None, *, nested: str | None) -> JsonAnswer | None
                 return JsonAnswer(schema=schema.data, field=schema.path)
             return JsonAnswer(schema={"type": "object"}, field=form.path)
         case "json_schema":
-            return _schema(form.object(nested) if nested else form, form, nested)
+            holder = form.required_object(nested) if nested else form
+            schema = holder.required_object("schema")
+            return JsonAnswer(schema=schema.data, field=schema.path, is_strict=holder.boolean("strict"))
         case other:
             raise form.fail("type", f"is {other!r}; it must be text, json_object or json_schema")
-
-
-def _schema(holder: Fields | None, form: Fields, nested: str | None) -> JsonAnswer:
-    if holder is None:
-        raise form.fail(nested or "schema", "is required and must be an object")
-    schema = holder.object("schema")
-    if schema is None:
-        raise holder.fail("schema", "is required and must be an object")
-    return JsonAnswer(schema=schema.data, field=schema.path, is_strict=holder.boolean("strict"))

@@ -66,10 +66,7 @@ def _part(part: Fields, images: ImageParser, *, may_hold_unseen: bool) -> str:
     if kind == TOOL_REFERENCE:
         return ""
     if kind in TEXT_PARTS:
-        text = part.text(TEXT_PARTS[kind])
-        if text is None:
-            raise part.fail(TEXT_PARTS[kind], "is required and must be a string")
-        return text
+        return part.given_text(TEXT_PARTS[kind])
     if kind in IMAGE_PARTS:
         return images.read(part, is_refused=not may_hold_unseen)
     if kind in _FILE_PARTS:

@@ -100,8 +100,14 @@ def parse_body(raw: bytes) -> Fields:
 
 
 def parse_embedded(text: str) -> Json:
-    """Parse JSON in a client's string, as `parse_body` does. None: not JSON, or nested too deeply."""
+    """Parse JSON in a client's string, as `parse_body` does.
+
+    Returns:
+        None if it is not JSON, is nested too deeply or has too many values.
+    """
     try:
+        if len(text) > MOST_VALUES and has_more_values(text.encode(), MOST_VALUES):
+            return None
         value = _parse_json(text)
         return without_halves(value) if may_have_halves(text) else value
     except (RecursionError, ValueError):
@@ -195,6 +201,13 @@ class Fields:
             raise self.fail(name, "is required and must be a non-empty string")
         return text
 
+    def given_text(self, name: str) -> str:
+        """Return a text that must be there, and may be empty."""
+        text = self.text(name)
+        if text is None:
+            raise self.fail(name, "is required and must be a string")
+        return text
+
     def choice[Meaning](self, name: str, words: Mapping[str, Meaning]) -> Meaning:
         """Return what the word in a required field stands for."""
         word = self.required_text(name)
@@ -244,6 +257,12 @@ class Fields:
         if not isinstance(value, dict):
             raise self.expected(name, "an object")
         return Fields(value, self.path_of(name))
+
+    def required_object(self, name: str) -> Fields:
+        value = self.object(name)
+        if value is None:
+            raise self.fail(name, "is required and must be an object")
+        return value
 
     def objects(self, name: str) -> Iterator[Fields]:
         """Yield the items of an array of objects."""

@@ -1,6 +1,6 @@
 """Reads the generation fields that have (nearly) one name in every protocol, and those of OpenAI's."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import cast
 
@@ -23,7 +23,12 @@ _LONGEST_STOP = 1000
 
 
 def read_generation(
-    body: Fields, *, max_tokens: int | None, stop: str, vocabulary: int, top_logprobs: int | None = None
+    body: Fields,
+    *,
+    max_tokens: int | None,
+    vocabulary: int,
+    stop: str = "stop",
+    top_logprobs: int | None = None,
 ) -> GenerationOptions:
     """Read every field that shapes the reply, except its length.
 
@@ -121,25 +126,12 @@ def _logit_bias(body: Fields, vocabulary: int) -> dict[int, float]:
     return biases
 
 
-def read_options(
-    body: Fields, *, max_tokens: int | None, vocabulary: int, top_logprobs: int | None
-) -> GenerationOptions:
-    """Read every field that shapes the reply in OpenAI's protocols, except its length."""
-    return read_generation(
-        body,
-        max_tokens=max_tokens,
-        stop="stop",
-        vocabulary=vocabulary,
-        top_logprobs=top_logprobs,
-    )
-
-
 @dataclass(frozen=True, slots=True)
 class UnsupportedField:
-    """A field that may ask for an unsupported feature. `accepts` returns True for values that do not."""
+    """A field that may ask for an unsupported feature. Only the value `accepted` does not; None: all do."""
 
     name: str
-    accepts: Callable[[Json], bool]
+    accepted: Json
     problem: str
 
 
@@ -151,19 +143,12 @@ def refuse_unsupported(body: Fields, rows: tuple[UnsupportedField, ...]) -> None
     """
     for row in rows:
         value = body.value(row.name)
-        if value is not None and not row.accepts(value):
+        is_accepted = value == row.accepted and isinstance(value, bool) == isinstance(row.accepted, bool)
+        if not (value is None or is_accepted):
             raise body.fail(row.name, row.problem)
 
 
-def is_one(value: Json) -> bool:
-    return value == 1 and not isinstance(value, bool)
-
-
-def is_false(value: Json) -> bool:
-    return value is False
-
-
-UNSUPPORTED_FIELDS = (UnsupportedField("n", is_one, "must be 1: one reply is made for each request"),)
+UNSUPPORTED_FIELDS = (UnsupportedField("n", 1, "must be 1: one reply is made for each request"),)
 
 
 def read_stream(body: Fields) -> tuple[bool, bool]:

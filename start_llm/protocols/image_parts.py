@@ -3,7 +3,6 @@
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from start_llm.core.chat import Json
 from start_llm.core.errors import InvalidImage
@@ -16,20 +15,8 @@ from start_llm.protocols.fields import Fields
 IMAGE_PARTS = ("image_url", "input_image", "image")
 UNSEEN_IMAGE = is_unseen().note
 
-
-class _Source(NamedTuple):
-    """What a part holds of its image.
-
-    Attributes:
-        field: path of the field in the part.
-        text: base64, or a URL.
-    """
-
-    field: str
-    text: str
-    is_url: bool
-
-
+type _Source = tuple[str, str, bool]
+"""What a part holds of its image: the path of the field in the part, base64 or a URL, whether it is a URL."""
 type Refuse = Callable[[Fields, str, ImageProblem], InvalidImage]
 """Returns the error for an image in a part, in the words of a protocol.
 
@@ -114,15 +101,18 @@ def question_among(roles: Sequence[Json]) -> int:
     return -1 if "assistant" in roles[newest + 1 : -1] else newest
 
 
-def count_images(value: Json) -> int:
-    """Return the number of image parts in a message or an item, those of results included."""
-    if isinstance(value, list):
-        return sum(map(count_images, value))
-    if not isinstance(value, dict):
-        return 0
-    if value.get("type") in IMAGE_PARTS:
-        return 1
-    return sum(count_images(value.get(name)) for name in ("content", "output"))
+def count_images(item: Json) -> int:
+    """Return the number of image parts in a message or an item, those of results included, however deep."""
+    count, left = 0, [item]
+    while left:
+        value = left.pop()
+        if isinstance(value, list):
+            left += value
+        elif isinstance(value, dict) and value.get("type") in IMAGE_PARTS:
+            count += 1
+        elif isinstance(value, dict):
+            left += (value.get(name) for name in ("content", "output"))
+    return count
 
 
 def _source(part: Fields) -> _Source:
@@ -146,11 +136,11 @@ def _sources(part: Fields) -> Iterator[_Source]:
     ):
         value = part.value(name)
         if isinstance(value, dict) and isinstance(text := value.get(inside), str):
-            yield _Source(f"{name}.{inside}", text, is_url)
+            yield f"{name}.{inside}", text, is_url
         elif isinstance(value, str) and name == "image_url":
-            yield _Source(name, value, is_url)
+            yield name, value, is_url
     if isinstance(text := part.value("data"), str):
-        yield _Source("data", text, is_url=False)
+        yield "data", text, False
 
 
 def _names_file(part: Fields) -> bool:

@@ -7,10 +7,6 @@ _MOST = 100
 _LONGEST = 200
 
 
-def _nobody(line: str) -> None:
-    del line
-
-
 class Notices:
     """Prints each text once. Thread-safe.
 
@@ -18,7 +14,7 @@ class Notices:
         say: writes a line.
     """
 
-    def __init__(self, say: Callable[[str], object] = _nobody) -> None:
+    def __init__(self, say: Callable[[str], object] = lambda _: None) -> None:
         self._say = say
         self._printed: set[str] = set()
         self._lock = threading.Lock()

@@ -1,6 +1,6 @@
 """Reports on its prompt for a client that asks: where its tokens came from, and how far it is read."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from start_llm.core.chat import Json
 from start_llm.core.events import Prefilling
@@ -40,6 +40,12 @@ def receipt_json(receipt: Receipt) -> dict[str, Json]:
         {"tokens": (receipt.is_kept and part.tokens) or None, "ttl_s": part.seconds} for part in receipt.kept
     ]
     return {**counts, "breakpoints": breakpoints} if breakpoints else counts
+
+
+def warmed_body(receipts: Sequence[Receipt]) -> Mapping[str, Json]:
+    """Return a receipt for each beginning that is in memory now, but for its last token."""
+    beginnings: list[Json] = [receipt_json(receipt) for receipt in receipts]
+    return {"object": "cache.warmed", "beginnings": beginnings}
 
 
 def progress_json(progress: Prefilling) -> dict[str, Json]:

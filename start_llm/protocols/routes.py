@@ -1,6 +1,7 @@
 """The table of endpoints: the server and the proxy find them by it, and docs/api.md repeats it.
 
-GET and HEAD never load or evict a model, ask anybody or write: a web page can send them without an Origin.
+GET and HEAD never load or evict a model, ask anybody or write, but for when a stored response was last used:
+a web page can send them without an Origin.
 """
 
 import re

@@ -12,15 +12,10 @@ from start_llm.protocols.generation_fields import UnsupportedField, refuse_unsup
 from start_llm.protocols.openai import chat_completions as chat
 from start_llm.protocols.openai import completions
 
-
-def _is_true(value: Json) -> bool:
-    return value is True
-
-
-_ALWAYS = (UnsupportedField("add_special_tokens", _is_true, "must be true: the model reads them"),)
+_ALWAYS = (UnsupportedField("add_special_tokens", True, "must be true: the model reads them"),)
 _A_REPLY_FOLLOWS = UnsupportedField(
     "add_generation_prompt",
-    _is_true,
+    True,
     "must be true, or stand beside 'continue_final_message': a reply follows",
 )
 

@@ -274,36 +274,21 @@ def responses_tool_type(kind: str, environment: Json = None) -> ToolType:
     return _OPENAIS if place != "local" else _RESPONSES.get(kind, _OPENAIS)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ItemType:
-    """A type of items that a vendor made.
-
-    Attributes:
-        source: the documentation of its schema.
-        is_question: it stands on the user's side.
-        hidden: members that say nothing to a model.
-    """
-
-    source: str
-    is_question: bool = False
-    hidden: frozenset[str] = frozenset()
-
-
-VENDOR_ITEMS: Mapping[str, ItemType] = {
-    "web_search_call": ItemType(source=f"{_OPENAI}/tools-web-search"),
-    "file_search_call": ItemType(source=f"{_OPENAI}/tools-file-search"),
-    "code_interpreter_call": ItemType(source=f"{_OPENAI}/tools-code-interpreter"),
-    "image_generation_call": ItemType(
-        source=f"{_OPENAI}/tools-image-generation", hidden=frozenset({"result"})
-    ),
-    "mcp_call": ItemType(source=f"{_OPENAI}/tools-connectors-mcp"),
-    "mcp_list_tools": ItemType(source=f"{_OPENAI}/tools-connectors-mcp"),
-    "mcp_approval_request": ItemType(source=f"{_OPENAI}/tools-connectors-mcp"),
-    "mcp_approval_response": ItemType(source=f"{_OPENAI}/tools-connectors-mcp", is_question=True),
-    "tool_search_call": ItemType(source=f"{_OPENAI}/tools-tool-search"),
-    "tool_search_output": ItemType(source=f"{_OPENAI}/tools-tool-search"),
+VENDOR_ITEMS: Mapping[str, str] = {
+    "web_search_call": f"{_OPENAI}/tools-web-search",
+    "file_search_call": f"{_OPENAI}/tools-file-search",
+    "code_interpreter_call": f"{_OPENAI}/tools-code-interpreter",
+    "image_generation_call": f"{_OPENAI}/tools-image-generation",
+    "mcp_call": f"{_OPENAI}/tools-connectors-mcp",
+    "mcp_list_tools": f"{_OPENAI}/tools-connectors-mcp",
+    "mcp_approval_request": f"{_OPENAI}/tools-connectors-mcp",
+    "mcp_approval_response": f"{_OPENAI}/tools-connectors-mcp",
+    "tool_search_call": f"{_OPENAI}/tools-tool-search",
+    "tool_search_output": f"{_OPENAI}/tools-tool-search",
 }
-"""Items of the Responses protocol that are text for the model."""
+"""Items of the Responses protocol that are text for the model, each with the documentation of its schema."""
+VENDOR_QUESTIONS = frozenset({"mcp_approval_response"})
+"""Those of them that stand on the user's side."""
 _VENDOR_CALLS = frozenset({"server_tool_use", "mcp_tool_use"})
 
 
@@ -326,14 +311,13 @@ _OPAQUE = frozenset(
     }
 )  # fmt: skip
 """Members that say nothing to a model, at any depth."""
+_OPAQUE_OF_ITEMS: Mapping[str, frozenset[str]] = {"image_generation_call": frozenset({"result"})}
+"""Further such members of an item."""
 
 
-def vendor_text(kind: str, item: Mapping[str, Json], *, hidden: frozenset[str] = frozenset()) -> str:
-    """Return lines with the type and all that the item says.
-
-    Args:
-        hidden: further members that say nothing to a model.
-    """
+def vendor_text(kind: str, item: Mapping[str, Json]) -> str:
+    """Return lines with the type and all that the item says."""
+    hidden = _OPAQUE_OF_ITEMS.get(kind, frozenset())
     try:
         members = _members({name: value for name, value in item.items() if name not in hidden})
         lines = [f"[{kind}]", *_lines(members)]

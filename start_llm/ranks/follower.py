@@ -1,7 +1,5 @@
 """A rank that decides nothing: it executes the parts of steps that rank 0 sends."""
 
-from __future__ import annotations
-
 import queue
 import threading
 import time

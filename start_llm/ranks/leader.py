@@ -1,7 +1,5 @@
 """Rank 0's side: sends what is decided here to the other ranks, and notices when one of them is gone."""
 
-from __future__ import annotations
-
 import itertools
 import threading
 from collections.abc import Callable, Sequence

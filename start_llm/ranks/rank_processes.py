@@ -1,7 +1,5 @@
 """The processes of a launch: rank 0 serves, and the others load their shards and follow it."""
 
-from __future__ import annotations
-
 import gc
 import io
 import os

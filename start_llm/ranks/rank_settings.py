@@ -1,7 +1,5 @@
 """The settings of ranks that compute one model together: what is off, and what followers get."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 

@@ -4,8 +4,6 @@ A follower gets of a request what it needs to compute and keep the same. What it
 (`RankGroup.agree`), so it gets neither how to sample nor the constraints of the reply.
 """
 
-from __future__ import annotations
-
 import json
 import struct
 from base64 import b64decode, b64encode

@@ -1,6 +1,7 @@
 """Renders the pages about adapters: lists, mounts and unmounts them."""
 
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -65,14 +66,17 @@ class AdapterPages:
     def _folder(self, path: str) -> Path:
         if self.root is None:
             raise InvalidRequest("Adapters are mounted from ADAPTER_DIR, which is not set.", param="path")
-        if "\0" not in path:
+        with suppress(OSError, ValueError, RuntimeError):  # a null character, links that lead in a circle
             folder = (self.root / path).resolve()
             if folder.is_relative_to(self.root.resolve()) and folder.is_dir():
                 return folder
         raise InvalidRequest(f"'path' {path!r} is no folder below ADAPTER_DIR.", param="path")
 
     def _demand_room(self, folder: Path) -> None:
-        needed = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+        try:
+            needed = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+        except OSError as error:
+            raise InvalidRequest(f"The adapter cannot be read: {error.strerror}.", param="path") from error
         spare = self.models.spare_bytes
         if needed > spare:
             raise InvalidRequest(

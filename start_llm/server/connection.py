@@ -1,17 +1,12 @@
 """Reads from and writes to one client's socket, with deadlines."""
 
-from __future__ import annotations
-
 import io
 import select
 import socket
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Buffer
 
 from start_llm.core.errors import ClientGone
-
-if TYPE_CHECKING:
-    from collections.abc import Buffer
 
 _DRAIN_BYTES = 65536
 _DRAIN_S = 2.0

@@ -12,10 +12,10 @@ from start_llm.protocols.explained import explanation_body
 from start_llm.protocols.fields import Fields
 from start_llm.protocols.openai import chat_completions as openai_chat
 from start_llm.protocols.openai import completions as openai_completions
+from start_llm.protocols.receipts import warmed_body
 from start_llm.protocols.response_store import ResponseStore
 from start_llm.protocols.responses import create as openai_responses
 from start_llm.protocols.responses.create import input_items
-from start_llm.protocols.warmed import programs_of, warmed_body
 from start_llm.server import model_pages
 from start_llm.server.activity_pages import ActivityPages
 from start_llm.server.adapter_pages import AdapterPages
@@ -101,7 +101,7 @@ def _explain(parse: Parser) -> QueryEndpoint:
 
 
 def _warm(body: Fields, model: ServedModel, tenant: bytes, key: bytes) -> Mapping[str, Json]:
-    return warmed_body(model.service.warm(tenant, programs_of(body), key))
+    return warmed_body(model.service.warm(tenant, body.texts("programs"), key))
 
 
 def _front(context: ServerContext, request: PageRequest) -> Page | Document:

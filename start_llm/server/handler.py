@@ -118,7 +118,7 @@ class Handler(HttpConnection):
                     self._send_json(200, answer(fields, model, self._tenant(), key))
                 case QueryEndpoint(parse, answer):
                     parsed = self._parsed(match.route, parse, may_stream=False)
-                    model, _, request = stack.enter_context(parsed)
+                    model, _, request, _ = stack.enter_context(parsed)
                     self._send_json(200, answer(model.service, request))
                 case GenerateEndpoint(parse):
                     self._limit_key(stack)
@@ -169,8 +169,11 @@ class Handler(HttpConnection):
     @contextmanager
     def _parsed(
         self, route: Route, parse: Parser, *, may_stream: bool = True
-    ) -> Generator[tuple[ServedModel, ParsedRequest, GenerationRequest]]:
-        """Parse the body, with the model that it names, and attach the tenant. The model stays loaded."""
+    ) -> Generator[tuple[ServedModel, ParsedRequest, GenerationRequest, Fields]]:
+        """Parse the body, with the model that it names, and attach the tenant. The model stays loaded.
+
+        Yields the body as well, in which is noted what was mended.
+        """
         body = self._read_fields()
         check_client()
         streams = may_stream and body.boolean("stream")
@@ -178,14 +181,14 @@ class Handler(HttpConnection):
             check_client()
             context = self._request_context(model)
             body = with_mended_history(route.body, body)
-            parsed = replace(
-                parse(body, self._lower_headers(), context),
-                mended=reported_paths(body.mended),
-                unknown_model=self._unknown_model(body),
-            )
+            try:
+                parsed = parse(body, self._lower_headers(), context)
+            except RecursionError as error:
+                raise InvalidRequest("The body is nested too deeply.") from error
             self._note_unenforced(parsed.request, context)
             gives_way = is_background(body, self._lower_headers(), parsed.request)
-            yield model, parsed, replace(parsed.request, tenant=context.tenant, is_background=gives_way)
+            request = replace(parsed.request, tenant=context.tenant, is_background=gives_way)
+            yield model, parsed, request, body
 
     def _note_unenforced(self, request: GenerationRequest, context: RequestContext) -> None:
         answer = request.form.answer if isinstance(request, ChatRequest) else None
@@ -228,7 +231,7 @@ class Handler(HttpConnection):
         self.server.access_policy.admit(self.headers.items(), address, asks_key=asks_key)
 
     def _generate(self, route: Route, parse: Parser) -> None:
-        with self._parsed(route, parse) as (model, parsed, request):
+        with self._parsed(route, parse) as (model, parsed, request, body):
             headers = self._lower_headers()
             if self.server.context.tenants.is_readiness_check(headers):
                 self._send_json(200, parsed.reply.whole([], _NOTHING))
@@ -242,8 +245,8 @@ class Handler(HttpConnection):
                 endpoint=route.path,
                 model=model.card.id,
                 client=caller.program,
-                mended=parsed.mended,
-                unknown_model=parsed.unknown_model,
+                mended=reported_paths(body.mended),
+                unknown_model=self._unknown_model(body),
                 key=caller.tenant.encode(),
             )
             self._respond(model.service, parsed, request, origin)

@@ -7,9 +7,10 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler
-from typing import Protocol, cast
+from typing import cast
 
 from start_llm.access.access_policy import body_length, demand_json, is_chunked
 from start_llm.access.backend_secret import PROOF_HEADER
@@ -80,15 +81,7 @@ _LONGEST_LINE = 4096
 _MOST_TRAILER_BYTES = 65536
 
 
-class Stream(Protocol):
-    """A buffered stream of bytes. Reading waits until there is what was asked for, or the stream ends."""
-
-    def read(self, size: int, /) -> bytes: ...
-
-    def readline(self, size: int, /) -> bytes: ...
-
-
-def read_chunked(stream: Stream, max_bytes: int) -> bytes:
+def read_chunked(stream: io.BufferedIOBase, max_bytes: int) -> bytes:
     """Read the chunks and what follows them. After an error the rest of the connection means nothing.
 
     Raises:
@@ -107,14 +100,14 @@ def read_chunked(stream: Stream, max_bytes: int) -> bytes:
     return bytes(body)
 
 
-def _size(stream: Stream) -> int:
+def _size(stream: io.BufferedIOBase) -> int:
     match = _SIZE.fullmatch(_line(stream))
     if match is None:
         raise InvalidRequest("A chunk of the body does not begin with its size.")
     return int(match[1], 16)
 
 
-def _skip_trailers(stream: Stream) -> None:
+def _skip_trailers(stream: io.BufferedIOBase) -> None:
     left = _MOST_TRAILER_BYTES
     while (line := _line(stream)) != b"\r\n":
         left -= len(line)
@@ -122,7 +115,7 @@ def _skip_trailers(stream: Stream) -> None:
             raise InvalidRequest("The fields behind the body are too long.")
 
 
-def _line(stream: Stream) -> bytes:
+def _line(stream: io.BufferedIOBase) -> bytes:
     line = stream.readline(_LONGEST_LINE)
     if not line or (not line.endswith(b"\n") and len(line) < _LONGEST_LINE):
         raise ClientGone("the client hung up in the middle of its request")
@@ -131,7 +124,7 @@ def _line(stream: Stream) -> bytes:
     return line
 
 
-def _exactly(stream: Stream, count: int) -> bytes:
+def _exactly(stream: io.BufferedIOBase, count: int) -> bytes:
     data = stream.read(count)
     if len(data) < count:
         raise ClientGone("the client hung up in the middle of its request")
@@ -158,7 +151,8 @@ class HttpConnection(BaseHTTPRequestHandler):
     def setup(self) -> None:
         limits = self.server.limits
         self.connection = cast("socket.socket", self.request)
-        self.connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, True)
+        with suppress(OSError):  # macOS refuses it for a connection that its client has reset
+            self.connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, True)
         self._reader = DeadlineReader(self.connection)
         self.rfile = self._buffer = io.BufferedReader(self._reader, 65536)
         self.wfile = cast("io.BufferedIOBase", BoundedWriter(self.connection, limits.write_s))

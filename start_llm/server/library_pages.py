@@ -41,7 +41,7 @@ class LibraryPages:
         return self._fit(self.library.fit_on_hub(repo), repo)
 
     def _fit(self, fit: Fit, repo: str | None) -> Page:
-        status = self.served.default.status
+        status = self.served.status
         is_loaded = fit.model == status.card.id and not repo
         measured = _measured_tps(status.engine) if is_loaded else None
         context = status.card.context_window if is_loaded else fit.report.context_tokens

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 import socketserver
 import sys
@@ -36,6 +37,7 @@ from start_llm.telemetry.prometheus import ServerMetrics
 
 _BUSY: Final = float("inf")
 _POLL_S: Final = 0.1
+_ANOTHER_SERVER: Final = " Another server may be running there; choose another port with --mlx-port."
 _NO_ROOM = (
     b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 2\r\nContent-Type: application/json\r\n"
     b"Content-Length: %d\r\nConnection: close\r\n\r\n%b"
@@ -125,6 +127,7 @@ class Connections:
         self._mark(connection, time.monotonic())
 
     def close_all(self) -> None:
+        """Close every connection."""
         with self._lock:
             for connection in self._waiting_since:
                 _hang_up(connection)
@@ -193,10 +196,11 @@ class Listener(ThreadingHTTPServer):
             super().__init__((host, port), handler)
             self._ipv6_listener = self._listen_on_ipv6(host, port)
         except OSError as error:
-            self.server_close()
+            if hasattr(self, "socket"):  # the system may have none of this address family
+                self.server_close()
+            advice = _ANOTHER_SERVER if error.errno == errno.EADDRINUSE else ""
             raise PortError(
-                f"MLX_HOST={host} MLX_PORT={port} cannot be listened on: {error.strerror}. "
-                "Another server may be running there; choose another with --mlx-port."
+                f"MLX_HOST={host} MLX_PORT={port} cannot be listened on: {error.strerror}.{advice}"
             ) from error
 
     @property
@@ -263,10 +267,6 @@ class Listener(ThreadingHTTPServer):
                     server.socket.shutdown(socket.SHUT_RDWR)
                 server.shutdown()
             server.server_close()
-
-    def hang_up(self) -> None:
-        """Close every connection."""
-        self.connections.close_all()
 
     def server_bind(self) -> None:
         # HTTPServer's own method resolves the host name, which can block.

@@ -106,15 +106,6 @@ class ServedModels(Protocol):
         ...
 
     @property
-    def default(self) -> ServedModel:
-        """The loaded model that was used last; it answers requests for names that no model has.
-
-        Raises:
-            RequestError: none is loaded now.
-        """
-        ...
-
-    @property
     def status(self) -> Status:
         """The status of the model that was used last, loaded or not.
 

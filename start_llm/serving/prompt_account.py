@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from start_llm.core.events import Event, Prefilling, Restored, Text
@@ -9,41 +10,31 @@ from start_llm.core.prompt import KeptPrefix
 from start_llm.core.prompt_report import Divergence, Receipt
 
 
+@dataclass(eq=False)
 class PromptAccount:
     """Follows the events of one request. Owned by its HTTP thread.
 
-    Args:
+    Attributes:
         ids: the tokens of the prompt.
-        note: where in the prompt the note is that this request adds; empty if it adds none.
+        added: where in the prompt the note is that this request adds; empty if it adds none.
+        divergence: where it leaves the request that its client compares it with.
         kept: the beginnings that its client asks to keep.
         find_read_ahead: returns how many of so many restored tokens were read before the request came.
-
-    Attributes:
-        divergence: where it leaves the request that its client compares it with.
     """
 
-    def __init__(
-        self,
-        ids: Sequence[int],
-        note: range,
-        divergence: Divergence | None = None,
-        kept: tuple[KeptPrefix, ...] = (),
-        find_read_ahead: Callable[[int], int] = lambda _: 0,
-    ) -> None:
-        self.divergence = divergence
-        self._ids = ids
-        self._tokens = len(ids)
-        self._note = note
-        self._kept = kept
-        self._find_read_ahead = find_read_ahead
-        self._restored = Restored(0)
-        self._done = 0
-        self._drafted = 0
+    ids: Sequence[int]
+    added: range
+    divergence: Divergence | None = None
+    kept: tuple[KeptPrefix, ...] = ()
+    find_read_ahead: Callable[[int], int] = lambda _: 0
+    _restored: Restored = field(default_factory=lambda: Restored(0))
+    _done: int = 0
+    _drafted: int = 0
 
     @cached_property
     def read_ahead(self) -> int:
         """Restored tokens that were read before the request came. Asked once, when all are restored."""
-        return self._find_read_ahead(self.cached)
+        return self.find_read_ahead(self.cached)
 
     @property
     def cached(self) -> int:
@@ -58,7 +49,7 @@ class PromptAccount:
             case Prefilling():
                 self._done = max(self._done, event.done)  # what was evicted meanwhile is computed again
             case Text():
-                self._done = self._tokens
+                self._done = len(self.ids)
                 self._drafted += event.drafted
             case _:
                 pass
@@ -66,22 +57,22 @@ class PromptAccount:
     def progress(self) -> Prefilling:
         """Return how much of the prompt has been read."""
         seconds = time.perf_counter() - self._restored.at
-        return Prefilling(self._done, self._tokens, cached=self.cached, seconds=seconds)
+        return Prefilling(self._done, len(self.ids), cached=self.cached, seconds=seconds)
 
     def receipt(self) -> Receipt:
         """Return where the tokens have come from so far."""
         cached, from_disk = self.cached, min(self._restored.disk_tokens, self.cached)
-        note_tokens = max(min(self._done, self._note.stop) - max(cached, self._note.start), 0)
+        note_tokens = max(min(self._done, self.added.stop) - max(cached, self.added.start), 0)
         return Receipt(
             from_memory=cached - from_disk,
             from_disk=from_disk,
             read_ahead=self.read_ahead,
             read=self._done - cached - note_tokens,
             note_tokens=note_tokens,
-            unread=self._tokens - self._done,
+            unread=len(self.ids) - self._done,
             drafted=self._drafted,
             is_kept=self._restored.miss != "off",
-            kept=self._kept,
-            ids=self._ids,
-            note=self._note,
+            kept=self.kept,
+            ids=self.ids,
+            note=self.added,
         )

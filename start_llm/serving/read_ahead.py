@@ -184,7 +184,7 @@ class ReadAhead:
             request: without messages that the next one will not have.
             reply: as the client will send it back.
         """
-        if request.is_background or request.continues_reply or request.images:
+        if self._is_closing.is_set() or request.is_background or request.continues_reply or request.images:
             return
         self._replies.put(_Reply(request, reply))
         self._start_thread()
@@ -226,10 +226,13 @@ class ReadAhead:
         return len(self._judged) < _JUDGED or used >= _LEAST_USED * read
 
     def _run(self) -> None:
-        while todo := self._next():
-            if self._is_worth_trying():
-                with suppress(RequestError, EngineDied):  # a next request would be refused too
-                    todo()
+        try:
+            while todo := self._next():
+                if self._is_worth_trying():
+                    with suppress(RequestError, EngineDied):  # a next request would be refused too
+                        todo()
+        finally:
+            self._is_closing.set()  # nobody receives replies any more
 
     def _next(self) -> Callable[[], None] | None:
         """Return what to do once the engine has nothing to do: read behind the newest reply, or what was used

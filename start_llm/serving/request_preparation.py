@@ -31,10 +31,6 @@ _NO_ALIASES = ToolAliases()
 _NO_ADAPTERS = NoAdapters()
 
 
-def _unconstrained() -> None:
-    return None
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreparedRequest:
     """A request, its prompt, and how its reply is constrained and read.
@@ -64,7 +60,7 @@ class PreparedRequest:
     prompt_field: str
     messages: int = 0
     splitter: Splitter
-    compile_guide: Callable[[], Guide | None] = _unconstrained
+    compile_guide: Callable[[], Guide | None] = lambda: None
     logit_bias: Mapping[int, float]
     reasoning_limit: ReasoningLimit | None = None
     max_calls: int | None = None

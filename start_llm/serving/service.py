@@ -2,13 +2,11 @@
 generated. `serving.answer` turns the text into events.
 """
 
-from __future__ import annotations
-
 import time
 from array import array
 from collections.abc import Collection, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Protocol
 
@@ -151,17 +149,18 @@ class Service:
         with ExitStack() as submitted:
             submitted.callback(generation.cancel)
             turn.record_submitted(name_in(origin.id))
+            answer = Answer(
+                generation=generation,
+                output=output,
+                turn=turn,
+                account=account,
+                repetition=repetition,
+                aliases=prepared.aliases,
+                prompt=self._prompt_account(prepared, turn),
+                remember=partial(self._remember, prepared, origin, turn),
+            )
             submitted.pop_all()
-        return Answer(
-            generation=generation,
-            output=output,
-            turn=turn,
-            account=account,
-            repetition=repetition,
-            aliases=prepared.aliases,
-            prompt=self._prompt_account(prepared, turn),
-            remember=partial(self._remember, prepared, origin, turn),
-        )
+        return answer
 
     def _model_of(self, prepared: PreparedRequest) -> str:
         """Return a name for what answers the request: the model and its adapters."""
@@ -337,21 +336,15 @@ def _facts(prepared: PreparedRequest, origin: RequestOrigin, turn: Turn, *, imag
         return None if name is None else session_digest(request.tenant, name)
 
     return RequestFacts(
-        id=origin.id,
+        **asdict(origin),
         tenant=prepared.original.tenant,
-        key=origin.key,
-        client=origin.client,
-        unknown_model=origin.unknown_model,
         name=session_name(request.session_id),
         session=session_digest(request.tenant, prepared.session),
         session_source="client" if request.session_id else "conversation" if conversation else "none",
         parent_session=digest(request.lineage.parent),
         branch=digest(request.lineage.branch),
-        endpoint=origin.endpoint,
-        model=origin.model,
         adapter=adapter_label(request.options.adapter),
         messages=prepared.messages,
-        mended=origin.mended,
         images=images,
         prompt_tokens=len(turn.tokens),
         stable_prefix_msg_count=prefix_match.seen,

@@ -1,7 +1,5 @@
 """Reads what a client's conversations begin with, because somebody asks for it before the client does."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 

@@ -4,6 +4,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Literal
 
+from start_llm.core.chat import RequestOrigin
 from start_llm.core.events import Finished, Restored, Usage
 from start_llm.core.explanation import Explanation
 from start_llm.telemetry.savings import LEAST_TIMED_TOKENS
@@ -15,36 +16,26 @@ _LABEL_DIGITS = 6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RequestFacts:
-    """What is known of a request before it runs. Those that are not named here are fields of the trace.
+class RequestFacts(RequestOrigin):
+    """What is known of a request before it runs. What is added and is not named here are fields of the trace.
 
     Attributes:
-        tenant: whose request it is; shown to nobody.
-        key: a digest of its API key; shown to nobody.
-        client: the program that sent it; empty if it does not say.
-        unknown_model: the name of a model that it asks for and nobody has; else empty.
+        tenant: whose request it is; shown to nobody, as its key.
         session: a digest that names its session and reveals nothing.
         name: the end of the session id that the client sent; empty if it sent none.
         adapter: the adapters of the request; None for the base model.
         images: the number of images in its prompt.
     """
 
-    id: str
     tenant: bytes
-    endpoint: str
-    model: str
     session: str
     session_source: Literal["client", "conversation", "none"]
     prompt_tokens: int
-    key: bytes = b""
     name: str = ""
-    client: str = ""
-    unknown_model: str = ""
     adapter: str | None = None
     parent_session: str | None = None
     branch: str | None = None
     messages: int = 0
-    mended: tuple[str, ...] = ()
     images: int = 0
     stable_prefix_msg_count: int = 0
     cache_key_delta_chars: int = 0

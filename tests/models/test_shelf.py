@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -51,6 +52,14 @@ def test_the_loaded_model_is_judged_unless_another_is_named(shelf, model):
     other = shelf.fit("other", None)
     assert (other.model, other.report.context_tokens) == ("other", 1000)
     assert other.sku_context == 1000
+
+
+def test_while_none_is_loaded_others_are_judged_and_the_loaded_one_is_not_there(shelf):
+    idle = replace(shelf, loaded=list)
+    assert idle.fit("other", None) == shelf.fit("other", None)
+    with pytest.raises(NotFound, match="No model is loaded now") as refused:
+        idle.fit(None, None)
+    assert refused.value.param == "model"
 
 
 def test_the_table_of_machines_has_every_machine(shelf):

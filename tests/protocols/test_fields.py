@@ -3,6 +3,7 @@
 import json
 import math
 import sys
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 
 from start_llm.core.errors import InvalidRequest
 from start_llm.core.sampling import SEED_RANGE, Range
-from start_llm.protocols.fields import Fields, parse_body, parse_embedded, type_name
+from start_llm.protocols.fields import MOST_VALUES, Fields, parse_body, parse_embedded, type_name
 from tests.protocols.helpers import body
 
 TEN = Range(0, 10)
@@ -204,6 +205,13 @@ def test_fields_that_nobody_asks_for_are_never_looked_at():
 )
 def test_embedded_json_that_is_none_reads_as_nothing(text):
     assert parse_embedded(text) is None
+
+
+def test_embedded_json_of_millions_of_values_reads_as_nothing_and_holds_nobody_up():
+    text = "[" + "[]," * MOST_VALUES + "1]"
+    began = time.thread_time()
+    assert parse_embedded(text) is None
+    assert time.thread_time() - began < 0.2
 
 
 def test_halves_in_embedded_json_are_replaced_like_those_of_the_body():

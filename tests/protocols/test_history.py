@@ -347,6 +347,18 @@ def test_a_damage_that_is_too_deep_to_be_written_is_refused():
         with_mended_history(CHAT, Fields({"messages": items}))
 
 
+@pytest.mark.parametrize("path", [CHAT, MESSAGES])
+def test_a_part_that_is_nested_deeply_is_read_by_its_text_in_every_turn(path: str):
+    part: Any = {"type": "text", "text": "a"}
+    for _ in range(440):
+        part = {"type": "text", "text": "a", "content": [part]}
+    for items in (
+        [{**ASK, "content": [part]}],
+        [{**ASK, "content": [part]}, {**ASK, "role": "assistant"}, ASK],
+    ):
+        assert request(path, items).messages[0].content == "a"
+
+
 def test_a_path_without_a_history_is_left_alone():
     body = Fields({"messages": [{"role": "assistant", "content": 5}]})
     assert with_mended_history("embeddings", body).data == body.data

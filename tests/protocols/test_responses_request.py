@@ -739,6 +739,20 @@ def test_a_reference_to_nothing_is_left_out_where_a_question_follows():
     assert [message.content for message in request_of(context, input=[gone, ASK]).messages] == ["How deep?"]
 
 
+def test_an_error_behind_a_reference_to_nothing_names_the_item_of_the_request():
+    gone = {"type": "item_reference", "id": "gone"}
+    with pytest.raises(InvalidRequest) as refused:
+        messages_of(gone, {"role": "user", "content": [{"type": "input_image", "image_url": "x"}]})
+    assert refused.value.param == "input[1].content[0]"
+
+
+def test_an_approval_is_a_question_so_a_reference_to_nothing_in_front_of_it_is_left_out():
+    gone = {"type": "item_reference", "id": "gone"}
+    approval = {"type": "mcp_approval_response", "approval_request_id": "a", "approve": True}
+    (message,) = messages_of(gone, approval)
+    assert message.role == "user"
+
+
 def test_the_reasoning_of_a_response_that_is_gone_on_from_is_read_exactly():
     context, _ = new_context()
     reply = call_of(context).reply

@@ -148,7 +148,7 @@ def breakable(folder: Path, *, secret: BackendSecret | None = None) -> Generator
         yield BreakableServer(listener.port, network, engine)
     finally:
         listener.stop_accepting()
-        listener.hang_up()
+        listener.connections.close_all()
         assert engine.stop(5), "the engine thread did not end"
 
 

@@ -408,7 +408,7 @@ def listener_alone() -> Iterator[Listener]:
     )
     yield listener
     listener.stop_accepting()
-    listener.hang_up()
+    listener.connections.close_all()
 
 
 @pytest.mark.parametrize(("method", "path"), EVERY_PATH)
@@ -443,6 +443,6 @@ def test_nothing_is_begun_while_the_server_stops(path: str):
         reply = ask(listener.port, "POST", path, {})
     finally:
         listener.stop_accepting()
-        listener.hang_up()
+        listener.connections.close_all()
     assert (reply.status, refusal(reply, path)["type"]) == (503, "overloaded_error")
     assert 6 <= int(reply.headers["retry-after"]) <= 7

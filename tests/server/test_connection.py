@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -323,12 +324,42 @@ def test_both_loopback_addresses_answer_until_the_server_stops(scripted_model: P
             socket.create_connection((host, server.port), timeout=5)
 
 
+def test_an_address_of_a_family_that_the_system_has_not_is_said_and_not_that_the_port_is_taken(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    def refuse(*_: Any, **__: Any) -> None:
+        raise OSError(errno.EAFNOSUPPORT, "Address family not supported by protocol")
+
+    monkeypatch.setattr(socket, "socket", refuse)
+    with pytest.raises(PortError, match=r"MLX_HOST=::1 .* Address family not supported by protocol\.$"):
+        Listener(IPV6_LOOPBACK, 0, Handler, HttpSettings())
+
+
+def test_a_connection_that_takes_no_options_is_served(monkeypatch: pytest.MonkeyPatch):
+    """macOS refuses them for one that its client has reset."""
+    with socket.create_server((IPV4_LOOPBACK, 0)) as server, socket.create_connection(server.getsockname()):
+        accepted, _ = server.accept()
+
+    class Refusing:
+        def setsockopt(self, *_: Any) -> None:
+            raise OSError(errno.EINVAL, "Invalid argument")
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(accepted, name)
+
+    handler: Any = Handler.__new__(Handler)
+    handler.server, handler.request = SimpleNamespace(limits=HttpSettings()), Refusing()
+    with accepted:
+        handler.setup()
+    assert handler.connection is handler.request
+
+
 @pytest.mark.skipif(not HAS_IPV6, reason="this system has no IPv6")
 def test_a_port_that_another_server_has_at_the_other_address_is_refused():
     with bound_socket(IPV6_LOOPBACK, 0) as other:
         other.listen()
         port = other.getsockname()[1]
-        with pytest.raises(PortError, match=f"MLX_PORT={port} cannot be listened on"):
+        with pytest.raises(PortError, match=f"MLX_PORT={port} cannot be listened on.* Another server may be"):
             Listener(IPV4_LOOPBACK, port, Handler, HttpSettings())
         assert not is_free(port)
     listener = Listener(IPV4_LOOPBACK, port, Handler, HttpSettings())

@@ -14,14 +14,17 @@ from start_llm.config.server_variables import HttpSettings
 from start_llm.core.errors import ClientGone, Overloaded
 from start_llm.engine.engine import Engine
 from start_llm.engine.resources import EngineResources
+from start_llm.protocols.seal import KEY_BYTES, Seal
 from start_llm.server.connection import BoundedWriter, is_closed_by_peer
 from start_llm.server.handler import Handler
 from start_llm.server.listener import Connections, Listener, ServerContext
+from start_llm.server.served_models import ServedModel
 from start_llm.telemetry.metrics import EngineMetrics
 from tests.engine.harness import uncached_resources
 from tests.engine.test_guards import Counting
 from tests.server.breakable import OneModel
 from tests.server.client import Client, message
+from tests.server.test_stuck import a_status
 
 SHORT_S = 0.3
 LONG_S = 30.0
@@ -44,7 +47,7 @@ def stack() -> Iterator[ExitStack]:
 
 
 def client_of(stack: ExitStack, listener: Listener) -> Client:
-    stack.callback(listener.hang_up)
+    stack.callback(listener.connections.close_all)
     stack.callback(listener.stop_accepting)
     return stack.enter_context(Client(listener.port, patience_s=5))
 
@@ -69,6 +72,22 @@ def test_who_announces_too_much_is_refused_before_it_is_read(stack: ExitStack):
     client = client_of(stack, opened(max_body_bytes=1000))
     client.send(message("POST", TEXT, {"prompt": "x" * 1000})[:-900])
     assert client.reply().status == 413
+
+
+def test_documents_in_documents_without_end_are_refused_and_the_connection_stays(stack: ExitStack):
+    status = a_status(EngineMetrics())
+    model = ServedModel(status.card, NOTHING, service=NOTHING, status=status, adapters=NOTHING)
+    listener = Listener("127.0.0.1", 0, Handler, HttpSettings())
+    listener.open(ServerContext(models=OneModel(model), library=NOTHING, seal=Seal(bytes(KEY_BYTES))))
+    document: Any = {"type": "text", "text": "a"}
+    for _ in range(300):
+        document = {"type": "document", "source": {"type": "content", "content": [document]}}
+    client = client_of(stack, listener)
+    reply = client.ask(
+        "POST", "/v1/messages", {"messages": [{"role": "user", "content": [document]}], "max_tokens": 1}
+    )
+    assert (reply.status, reply.json["error"]["message"]) == (400, "The body is nested too deeply.")
+    assert client.ask("POST", "/v1/messages", {}).status == 400
 
 
 @pytest.mark.timeout(10)  # who waits for ever fails soon

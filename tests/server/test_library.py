@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from start_llm.core.errors import Conflict
+from start_llm.core.errors import Conflict, Overloaded
 from start_llm.core.model_listing import Download, Fit, FitReport, LibraryEntry, Machine
 from start_llm.protocols.fields import Fields
 from start_llm.server.library_pages import LibraryPages
@@ -330,6 +330,22 @@ def test_a_measured_speed_is_that_of_the_loaded_model_alone():
     assert (other["measured_decode_tps"], other["measured_at"], other["context_tokens"]) == (None, None, 5000)
     _, few = pages([0.05] * 31).fit(request())
     assert few["measured_decode_tps"] is None
+
+
+def test_while_no_model_is_loaded_another_one_is_judged_all_the_same():
+    class NoneLoaded(OneModel):
+        @property
+        def default(self) -> Any:
+            raise Overloaded("No model is loaded now.")
+
+        @property
+        def status(self) -> Any:
+            return self._model.status
+
+    served = pages().served
+    assert isinstance(served, OneModel)
+    _, other = replace(pages(), served=NoneLoaded(served._model)).fit(request(repo="lab/x"))
+    assert (other["model"], other["measured_decode_tps"], other["context_tokens"]) == ("lab/x", None, 5000)
 
 
 def test_the_machines_are_rows():

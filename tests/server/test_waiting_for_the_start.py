@@ -23,7 +23,7 @@ def starting() -> Iterator[Listener]:
         yield listener
     finally:
         listener.stop_accepting()
-        listener.hang_up()
+        listener.connections.close_all()
 
 
 @pytest.mark.parametrize("pieces", [1, 2], ids=["in one piece", "with its body behind"])

@@ -137,6 +137,7 @@ def _limit(body: Fields) -> int:
 
 def _parse(body: Fields, headers: Mapping[str, str], context: RequestContext, *, limit: int) -> ParsedRequest:
     tools, late_tools = read_tools(body)
+    demanded = demanded_tool(body, (*tools, *late_tools))
     images = ImageParser(context.model.images, context.tenant, refuse=refuse_image)
     messages = read_conversation(body, partial(context.seal.open, tenant=context.tenant), images)
     diagnostics = body.object("diagnostics")
@@ -147,7 +148,7 @@ def _parse(body: Fields, headers: Mapping[str, str], context: RequestContext, *,
         images=images.images,
         tools=tools,
         late_tools=late_tools,
-        form=read_form(body, (*tools, *late_tools)),
+        form=read_form(body, (*tools, *late_tools), runs_elsewhere=demanded is not None),
         thinking=read_thinking(body),
         template_options=read_template_options(body),
         options=read_generation(
@@ -169,7 +170,6 @@ def _parse(body: Fields, headers: Mapping[str, str], context: RequestContext, *,
         with_diagnostics=diagnostics is not None,
     )
     parsed = ParsedRequest(request, reply, body.boolean("stream"))
-    demanded = demanded_tool(body, (*tools, *late_tools))
     if demanded is None or request.options.is_prewarm:
         return parsed
     context.notices.tell(f"The tool {demanded!r} runs on Anthropic's servers: it is answered as unavailable.")

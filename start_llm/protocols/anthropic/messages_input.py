@@ -257,13 +257,6 @@ def _parted(blocks: Sequence[Fields], *kinds: str) -> tuple[list[Fields], list[F
     return chosen, [block for block in blocks if block.value("type") not in kinds]
 
 
-def _required_text(block: Fields, _: _Reading) -> str:
-    text = block.text("text")
-    if text is None:
-        raise block.fail("text", "is required and must be a string")
-    return text
-
-
 def _document(block: Fields, reading: _Reading) -> str:
     """Return the document on separate lines: title, context and text."""
     source = block.object("source")
@@ -296,7 +289,7 @@ def _search_result(block: Fields, reading: _Reading) -> str:
 
 
 _TEXTS: Mapping[str, Callable[[Fields, _Reading], str]] = {
-    _TEXT: _required_text,
+    _TEXT: lambda block, _: block.given_text("text"),
     TOOL_REFERENCE: lambda *_: "",
     "document": _document,
     "search_result": _search_result,
@@ -306,8 +299,11 @@ _TEXTS: Mapping[str, Callable[[Fields, _Reading], str]] = {
 _OLDER_NAME = "output_format"
 
 
-def read_form(body: Fields, tools: ToolSchemas) -> OutputConstraint:
+def read_form(body: Fields, tools: ToolSchemas, *, runs_elsewhere: bool) -> OutputConstraint:
     """Return the output constraint. Unknown kinds of choice or format are ignored.
+
+    Args:
+        runs_elsewhere: the chosen tool is one of Anthropic's server tools, which cannot be called here.
 
     Raises:
         InvalidRequest: names a chosen tool that is not offered, or a format without a schema.
@@ -322,17 +318,11 @@ def read_form(body: Fields, tools: ToolSchemas) -> OutputConstraint:
             return OutputConstraint(answer=answer, calls="none")
         case "any":
             return OutputConstraint(answer=answer, calls="must", one_call=one_call)
-        case "tool" if not _runs_elsewhere(body, choice, tools):
+        case "tool" if not runs_elsewhere:
             chosen = frozenset([_chosen(choice, tools)])
             return OutputConstraint(answer=answer, calls="must", tools=chosen, one_call=one_call)
         case _:
             return OutputConstraint(answer=answer, one_call=one_call)
-
-
-def _runs_elsewhere(body: Fields, choice: Fields, tools: ToolSchemas) -> bool:
-    """Return True if the required tool is one of Anthropic's server tools, which cannot be called here."""
-    name = choice.text("name")
-    return name not in tool_names(tools) and any(tool.value("name") == name for tool in body.objects("tools"))
 
 
 def _chosen(choice: Fields, tools: ToolSchemas) -> str:
@@ -348,7 +338,5 @@ def _answer(body: Fields) -> JsonAnswer | None:
     form = (config.object("format") if config else None) or body.object(_OLDER_NAME)
     if form is None or form.text("type") != "json_schema":
         return None
-    schema = form.object("schema")
-    if schema is None:
-        raise form.fail("schema", "is required and must be an object")
+    schema = form.required_object("schema")
     return JsonAnswer(schema=schema.data, field=schema.path)

@@ -37,8 +37,8 @@ from start_llm.protocols.generation_fields import (
     COMPLETION_LIMITS,
     TOP_LOGPROBS,
     UNSUPPORTED_FIELDS,
+    read_generation,
     read_limit,
-    read_options,
     read_stream,
     refuse_unsupported,
 )
@@ -80,7 +80,7 @@ def parse(body: Fields, headers: Mapping[str, str], context: RequestContext) -> 
         form=_read_form(body, names, custom_tools, elsewhere),
         thinking=read_thinking(body),
         template_options=read_template_options(body),
-        options=read_options(
+        options=read_generation(
             body,
             max_tokens=read_limit(body, *COMPLETION_LIMITS),
             vocabulary=model.card.vocabulary,

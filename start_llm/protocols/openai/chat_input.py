@@ -93,10 +93,7 @@ def _tool_call(call: Fields) -> ToolCall:
     if call.value("type") == _CUSTOM and custom:
         name = custom.required_text("name")
         return ToolCall(id=call.text("id") or "", name=name, arguments=custom_arguments(custom))
-    function = call.object("function")
-    if function is None:
-        raise call.fail("function", "is required and must be an object")
-    return _called(function, call.text("id") or "")
+    return _called(call.required_object("function"), call.text("id") or "")
 
 
 def _called(function: Fields, call_id: str) -> ToolCall:
@@ -141,7 +138,7 @@ def read_tools(body: Fields) -> tuple[ToolSchemas, ToolSchemas]:
 
 
 def _function(tool: Fields) -> dict[str, Json]:
-    function = _required(tool, "function")
+    function = tool.required_object("function")
     function.required_text("name")
     function.text("description")
     function.object("parameters")
@@ -149,18 +146,11 @@ def _function(tool: Fields) -> dict[str, Json]:
 
 
 def _custom(tool: Fields) -> dict[str, Json]:
-    custom = _required(tool, _CUSTOM)
+    custom = tool.required_object(_CUSTOM)
     return {
         "type": "function",
         "function": {"name": custom.required_text("name"), **custom_schema(custom)},
     }
-
-
-def _required(tool: Fields, name: str) -> Fields:
-    member = tool.object(name)
-    if member is None:
-        raise tool.fail(name, "is required and must be an object")
-    return member
 
 
 _TOOL_READERS: Mapping[str, Callable[[Fields], dict[str, Json]]] = {"function": _function, _CUSTOM: _custom}
@@ -170,5 +160,5 @@ OWN_TYPES = frozenset(_TOOL_READERS)
 
 def read_custom_tools(body: Fields) -> Mapping[str, TextGrammar | None]:
     """Return the names of the custom tools, each with the grammar of its text."""
-    tools = (_required(tool, _CUSTOM) for tool in body.objects("tools") if tool.value("type") == _CUSTOM)
+    tools = (tool.required_object(_CUSTOM) for tool in body.objects("tools") if tool.value("type") == _CUSTOM)
     return {tool.required_text("name"): custom_grammar(tool) for tool in tools}

@@ -19,10 +19,8 @@ from start_llm.protocols.generation_fields import (
     TOP_LOGPROBS,
     UNSUPPORTED_FIELDS,
     UnsupportedField,
-    is_false,
-    is_one,
+    read_generation,
     read_limit,
-    read_options,
     read_stream,
     refuse_unsupported,
     token_ids,
@@ -36,15 +34,11 @@ from start_llm.protocols.urgency import service_tier
 _PREWARMING_LIMITS = ("max_tokens", "n_predict")
 
 
-def _is_empty(value: Json) -> bool:
-    return value == ""
-
-
 _NOT_YET = (
     *UNSUPPORTED_FIELDS,
-    UnsupportedField("best_of", is_one, "must be 1: one reply is made for each request"),
-    UnsupportedField("echo", is_false, "must be false: the prompt is not sent back"),
-    UnsupportedField("suffix", _is_empty, "must be empty: insertion is not supported"),
+    UnsupportedField("best_of", 1, "must be 1: one reply is made for each request"),
+    UnsupportedField("echo", False, "must be false: the prompt is not sent back"),
+    UnsupportedField("suffix", "", "must be empty: insertion is not supported"),
 )
 
 
@@ -56,7 +50,7 @@ def parse(body: Fields, headers: Mapping[str, str], context: RequestContext) -> 
     top_logprobs = body.integer("logprobs", TOP_LOGPROBS)
     request = TextRequest(
         prompt=_prompt(body, model.card.vocabulary),
-        options=read_options(
+        options=read_generation(
             body,
             max_tokens=read_limit(body, *COMPLETION_LIMITS, prewarming=_PREWARMING_LIMITS),
             vocabulary=model.card.vocabulary,

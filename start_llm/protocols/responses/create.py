@@ -29,9 +29,8 @@ from start_llm.protocols.generation_fields import (
     TOP_LOGPROBS,
     UNSUPPORTED_FIELDS,
     UnsupportedField,
-    is_false,
+    read_generation,
     read_limit,
-    read_options,
     refuse_unsupported,
 )
 from start_llm.protocols.image_parts import ImageParser
@@ -49,15 +48,11 @@ _LOGPROBS = "message.output_text.logprobs"
 """The `include` value that requests log-probabilities."""
 
 
-def _is_nothing(_: Json) -> bool:
-    return False
-
-
 _NOT_YET = (
     *UNSUPPORTED_FIELDS,
-    UnsupportedField("background", is_false, "must be false: a response is made while its client waits"),
-    UnsupportedField("conversation", _is_nothing, "is not kept on this server; send previous_response_id"),
-    UnsupportedField("prompt", _is_nothing, "names a stored prompt, and this server has none; send input"),
+    UnsupportedField("background", False, "must be false: a response is made while its client waits"),
+    UnsupportedField("conversation", None, "is not kept on this server; send previous_response_id"),
+    UnsupportedField("prompt", None, "names a stored prompt, and this server has none; send input"),
 )
 _DEEPER = 32
 """Levels around a field of the request inside a response event, plus a margin."""
@@ -69,18 +64,18 @@ class _Conversation:
     """The conversation of a request: items of earlier responses, its own items, and the instructions."""
 
     earlier: Sequence[Item]
-    new: Sequence[Item]
+    new: Sequence[Fields]
     instructions: str | None
 
     @property
     def items(self) -> list[Item]:
-        return [*self.earlier, *self.new]
+        return [item.data for item in self.fields]
 
     @property
     def fields(self) -> list[Fields]:
         """All items, each with its path in the request."""
         earlier = [Fields(item, f"previous_response_id[{at}]") for at, item in enumerate(self.earlier)]
-        return [*earlier, *(Fields(item, f"input[{at}]") for at, item in enumerate(self.new))]
+        return [*earlier, *self.new]
 
 
 def parse(body: Fields, headers: Mapping[str, str], context: RequestContext) -> ParsedRequest:
@@ -231,7 +226,7 @@ def _chosen_name(toolbox: Toolbox, tool: Fields) -> str | None:
 
 def _read_options(body: Fields, context: RequestContext) -> GenerationOptions:
     most = body.integer("top_logprobs", TOP_LOGPROBS) or 0
-    return read_options(
+    return read_generation(
         body,
         max_tokens=read_limit(body, *_LIMITS),
         vocabulary=context.model.card.vocabulary,

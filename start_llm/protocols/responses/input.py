@@ -19,7 +19,7 @@ from start_llm.protocols.image_parts import ImageParser, question_among
 from start_llm.protocols.responses.built_in_calls import BUILT_IN_CALLS, BUILT_IN_OUTPUTS
 from start_llm.protocols.responses.tools import Tell, Toolbox
 from start_llm.protocols.seal import Sealed
-from start_llm.protocols.tool_types import VENDOR_ITEMS, vendor_text
+from start_llm.protocols.tool_types import VENDOR_ITEMS, VENDOR_QUESTIONS, vendor_text
 
 ROLES: Mapping[str, Role] = {
     "system": "system",
@@ -39,10 +39,11 @@ def kind_of(item: Fields) -> str:
     return item.required_text("type")
 
 
-def new_items(body: Fields, find: Callable[[str, str], Item]) -> list[Item]:
+def new_items(body: Fields, find: Callable[[str, str], Item]) -> list[Fields]:
     """Return the new items of a request: one text, or a list in which references are replaced by their items.
 
-    A reference to nothing is left out where a question follows: the client would send it with every turn.
+    Each has its path in the request. A reference to nothing is left out where a question follows: the client
+    would send it with every turn.
 
     Args:
         find: returns an item by its id; its second argument is the path of the field; raises `NotFound`.
@@ -54,12 +55,12 @@ def new_items(body: Fields, find: Callable[[str, str], Item]) -> list[Item]:
     if value is None:
         return []
     if isinstance(value, str):
-        return [{"type": "message", "role": "user", "content": value}]
+        return [Fields({"type": "message", "role": "user", "content": value}, body.path_of("input"))]
     if not isinstance(value, list):
         raise body.expected("input", "a string or an array of items")
     items = list(body.objects("input"))
     question = max((at for at, item in enumerate(items) if _role_of(item) in ("user", "tool")), default=-1)
-    read: list[Item] = []
+    read: list[Fields] = []
     for at, item in enumerate(items):
         try:
             read.append(_referred(item, find))
@@ -70,9 +71,10 @@ def new_items(body: Fields, find: Callable[[str, str], Item]) -> list[Item]:
     return read
 
 
-def _referred(item: Fields, find: Callable[[str, str], Item]) -> Item:
-    is_reference = kind_of(item) == REFERENCE
-    return find(item.required_text("id"), item.path_of("id")) if is_reference else item.data
+def _referred(item: Fields, find: Callable[[str, str], Item]) -> Fields:
+    if kind_of(item) != REFERENCE:
+        return item
+    return Fields(find(item.required_text("id"), item.path_of("id")), item.path)
 
 
 def _role_of(item: Fields) -> Json:
@@ -80,7 +82,11 @@ def _role_of(item: Fields) -> Json:
     kind = item.value("type")
     if kind == "message" or (kind is None and item.value("role") is not None):
         return item.value("role")
-    return "tool" if isinstance(kind, str) and kind.endswith("_output") else "assistant"
+    if not isinstance(kind, str):
+        return "assistant"
+    if kind in VENDOR_QUESTIONS:
+        return "user"
+    return "tool" if kind.endswith("_output") else "assistant"
 
 
 def with_ids(items: Iterable[Item]) -> list[Item]:
@@ -166,8 +172,8 @@ class ItemReader:
     def vendor_item(self, item: Fields) -> Message:
         """Return the text of a call that the vendor ran, which no template has a form for."""
         kind = kind_of(item)
-        text = vendor_text(kind, item.data, hidden=VENDOR_ITEMS[kind].hidden)
-        if VENDOR_ITEMS[kind].is_question:
+        text = vendor_text(kind, item.data)
+        if kind in VENDOR_QUESTIONS:
             return Message(role="user", content=text)
         return _of_reply(item, content=text)
 

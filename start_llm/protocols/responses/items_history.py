@@ -17,7 +17,7 @@ from start_llm.protocols.mending import (
 )
 from start_llm.protocols.responses.built_in_calls import BUILT_IN_CALLS, BUILT_IN_OUTPUTS
 from start_llm.protocols.responses.input import REFERENCE, ROLES
-from start_llm.protocols.tool_types import VENDOR_ITEMS
+from start_llm.protocols.tool_types import VENDOR_ITEMS, VENDOR_QUESTIONS
 
 _MESSAGE = "message"
 _CALLS = ("function_call", "custom_tool_call")
@@ -27,7 +27,7 @@ _OF_THE_USER = frozenset(
         *_RESULTS,
         *BUILT_IN_OUTPUTS,
         "computer_call_output",
-        *(kind for kind, item in VENDOR_ITEMS.items() if item.is_question),
+        *VENDOR_QUESTIONS,
     }
 )
 _OF_REFERENCES = frozenset({"id", "type"})

@@ -143,17 +143,9 @@ def _namespace(item: Fields, tell: Tell) -> Iterator[ClientTool]:
         for tool in _read(nested, tell, _NESTED):
             own = tool.schema.get("description")
             description = "\n\n".join(text for text in (about, own) if text and isinstance(text, str))
-            schema = (
-                {"description": description, **_without_description(tool.schema)}
-                if description
-                else tool.schema
-            )
-            yield replace(tool, namespace=namespace, schema=schema)
+            described = {"description": "", **tool.schema} | {"description": description}
+            yield replace(tool, namespace=namespace, schema=described if description else tool.schema)
             about = None
-
-
-def _without_description(schema: Mapping[str, Json]) -> dict[str, Json]:
-    return {name: value for name, value in schema.items() if name != "description"}
 
 
 _NESTED: Mapping[str, Reader] = {"function": _function, "custom": _custom}
