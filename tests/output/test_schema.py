@@ -73,6 +73,7 @@ def test_types_are_found_in_the_parts_of_a_schema(name):
         ("#/properties/parent/anyOf/0", {"string"}),
         ("#/properties/parent/anyOf/7", set()),
         ("#/properties/parent/anyOf/x", set()),
+        (f"#/properties/parent/anyOf/{'9' * 5000}", set()),
         ("#/$defs/My%20~1Name~0", {"string"}),
         ("#/anyOf/0/properties/a", {"integer"}),
         ("#/$defs/Self/properties/a", {"boolean"}),
@@ -144,6 +145,22 @@ def test_references_that_lead_to_many_others_are_followed_once():
     }
     flattened = flatten_arguments({"$ref": "#/$defs/d0", "$defs": levels})
     assert flattened["properties"] == {f"p{level}": {} for level in range(4)}
+
+
+def test_types_and_items_behind_many_references_are_found_at_once():
+    """As often as there are ways to them, this would take until tomorrow too."""
+    parameters = {"properties": {"x": {"$ref": "#/$defs/d0"}}, "$defs": CIRCLE}
+    tools = Tools([{"type": "function", "function": {"name": "f", "parameters": parameters}}])
+    assert tools.types("f", "x") == set()
+    assert tools.shape("f", "x").items.schema is None
+
+
+def test_the_items_of_a_list_are_found_behind_a_reference():
+    listed: Any = {"allOf": [{"$ref": "#/$defs/Empty"}, {"$ref": "#/$defs/List"}]}
+    definitions: Any = {"Empty": {}, "List": {"type": "array", "items": {"type": "integer"}}}
+    parameters = {"properties": {"x": listed}, "$defs": definitions}
+    tools = Tools([{"type": "function", "function": {"name": "f", "parameters": parameters}}])
+    assert tools.shape("f", "x").items.types == {"integer"}
 
 
 @pytest.mark.parametrize(
