@@ -27,6 +27,7 @@ _TOKEN = regex.compile(
     |(?P<range>"(?:\\.|[^"\\\n])*"[ \t]*\.\.[ \t]*"(?:\\.|[^"\\\n])*")
     |(?P<text>"(?:\\.|[^"\\\n])*")(?P<text_flags>i?)
     |/(?P<pattern>(?:\\.|[^/\\])+)/(?P<pattern_flags>[imslux]*)
+    |(?P<broken>["/])
     |(?P<negation>~(?=[ \t]*[^\s\d]))
     |(?P<alias>->[ \t]*\w+)
     |(?P<modifier>[?!](?=_?[a-z][\w-]*\s*:))
@@ -177,6 +178,8 @@ class _Rewriting:
     def _token(self, match: regex.Match[str]) -> str:
         if match["forbidden"]:
             raise _UnusableError(f"{match['forbidden']} is not supported")
+        if match["broken"]:
+            raise _UnusableError("a text or a pattern has no end")
         if match["comment"]:
             return ""
         if match["pattern"] is not None:
