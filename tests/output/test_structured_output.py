@@ -17,8 +17,7 @@ from start_llm.core.prompt import ModelTokens, Prompt
 from start_llm.core.unenforced import KEYWORDS, unenforced_keywords
 from start_llm.formats import registry
 from start_llm.formats.registry import FAMILIES, NOTATIONS
-from start_llm.formats.writing.lark import Grammar
-from start_llm.output.grammar.enforcer import Enforcer
+from start_llm.formats.writing.lark import Lark
 from start_llm.output.grammar.schema_check import schema_error
 from start_llm.output.stream import OutputStream
 from start_llm.output.structured_output import StructuredOutput
@@ -554,9 +553,36 @@ def test_a_hundred_tools_that_each_may_get_forty_arguments_can_be_demanded(name)
 
 
 def test_a_grammar_without_schemas_that_is_too_long_is_refused():
-    enforcer = Enforcer(trait_tokenizer(FORMS["hermes"].trait), 10)
     with pytest.raises(InvalidRequest, match=r"more than \d+ characters") as refused:
-        enforcer.guide(Grammar("x" * (2**20 + 1), ()))
+        Lark({}).either("x" * 2**20)
+    assert refused.value.param == "tools"
+
+
+NODE: Any = {
+    "type": "object",
+    "properties": {
+        **{f"one_{n}": {"$ref": "#/$defs/Node"} for n in range(4)},
+        **{f"all_{n}": {"type": "array", "items": {"$ref": "#/$defs/Node"}} for n in range(4)},
+    },
+}
+
+
+@pytest.mark.parametrize("name", ["minimax_m3", "gemma4"])
+def test_a_definition_that_refers_to_itself_in_many_places_is_written_out_once(name):
+    """For every way to it, that would be millions of rules."""
+    schema = {"type": "object", "properties": {"root": {"$ref": "#/$defs/Node"}}, "$defs": {"Node": NODE}}
+    tool = {"type": "function", "function": {"name": "ask", "parameters": schema}}
+    assert asked(OutputConstraint(calls="must"), tool, trait=FORMS[name].trait).allowed()
+
+
+@pytest.mark.thorough
+def test_arguments_without_end_are_refused_before_all_of_them_are_written_out():
+    """Each title makes a schema of its own, and all of them have all of the others."""
+    members = {f"a{n}": {"$ref": "#/$defs/Node", "title": str(n)} for n in range(500)}
+    node: Any = {"type": "object", "properties": members}
+    tool = {"type": "function", "function": {"name": "ask", "parameters": {**node, "$defs": {"Node": node}}}}
+    with pytest.raises(InvalidRequest, match=r"more than \d+ characters") as refused:
+        asked(OutputConstraint(calls="must"), tool, trait=FORMS["minimax_m3"].trait)
     assert refused.value.param == "tools"
 
 

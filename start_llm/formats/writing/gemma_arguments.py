@@ -51,6 +51,7 @@ class _GemmaGrammar:
         self._root = tool.parameters
         self._tool = replace(tool, parameters=flatten_arguments(tool.parameters))
         self._anything = ""
+        self._referred: dict[tuple[str, int], str] = {}
 
     def arguments(self) -> str:
         if self._tool.properties:
@@ -63,11 +64,18 @@ class _GemmaGrammar:
         if values := enum_values(schema, self._root):
             return self._lark.either(*(self._lark.literal(_written(self._quote, value)) for value in values))
         if isinstance(reference := schema.get("$ref"), str):
-            return self._value(resolve(reference, self._root), depth - 1)
+            return self._definition(reference, depth)
         if "allOf" in schema:
             return self._all_of(schema, depth)
         ways = list(self._ways(schema, depth))
         return self._lark.either(*ways) if ways else self._any()
+
+    def _definition(self, reference: str, depth: int) -> str:
+        """Return the value that a reference leads to. Each is written out once per level."""
+        key = (reference, depth)
+        if key not in self._referred:
+            self._referred[key] = self._value(resolve(reference, self._root), depth - 1)
+        return self._referred[key]
 
     def _ways(self, schema: Mapping[str, Json], depth: int) -> Iterator[str]:
         stated = schema.get("type")

@@ -21,7 +21,6 @@ from start_llm.formats.writing.client_grammar import levels, refused, standalone
 from start_llm.formats.writing.lark import Grammar
 from start_llm.output.grammar.schema_check import schema_error
 
-_MAX_CHARACTERS = 2**20
 _MAX_DEFINITION = 2**16
 """Characters of a client's grammar for a text. Codex' has a thousand."""
 MAX_LEVELS = 250
@@ -130,11 +129,6 @@ class Enforcer:
             InvalidRequest: a schema cannot be enforced; names its field.
             ClientGone: the client has left.
         """
-        if len(grammar.text) > _MAX_CHARACTERS:
-            raise InvalidRequest(
-                f"The schemas make a grammar of more than {_MAX_CHARACTERS} characters.",
-                param=grammar.schemas[-1][0].field if grammar.schemas else "tools",
-            )
         with held_in_turn(_LARGE_GRAMMAR) if len(grammar.text) > _LARGE else nullcontext():
             return TokenGuide(self._compiled(grammar), self._tokenizer)
 
