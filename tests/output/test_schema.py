@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from start_llm.formats.reading.json_text import is_strict, parsed, written
-from start_llm.formats.reading.schema import Tools, decode, enum_values, flatten_arguments, is_text
+from start_llm.formats.reading.schema import Tools, decode, enum_values, flatten_arguments
 from tests.output.corpus.case import TOOLS, TYPED, tool
 from tests.output.corpus.typed import VALUES
 
@@ -245,12 +245,6 @@ def test_arguments_that_are_not_named_have_the_types_of_the_rest():
     assert tools.types("x", "a") == {"integer"}
     assert tools.types("x", "b") == {"string"}
     assert tools.types("y", "b") == frozenset()
-
-
-def test_only_what_is_text_and_nothing_else_is_text():
-    assert is_text(frozenset({"string"}))
-    assert not is_text(frozenset({"string", "null"}))
-    assert not is_text(frozenset())
 
 
 def test_no_tools_are_false():

@@ -552,6 +552,33 @@ def test_a_hundred_tools_that_each_may_get_forty_arguments_can_be_demanded(name)
     assert reply(FORMS[name].trait, OutputConstraint(calls="must"), tools, seed=1, max_tokens=1).text
 
 
+def accepts(name: str, parameters: Any, text: str) -> bool:
+    """Return whether a demanded call of the tool `f` may be written like this."""
+    tool = {"type": "function", "function": {"name": "f", "parameters": parameters}}
+    guide = asked(OutputConstraint(calls="must"), tool, trait=FORMS[name].trait)
+    tokens = trait_tokenizer(FORMS[name].trait).encode(text, as_document=False)
+    return guide.count_allowed(tokens) == len(tokens)
+
+
+@pytest.mark.parametrize(
+    ("name", "number", "text"),
+    [
+        ("glm", "<tool_call>f\n<arg_key>k</arg_key>\n<arg_value>", "</arg_value>"),
+        ("qwen_xml", "<tool_call>\n<function=f>\n<parameter=k>\n", "\n</parameter>"),
+    ],
+)
+def test_the_type_of_arguments_that_a_tool_does_not_name_is_enforced(name: str, number: str, text: str):
+    parameters = {"type": "object", "additionalProperties": {"type": "integer"}}
+    assert accepts(name, parameters, f"{number}1{text}")
+    assert not accepts(name, parameters, f"{number}abc{text}")
+
+
+def test_an_argument_of_gemma_that_is_required_and_has_no_schema_is_written():
+    parameters = {"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a", "b"]}
+    assert accepts("gemma4", parameters, '<|tool_call>call:f{a:<|"|>x<|"|>,b:1}')
+    assert not accepts("gemma4", parameters, '<|tool_call>call:f{a:<|"|>x<|"|>}')
+
+
 def test_a_grammar_without_schemas_that_is_too_long_is_refused():
     with pytest.raises(InvalidRequest, match=r"more than \d+ characters") as refused:
         Lark({}).either("x" * 2**20)

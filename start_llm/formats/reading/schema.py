@@ -12,7 +12,7 @@ import regex
 
 from start_llm.core.chat import Json
 from start_llm.formats.reading.json_text import parsed
-from start_llm.formats.reading.literals import literal
+from start_llm.formats.reading.literals import CONSTANTS, literal
 
 JSON_TYPES = frozenset({"string", "number", "integer", "boolean", "array", "object", "null"})
 _NAME = regex.compile(r"[\w.:/\-]{1,128}")
@@ -25,11 +25,6 @@ _MAX_DIGITS = 9
 """Of a place in a list, in a reference. Python refuses to convert thousands of digits."""
 COMPOSING = frozenset({"$ref", "allOf", "anyOf", "oneOf"})
 """Keywords that compose a schema from others."""
-_PYTHON_NAMES: Mapping[str, tuple[str, Json]] = {
-    "True": ("boolean", True),
-    "False": ("boolean", False),
-    "None": ("null", None),
-}
 
 
 _TYPES_OF: Mapping[type, frozenset[str]] = {
@@ -100,10 +95,6 @@ class Tools:
             for form in {_bare_name(name), _bare_name(_NAMESPACE.sub("", name))}:
                 alike.setdefault(form, []).append(name)
         return alike
-
-    def declares(self, tool: str, argument: str) -> bool:
-        """Return True if the schema of a tool lists this argument."""
-        return argument in self.arguments(tool)
 
     def arguments(self, tool: str) -> Sequence[str]:
         """Return the names of a tool's arguments in the order in which its schema lists them."""
@@ -254,11 +245,6 @@ def _merged(parts: Sequence[_Listed], word: str) -> Mapping[str, Json]:
     }
 
 
-def is_text(types: frozenset[str]) -> bool:
-    """Return True if a value of these types can only be text."""
-    return types == TEXT
-
-
 def decode(raw: str, types: frozenset[str]) -> Json:
     """Parse a value that a model wrote without stating its type.
 
@@ -266,7 +252,7 @@ def decode(raw: str, types: frozenset[str]) -> Json:
     parses as that type. If text is not allowed or the schema does not say, the value is parsed as JSON if
     possible. If text is not allowed, an array or an object may also be in Python's notation.
     """
-    if is_text(types):
+    if types == TEXT:
         return raw
     try:
         value = _read(raw, types)
@@ -281,9 +267,9 @@ def _read(raw: str, types: frozenset[str]) -> Json:
     Raises:
         ValueError: `raw` is not a value.
     """
-    kind, value = _PYTHON_NAMES.get(raw.strip(), ("", None))
-    if kind in types:
-        return value
+    word = raw.strip()
+    if word in CONSTANTS and _type_of(CONSTANTS[word]) & types:
+        return CONSTANTS[word]
     try:
         return parsed(raw)
     except ValueError:

@@ -115,11 +115,6 @@ class Enforcer:
         self._size = size
         self._lock = threading.Lock()
 
-    @property
-    def control_tokens(self) -> Mapping[str, int]:
-        """Texts that are single tokens and that no other token sequence produces, with their token ids."""
-        return self._vocabulary.control_tokens
-
     def guide(self, grammar: Grammar) -> TokenGuide:
         """Return a guide at the start of a reply.
 
