@@ -149,7 +149,7 @@ def test_references_that_lead_to_many_others_are_followed_once():
 
 def test_types_and_items_behind_many_references_are_found_at_once():
     """As often as there are ways to them, this would take until tomorrow too."""
-    parameters = {"properties": {"x": {"$ref": "#/$defs/d0"}}, "$defs": CIRCLE}
+    parameters: Any = {"properties": {"x": {"$ref": "#/$defs/d0"}}, "$defs": CIRCLE}
     tools = Tools([{"type": "function", "function": {"name": "f", "parameters": parameters}}])
     assert tools.types("f", "x") == set()
     assert tools.shape("f", "x").items.schema is None
