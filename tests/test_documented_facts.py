@@ -189,7 +189,7 @@ LIMITS = (
     ("api.md", "a request for at most {:g} s", "server.embedding_page:_PATIENCE_S"),
     ("api.md", "one side may be {} times as long", "images.checking:MAX_RATIO"),
     ("api.md", "a definition has at most {:,} characters", "output.grammar.enforcer:_MAX_DEFINITION"),
-    ("api.md", "over at most {} levels", "output.grammar.depth:MAX_LEVELS"),
+    ("api.md", "over at most {} levels", "output.grammar.enforcer:MAX_LEVELS"),
     ("api.md", "repeats a piece of at most {} tokens", "core.repetition:LONGEST_PERIOD"),
     ("api.md", "tokens for {:,} tokens ends", "core.repetition:RUNAWAY_TOKENS"),
     ("api.md", "keeps the list for {:g} s", "library.folders:_KEPT_S"),

@@ -11,6 +11,7 @@ from functools import partial
 
 from start_llm.formats.model_format import ModelFormat, Notation
 from start_llm.formats.reading.json_calls import ObjectReader, Objects
+from start_llm.formats.reading.schema import JSON_TYPES
 from start_llm.formats.reading.tagged import TaggedReader, Tags
 from start_llm.formats.reasoning_marks import unmistakable
 from start_llm.formats.writing.arguments import TaggedArguments
@@ -24,15 +25,7 @@ _MESSAGE_END = "<|close|>message<|sep|>"
 _VALUE_END = "<|close|>argument<|sep|>"
 _JSON, _JSON_END = '<|open|>json type="object"<|sep|>', "<|close|>json<|sep|>"
 _HEAD = f'{_CALL} tool="NAME" index="NUMBER"<|sep|>'
-_TYPES = {
-    "string": "string",
-    "integer": "number",
-    "number": "number",
-    "boolean": "boolean",
-    "null": "null",
-    "object": "object",
-    "array": "array",
-}
+_TYPES = {**{kind: kind for kind in JSON_TYPES}, "integer": "number"}
 
 _SPACE = r"\s{0,64}"
 _SEPARATOR = rf"[^<>]{{0,64}}{_SPACE}<\|sep\|>"

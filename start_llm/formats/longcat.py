@@ -12,7 +12,8 @@ from functools import partial
 
 from start_llm.formats.glm import tags_of_keys_and_values
 from start_llm.formats.model_format import ModelFormat, Notation
-from start_llm.formats.reading.json_calls import ObjectReader, Objects
+from start_llm.formats.reading.json_calls import ObjectReader
+from start_llm.formats.reading.lists import json_list
 from start_llm.formats.reading.tagged import TaggedReader
 from start_llm.formats.reasoning_marks import unmistakable
 from start_llm.formats.writing.arguments import TaggedArguments
@@ -20,11 +21,6 @@ from start_llm.formats.writing.call_text import CallText
 
 _OPENER, _END = "<longcat_tool_call>", "</longcat_tool_call>"
 _KEY = "<longcat_arg_key>"
-_OBJECTS = Objects(
-    head=r"\s{0,64}(?=\{)",
-    next_call=r"\s{0,64}(?=\{)",
-    block_end=rf"\s{{0,64}}{_END}",
-)
 
 LONGCAT = ModelFormat(
     name="longcat",
@@ -51,7 +47,7 @@ LONGCAT = ModelFormat(
         Notation(
             name="longcat_json",
             openers=(_OPENER,),
-            reader=partial(ObjectReader, _OBJECTS),
+            reader=partial(ObjectReader, json_list(_END)),
             text=CallText(
                 mark=_OPENER,
                 head=f'{_OPENER}\n{{"name": "NAME", "arguments": ',

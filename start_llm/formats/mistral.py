@@ -6,19 +6,13 @@ tools that were not offered.
 
 from functools import partial
 
-from start_llm.formats.json_lists import list_text
+from start_llm.formats.json_lists import listed
 from start_llm.formats.model_format import ModelFormat, Notation
 from start_llm.formats.reading.json_calls import ObjectReader, Objects
-from start_llm.formats.reading.lists import list_end
 from start_llm.formats.reasoning_marks import unmistakable
 from start_llm.formats.writing.call_text import CallText
 
 _OPENER = "[TOOL_CALLS]"
-_LIST = Objects(
-    head=r"(?:\s{0,64}[\[,])?\s{0,64}(?=\{)",
-    next_call=r"\s{0,64},\s{0,64}(?=\{)",
-    block_end=list_end(),
-)
 _HEADED = Objects(
     head=r"\s{0,64}(?P<name>[\w.\-]{1,256})(?:\[CALL_ID\][^\[\]]{0,64})?(?:\[ARGS\])?\s{0,64}(?=\{)"
 )
@@ -36,11 +30,6 @@ MISTRAL = ModelFormat(
             reader=partial(ObjectReader, _HEADED),
             text=CallText(mark="[ARGS]", head="[TOOL_CALLS]NAME[ARGS]", tail=""),
         ),
-        Notation(
-            name="mistral_list",
-            openers=(_OPENER,),
-            reader=partial(ObjectReader, _LIST),
-            text=list_text(_OPENER),
-        ),
+        listed("mistral_list", _OPENER),
     ),
 )

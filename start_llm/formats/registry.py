@@ -1,8 +1,9 @@
 """Lists the model formats and detects the format of a model. A new format is a file and a name here."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
+from itertools import chain
 
 from start_llm.core.chat import Json
 from start_llm.core.family import Family, ReasoningMarks
@@ -165,16 +166,9 @@ def detect(
 
 def _likeliest(config: Mapping[str, Json], template: str, added_tokens: frozenset[str]) -> ModelFormat:
     """Return the format with the strongest evidence. A fine-tune's vocabulary has its base model's marks."""
-    model_type = str(config.get("model_type", ""))
-    evidence: tuple[Callable[[ModelFormat], bool], ...] = (
-        lambda model: any(mark in template for mark in model.marks),
-        lambda model: not added_tokens.isdisjoint(model.marks),
-    )
-    for fits in evidence:
-        for model in MODEL_FORMATS:
-            if fits(model):
-                return model
-    return _of_type(model_type)
+    shown = (model for model in MODEL_FORMATS if any(mark in template for mark in model.marks))
+    known = (model for model in MODEL_FORMATS if not added_tokens.isdisjoint(model.marks))
+    return next(chain(shown, known), None) or _of_type(str(config.get("model_type", "")))
 
 
 def _of_type(model_type: str) -> ModelFormat:
@@ -185,15 +179,10 @@ def _of_type(model_type: str) -> ModelFormat:
 
 def _with_real_reasoning(model: ModelFormat, template: str, added_tokens: frozenset[str]) -> Family:
     """Use only marks that the model knows. If it knows none, an answer that quotes a mark is an answer."""
+    # Of equal pairs the format's own comes first, because its `cut` fits this model.
     candidates = dict.fromkeys(filter(None, (model.reasoning, *REASONING_MARKS)))
     shown = [marks for marks in candidates if marks.closing in template]
     known = [marks for marks in candidates if marks.closing in added_tokens]
     for marks in (*shown, *known):
-        return replace(model.family, reasoning=_as_usual(marks, model))
+        return replace(model.family, reasoning=marks)
     return replace(model.family, reasoning=None, orphan_close=False)
-
-
-def _as_usual(marks: ReasoningMarks, model: ModelFormat) -> ReasoningMarks:
-    """Return the format's own marks if the pair is the same, because their `cut` fits this model."""
-    usual = model.reasoning
-    return usual if usual and (usual.opening, usual.closing) == (marks.opening, marks.closing) else marks

@@ -7,6 +7,7 @@
 Calls are parsed here because each call is a message. Own parser, because mlx_lm has none.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -64,12 +65,12 @@ class ChannelSplitter:
 
     def __init__(self, tools: Tools, *, reasoning_is_open: bool = False) -> None:
         self._tools = tools
-        self._counter = CallCounter()
+        self.counter = CallCounter()
         self._message = _Message("reasoning" if reasoning_is_open else "header")
         self._held = ""
         self._space = TrailingSpace()
         self._has_content = False
-        self._was_cut = False
+        self.was_cut_in_call = False
         self._recipient: str | None = None
         self.has_loose_end = False
         self.was_repaired = False
@@ -77,18 +78,6 @@ class ChannelSplitter:
     @property
     def in_reasoning(self) -> bool:
         return self._message.kind == "reasoning"
-
-    @property
-    def calls(self) -> int:
-        return self._counter.completed
-
-    @property
-    def call_is_open(self) -> bool:
-        return self._counter.is_open
-
-    @property
-    def was_cut_in_call(self) -> bool:
-        return self._was_cut
 
     def feed(self, text: str) -> list[Output]:
         events: list[Output] = []
@@ -110,9 +99,10 @@ class ChannelSplitter:
         held, self._held = self._held, ""
         if self._message.kind != "header":
             self._take(held, events)
-            before = self.calls
+            before = self.counter.completed
             self._end_message(events, is_whole=complete)
-            self._was_cut = not complete and self._message.kind == "call" and self.calls == before
+            is_call = self._message.kind == "call" and self.counter.completed == before
+            self.was_cut_in_call = not complete and is_call
         elif held and not (
             any(mark in held for mark in _BEGINNINGS) or self._is_half_a_header(held, complete)
         ):
@@ -126,7 +116,7 @@ class ChannelSplitter:
 
     def _is_half_a_header(self, held: str, complete: bool) -> bool:
         """Return True if a reply that was cut behind a call may end in the start of another."""
-        return bool(not complete and self.calls) and any(
+        return bool(not complete and self.counter.completed) and any(
             mark.startswith(held.strip()) for mark in _BEGINNINGS
         )
 
@@ -203,33 +193,24 @@ class ChannelSplitter:
         if message.kind != "call":
             return
         body = "".join(message.body)
-        arguments = _arguments(body, is_whole=is_whole)
+        arguments = _arguments(body if body.strip() or not is_whole else "{}")
         if arguments is None and is_whole:
-            arguments = _almost_arguments(body)
+            arguments = _arguments(body, almost_json)
             self.was_repaired |= arguments is not None
         name = self._tools.taking_any.meant(message.name.removeprefix("functions."))
         if arguments is None or name is None:
-            self._say(body if is_whole or not self.calls else "", events)
+            self._say(body if is_whole or not self.counter.completed else "", events)
             return
         self.was_repaired |= name != message.name.removeprefix("functions.")
         self._space.drop()
         parts = (ParsedName(name), ParsedArguments(arguments), ParsedEnd())
-        events += [self._counter.event(part) for part in parts]
+        events += [self.counter.event(part) for part in parts]
 
 
-def _arguments(body: str, *, is_whole: bool) -> str | None:
-    """Return the arguments as JSON text, or None if they are not an object. An empty, uncut body is "{}"."""
-    if is_whole and not body.strip():
-        return "{}"
+def _arguments(body: str, mended: Callable[[str], str] = str) -> str | None:
+    """Return the arguments as JSON text, or None if they are not an object."""
     try:
-        return arguments_of(body)
-    except (ValueError, RecursionError):
-        return None
-
-
-def _almost_arguments(body: str) -> str | None:
-    try:
-        return arguments_of(almost_json(body))
+        return arguments_of(mended(body))
     except (ValueError, RecursionError):
         return None
 

@@ -5,7 +5,6 @@ replies use the same machine.
 """
 
 from collections.abc import Sequence
-from typing import Protocol
 
 from start_llm.core.events import Content, Output, Reasoning
 from start_llm.core.family import Family, ReasoningMarks
@@ -13,49 +12,23 @@ from start_llm.formats.reading.schema import Tools
 from start_llm.formats.registry import all_notations
 from start_llm.output.answer_marks import AnswerUnwrapper
 from start_llm.output.blocks import CallFormats
-from start_llm.output.calls import CallFinder, is_half_a_mark
+from start_llm.output.calls import CallCounter, CallFinder, is_half_a_mark
 from start_llm.output.channels import ChannelSplitter
 from start_llm.output.reasoning import ReasoningReader
 from start_llm.output.rereading import RereadableText
 from start_llm.output.spacing import TrailingSpace
 
+type Splitter = PlainSplitter | TagSplitter | ChannelSplitter
+"""Splits one reply.
 
-class Splitter(Protocol):
-    """Splits one reply.
-
-    Attributes:
-        in_reasoning: the text read last belongs to reasoning.
-        calls: number of calls that were read to their end.
-        call_is_open: a call has begun and not ended.
-        was_cut_in_call: the reply was cut inside a call, or inside text that might have become one.
-        has_loose_end: the reply ended in markup that no event represents, or without the mark that an answer
-            ends with.
-        was_repaired: a call is not what the model wrote, character by character.
-    """
-
-    @property
-    def in_reasoning(self) -> bool: ...
-
-    @property
-    def calls(self) -> int: ...
-
-    @property
-    def call_is_open(self) -> bool: ...
-
-    @property
-    def was_cut_in_call(self) -> bool: ...
-
-    @property
-    def has_loose_end(self) -> bool: ...
-
-    @property
-    def was_repaired(self) -> bool: ...
-
-    def feed(self, text: str) -> list[Output]: ...
-
-    def close(self, complete: bool) -> list[Output]:
-        """End the reply. `complete` if the model ended it, not a limit or a stop string."""
-        ...
+Attributes:
+    in_reasoning: the text read last belongs to reasoning.
+    counter: counts the calls that were read.
+    was_cut_in_call: the reply was cut inside a call, or inside text that might have become one.
+    has_loose_end: the reply ended in markup that no event represents, or without the mark that an answer
+        ends with.
+    was_repaired: a call is not what the model wrote, character by character.
+"""
 
 
 def make_splitter(
@@ -83,11 +56,12 @@ class PlainSplitter:
     """Splitter for text completions: everything is content."""
 
     in_reasoning = False
-    calls = 0
-    call_is_open = False
     was_cut_in_call = False
     has_loose_end = False
     was_repaired = False
+
+    def __init__(self) -> None:
+        self.counter = CallCounter()
 
     def feed(self, text: str) -> list[Output]:
         return [Content(text)] if text else []
@@ -132,6 +106,7 @@ class TagSplitter:
         self._finder = CallFinder(
             self._formats, self._text, marks=in_answer, calls_come_first=calls_come_first
         )
+        self.counter = self._finder.counter
         may_be_quoted = calls_come_first or not family.answer_marks
         self._around = AnswerUnwrapper(family.around_answer if may_be_quoted else ())
         self._missing_mark = "" if calls_come_first else family.reply_end
@@ -154,14 +129,6 @@ class TagSplitter:
         return self._reasoning is not None
 
     @property
-    def calls(self) -> int:
-        return self._finder.counter.completed
-
-    @property
-    def call_is_open(self) -> bool:
-        return self._finder.counter.is_open
-
-    @property
     def was_cut_in_call(self) -> bool:
         return self._finder.was_cut_in_call
 
@@ -181,6 +148,7 @@ class TagSplitter:
         return self._around.without(events)
 
     def close(self, complete: bool) -> list[Output]:
+        """End the reply. `complete` if the model ended it, not a limit or a stop string."""
         events: list[Output] = []
         while self._end_part(complete, events):
             self._read(events)

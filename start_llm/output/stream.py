@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 
 from start_llm.core.events import (
     CallArguments,
@@ -42,9 +43,9 @@ class StopSequenceMatcher:
         if not self._stops:
             return StopMatch(text)
         buffer = self._held + text
-        match = self._first_match(buffer)
-        if match is not None:
-            start, stop = match
+        ends = [(start + len(stop), start, stop) for stop in self._stops if (start := buffer.find(stop)) >= 0]
+        if ends:
+            _, start, stop = min(ends)
             self._held = ""
             return StopMatch(buffer[:start], stop)
         keep = longest_beginning(buffer, self._stops)
@@ -55,16 +56,6 @@ class StopSequenceMatcher:
         """Return the text still held back. No more text follows."""
         held, self._held = self._held, ""
         return held
-
-    def _first_match(self, buffer: str) -> tuple[int, str] | None:
-        """Return the start of the match and the stop string."""
-        matches = [
-            (start + len(stop), start, stop) for stop in self._stops if (start := buffer.find(stop)) >= 0
-        ]
-        if not matches:
-            return None
-        _, start, stop = min(matches)
-        return start, stop
 
 
 _MUCH_HELD = 64
@@ -122,7 +113,7 @@ class OutputStream:
             outputs.append(Content(""))
         if self.is_over:
             return self._accounted(outputs), replace(self.cut(end.usage), cut_by=end.cut_by)
-        calls = self._splitter.calls and not self._splitter.was_cut_in_call
+        calls = self._splitter.counter.completed and not self._splitter.was_cut_in_call
         reason = "tool_calls" if calls else end.reason
         usage = replace(end.usage, reasoning=min(self._reasoning_tokens, end.usage.completion))
         return self._accounted(outputs), replace(end, reason=reason, usage=usage)
@@ -168,7 +159,7 @@ class OutputStream:
     @property
     def may_be_in_call(self) -> bool:
         """True inside a call, or while much text is held back, which only what may become a call is."""
-        return self._splitter.call_is_open or len(self._tokens) > _MUCH_HELD
+        return self._splitter.counter.is_open or len(self._tokens) > _MUCH_HELD
 
     @property
     def is_whole(self) -> bool:
@@ -176,7 +167,7 @@ class OutputStream:
         splitter = self._splitter
         if splitter.was_repaired:
             return False
-        is_in_call = splitter.call_is_open or splitter.was_cut_in_call
+        is_in_call = splitter.counter.is_open or splitter.was_cut_in_call
         return not (self.is_over or splitter.in_reasoning or is_in_call or splitter.has_loose_end)
 
     def _count(self, tokens: int, in_reasoning: bool, has_output: bool) -> None:
@@ -198,24 +189,18 @@ class OutputStream:
 
 def merge_adjacent(outputs: Iterable[Output]) -> Iterator[Output]:
     """Merge adjacent events of one kind, so that queued events go out together."""
-    pile: list[Output] = []
-    for output in outputs:
-        if pile and not _is_one(pile[-1], output):
-            yield _merged(pile)
-            pile = []
-        pile.append(output)
-    if pile:
-        yield _merged(pile)
+    return (_merged(list(pile)) for _, pile in groupby(outputs, _kind))
 
 
-def _is_one(left: Output, right: Output) -> bool:
-    match left, right:
-        case (Content(), Content()) | (Reasoning(), Reasoning()):
-            return True
-        case CallArguments(), CallArguments():
-            return left.index == right.index
+def _kind(output: Output) -> object:
+    """Return what events that are merged have in common. That of any other event equals nothing else."""
+    match output:
+        case Content() | Reasoning():
+            return type(output)
+        case CallArguments():
+            return output.index
         case _:
-            return False
+            return object()
 
 
 def _merged(pile: list[Output]) -> Output:

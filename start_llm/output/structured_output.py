@@ -74,7 +74,7 @@ class StructuredOutput:
             thinking=prompt.thinking,
             begins_with_space=self._tokenizer.trims_leading_space,
         )
-        lark = Lark(self._enforcer.control_tokens)
+        lark = Lark(self._tokenizer.control_tokens)
         return self._enforcer.guide(reply_grammar(request.form, _callable(request), reply_context, lark))
 
     def cut(self, request: ChatRequest) -> str:

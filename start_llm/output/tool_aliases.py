@@ -7,6 +7,7 @@ mcp:files/read, mcp/files:read  mcp__files__read_1b0c5f2e, mcp__files__read_e9a7
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from hashlib import sha256
 
 import regex
@@ -99,7 +100,7 @@ class AliasChooser:
     def __init__(self, family: Family, template: str) -> None:
         self._family = family
         self._template = template
-        self._known: dict[str, bool] = {}
+        self._reads = lru_cache(_MAX_KNOWN)(self._reads_back)
 
     def choose(self, names: Iterable[str]) -> ToolAliases:
         """Return the aliases of offered tools. They depend on the names, and not on their order."""
@@ -115,13 +116,7 @@ class AliasChooser:
 
     def _can_write(self, name: str) -> bool:
         """Return True if a call of this tool, as the model writes it, is read as one."""
-        if _PLAIN.fullmatch(name):
-            return True
-        if name not in self._known:
-            if len(self._known) >= _MAX_KNOWN:
-                self._known.clear()
-            self._known[name] = self._reads_back(name)
-        return self._known[name]
+        return _PLAIN.fullmatch(name) is not None or self._reads(name)
 
     def _reads_back(self, name: str) -> bool:
         tools = Tools([{"type": "function", "function": {"name": name}}])

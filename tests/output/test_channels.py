@@ -51,7 +51,7 @@ def test_a_call_is_reported_when_its_message_ends():
     splitter = make_splitter(HARMONY, TOOLS, reasoning_is_open=False, thinking=True)
     assert splitter.feed(CALL.removesuffix("|>")) == []
     assert splitter.feed("|>") == [CallStarted(0, "read"), CallArguments(0, '{"path": "a"}'), CallEnded(0)]
-    assert (splitter.calls, splitter.call_is_open) == (1, False)
+    assert (splitter.counter.completed, splitter.counter.is_open) == (1, False)
 
 
 def test_prose_after_the_object_of_a_call_makes_it_text_without_its_header():

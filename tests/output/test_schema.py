@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from start_llm.formats.reading.json_text import is_strict, parsed, written
-from start_llm.formats.reading.schema import Tools, decode, enum_values, flatten_arguments, is_text
+from start_llm.formats.reading.schema import Tools, decode, enum_values, flatten_arguments
 from tests.output.corpus.case import TOOLS, TYPED, tool
 from tests.output.corpus.typed import VALUES
 
@@ -73,6 +73,7 @@ def test_types_are_found_in_the_parts_of_a_schema(name):
         ("#/properties/parent/anyOf/0", {"string"}),
         ("#/properties/parent/anyOf/7", set()),
         ("#/properties/parent/anyOf/x", set()),
+        (f"#/properties/parent/anyOf/{'9' * 5000}", set()),
         ("#/$defs/My%20~1Name~0", {"string"}),
         ("#/anyOf/0/properties/a", {"integer"}),
         ("#/$defs/Self/properties/a", {"boolean"}),
@@ -144,6 +145,22 @@ def test_references_that_lead_to_many_others_are_followed_once():
     }
     flattened = flatten_arguments({"$ref": "#/$defs/d0", "$defs": levels})
     assert flattened["properties"] == {f"p{level}": {} for level in range(4)}
+
+
+def test_types_and_items_behind_many_references_are_found_at_once():
+    """As often as there are ways to them, this would take until tomorrow too."""
+    parameters: Any = {"properties": {"x": {"$ref": "#/$defs/d0"}}, "$defs": CIRCLE}
+    tools = Tools([{"type": "function", "function": {"name": "f", "parameters": parameters}}])
+    assert tools.types("f", "x") == set()
+    assert tools.shape("f", "x").items.schema is None
+
+
+def test_the_items_of_a_list_are_found_behind_a_reference():
+    listed: Any = {"allOf": [{"$ref": "#/$defs/Empty"}, {"$ref": "#/$defs/List"}]}
+    definitions: Any = {"Empty": {}, "List": {"type": "array", "items": {"type": "integer"}}}
+    parameters = {"properties": {"x": listed}, "$defs": definitions}
+    tools = Tools([{"type": "function", "function": {"name": "f", "parameters": parameters}}])
+    assert tools.shape("f", "x").items.types == {"integer"}
 
 
 @pytest.mark.parametrize(
@@ -228,12 +245,6 @@ def test_arguments_that_are_not_named_have_the_types_of_the_rest():
     assert tools.types("x", "a") == {"integer"}
     assert tools.types("x", "b") == {"string"}
     assert tools.types("y", "b") == frozenset()
-
-
-def test_only_what_is_text_and_nothing_else_is_text():
-    assert is_text(frozenset({"string"}))
-    assert not is_text(frozenset({"string", "null"}))
-    assert not is_text(frozenset())
 
 
 def test_no_tools_are_false():

@@ -269,9 +269,9 @@ def test_of_an_opener_in_reasoning_little_waits():
 def test_calls_that_reasoning_ends_with_end_the_reasoning():
     splitter = make_splitter(FAMILIES["qwen3"], TOOLS, reasoning_is_open=True, thinking=True)
     assert splitter.feed(f"Hm.\n{CALLED}") == [Reasoning("Hm.")]
-    assert (splitter.in_reasoning, splitter.calls) == (True, 0)
+    assert (splitter.in_reasoning, splitter.counter.completed) == (True, 0)
     assert splitter.close(complete=True)
-    assert (splitter.in_reasoning, splitter.calls) == (False, 1)
+    assert (splitter.in_reasoning, splitter.counter.completed) == (False, 1)
 
 
 @pytest.mark.parametrize(
@@ -341,4 +341,4 @@ def test_the_text_of_a_completion_passes_as_it_is():
     assert splitter.feed("<think> ") == [Content("<think> ")]
     assert splitter.feed("") == []
     assert splitter.close(complete=True) == []
-    assert not (splitter.in_reasoning or splitter.calls or splitter.call_is_open)
+    assert not (splitter.in_reasoning or splitter.counter.completed or splitter.counter.is_open)

@@ -1,6 +1,8 @@
 """Every demand of a request holds, whatever the model says: in every family, by chance."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +17,8 @@ from start_llm.core.prompt import ModelTokens, Prompt
 from start_llm.core.unenforced import KEYWORDS, unenforced_keywords
 from start_llm.formats import registry
 from start_llm.formats.registry import FAMILIES, NOTATIONS
-from start_llm.formats.writing.lark import Grammar
-from start_llm.output.grammar.depth import is_too_deep, schema_error
-from start_llm.output.grammar.enforcer import Enforcer
+from start_llm.formats.writing.lark import Lark
+from start_llm.output.grammar.schema_check import schema_error
 from start_llm.output.stream import OutputStream
 from start_llm.output.structured_output import StructuredOutput
 from tests.http.forms import ALWAYS_THINKING, OTHER, PATH, THINKING, TOOLS, Call
@@ -427,25 +428,86 @@ def test_the_keywords_that_a_reply_may_break_are_named(schema, keywords):
         assert asked(OutputConstraint(answer=JsonAnswer(schema=schema, field="f")))
 
 
-@pytest.mark.parametrize("step", STEPS)
-@pytest.mark.parametrize("length", [2_000, 20_000])
-def test_a_chain_of_references_that_would_end_the_process_is_refused(step: str, length: int):
-    """Chains like these did (lesson 43)."""
-    assert is_too_deep(chain(length, STEPS[step]))
+NAMED: dict[str, tuple[dict[str, str], str]] = {
+    "pointers": ({}, "#/$defs/a{}"),
+    "anchors": ({"$anchor": "a{}"}, "#a{}"),
+    "names": ({"$id": "http://kettle.org/a{}"}, "a{}"),
+}
+"""Of a chain: how each definition is named, and how the one before it refers to it."""
+LONG = 300
+
+
+def named_chain(way: str) -> dict[str, Any]:
+    name, reference = NAMED[way]
+    links: dict[str, Any] = {
+        f"a{n}": {
+            **{word: text.format(n) for word, text in name.items()},
+            "type": "array",
+            "items": {"$ref": reference.format(n + 1)},
+        }
+        for n in range(LONG)
+    }
+    end = {word: text.format(LONG) for word, text in name.items()} | {"type": "string"}
+    return {"$id": "http://kettle.org/", "$ref": reference.format(0), "$defs": {**links, f"a{LONG}": end}}
+
+
+def circle(definitions: int, depth: int) -> dict[str, Any]:
+    """Definitions, each of which refers to both of its neighbours, entered at the far end."""
+    definition: dict[str, Any] = {}
+    for n in range(definitions):
+        before: Any = {"$ref": f"#/$defs/a{max(n - 1, 0)}"}
+        for _ in range(depth):
+            before = {"type": "array", "items": before}
+        after = {"$ref": f"#/$defs/a{min(n + 1, definitions - 1)}"}
+        definition[f"a{n}"] = {"type": "array", "prefixItems": [after], "items": before}
+    return {"$ref": f"#/$defs/a{definitions - 1}", "$defs": definition}
+
+
+NESTED = {**{way: named_chain(way) for way in NAMED}, "circle": circle(30, 20)}
+COMPILE = """
+import json, sys, threading
+from start_llm.formats.writing.lark import Lark, SchemaOrigin
+from start_llm.output.grammar.enforcer import Enforcer
+
+class Letters:
+    eos_token_ids, control_tokens = frozenset({256}), {}
+    def token_bytes(self, token): return bytes([token]) if token < 256 else b""
+    def encode(self, text, *, as_document): return list(text.encode())
+
+def compile():
+    lark = Lark({})
+    start = lark.schema(json.load(sys.stdin), SchemaOrigin("f", "the schema"), lenient=False)
+    guide = Enforcer(Letters(), 257).guide(lark.grammar(start))
+    guide.advance(b"[[[")
+    print(len(guide.allowed()))
+
+threading.stack_size(2**19)
+thread = threading.Thread(target=compile)
+thread.start()
+thread.join()
+"""
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", NESTED)
+def test_a_schema_of_any_levels_is_compiled_from_a_thread_with_a_small_stack(name: str):
+    """A quarter of them end a thread with 512 KB, the whole process with it (lessons 43 and 398)."""
+    root = Path(__file__).parents[2]
+    schema = json.dumps(NESTED[name])
+    ended = subprocess.run(
+        [sys.executable, "-c", COMPILE], input=schema, capture_output=True, text=True, cwd=root, check=False
+    )
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "257\n", "")
 
 
 @pytest.mark.parametrize("step", STEPS)
-def test_a_short_chain_is_none_and_a_circle_has_an_end(step: str):
-    assert not is_too_deep(chain(50, STEPS[step]))
-    circle: dict[str, Any] = {"$ref": "#/$defs/a", "$defs": {"a": STEPS[step]({"$ref": "#/$defs/a"})}}
-    assert not is_too_deep(circle)
-
-
-def test_a_chain_is_refused_before_anything_is_compiled():
-    answer = JsonAnswer(schema=chain(2_000, STEPS["arrays"]), field="text.format.schema")
-    with pytest.raises(InvalidRequest, match="deeper than 250 levels, its references followed") as refused:
-        asked(OutputConstraint(answer=answer))
-    assert refused.value.param == "text.format.schema"
+def test_a_chain_and_a_circle_of_definitions_are_enforced(step: str):
+    circular: dict[str, Any] = {
+        "$defs": {"a": {"anyOf": [STEPS[step]({"$ref": "#/$defs/a"}), {"type": "integer"}]}},
+        "$ref": "#/$defs/a",
+    }
+    for schema in (chain(20, STEPS[step]), circular):
+        assert asked(OutputConstraint(answer=JsonAnswer(schema=schema, field="f"))).allowed()
 
 
 def test_a_schema_that_is_too_large_or_too_deep_is_refused():
@@ -490,10 +552,64 @@ def test_a_hundred_tools_that_each_may_get_forty_arguments_can_be_demanded(name)
     assert reply(FORMS[name].trait, OutputConstraint(calls="must"), tools, seed=1, max_tokens=1).text
 
 
+def accepts(name: str, parameters: Any, text: str) -> bool:
+    """Return whether a demanded call of the tool `f` may be written like this."""
+    tool = {"type": "function", "function": {"name": "f", "parameters": parameters}}
+    guide = asked(OutputConstraint(calls="must"), tool, trait=FORMS[name].trait)
+    tokens = trait_tokenizer(FORMS[name].trait).encode(text, as_document=False)
+    return guide.count_allowed(tokens) == len(tokens)
+
+
+@pytest.mark.parametrize(
+    ("name", "number", "text"),
+    [
+        ("glm", "<tool_call>f\n<arg_key>k</arg_key>\n<arg_value>", "</arg_value>"),
+        ("qwen_xml", "<tool_call>\n<function=f>\n<parameter=k>\n", "\n</parameter>"),
+    ],
+)
+def test_the_type_of_arguments_that_a_tool_does_not_name_is_enforced(name: str, number: str, text: str):
+    parameters = {"type": "object", "additionalProperties": {"type": "integer"}}
+    assert accepts(name, parameters, f"{number}1{text}")
+    assert not accepts(name, parameters, f"{number}abc{text}")
+
+
+def test_an_argument_of_gemma_that_is_required_and_has_no_schema_is_written():
+    parameters = {"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a", "b"]}
+    assert accepts("gemma4", parameters, '<|tool_call>call:f{a:<|"|>x<|"|>,b:1}')
+    assert not accepts("gemma4", parameters, '<|tool_call>call:f{a:<|"|>x<|"|>}')
+
+
 def test_a_grammar_without_schemas_that_is_too_long_is_refused():
-    enforcer = Enforcer(trait_tokenizer(FORMS["hermes"].trait), 10)
     with pytest.raises(InvalidRequest, match=r"more than \d+ characters") as refused:
-        enforcer.guide(Grammar("x" * (2**20 + 1), ()))
+        Lark({}).either("x" * 2**20)
+    assert refused.value.param == "tools"
+
+
+NODE: Any = {
+    "type": "object",
+    "properties": {
+        **{f"one_{n}": {"$ref": "#/$defs/Node"} for n in range(4)},
+        **{f"all_{n}": {"type": "array", "items": {"$ref": "#/$defs/Node"}} for n in range(4)},
+    },
+}
+
+
+@pytest.mark.parametrize("name", ["minimax_m3", "gemma4"])
+def test_a_definition_that_refers_to_itself_in_many_places_is_written_out_once(name):
+    """For every way to it, that would be millions of rules."""
+    schema = {"type": "object", "properties": {"root": {"$ref": "#/$defs/Node"}}, "$defs": {"Node": NODE}}
+    tool = {"type": "function", "function": {"name": "ask", "parameters": schema}}
+    assert asked(OutputConstraint(calls="must"), tool, trait=FORMS[name].trait).allowed()
+
+
+@pytest.mark.thorough
+def test_arguments_without_end_are_refused_before_all_of_them_are_written_out():
+    """Each title makes a schema of its own, and all of them have all of the others."""
+    members = {f"a{n}": {"$ref": "#/$defs/Node", "title": str(n)} for n in range(500)}
+    node: Any = {"type": "object", "properties": members}
+    tool = {"type": "function", "function": {"name": "ask", "parameters": {**node, "$defs": {"Node": node}}}}
+    with pytest.raises(InvalidRequest, match=r"more than \d+ characters") as refused:
+        asked(OutputConstraint(calls="must"), tool, trait=FORMS["minimax_m3"].trait)
     assert refused.value.param == "tools"
 
 

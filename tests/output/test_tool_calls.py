@@ -162,7 +162,7 @@ def test_a_call_that_is_open_is_sent_as_open():
         "</tool_call>",
     ):
         splitter.feed(piece)
-        states.append((splitter.calls, splitter.call_is_open))
+        states.append((splitter.counter.completed, splitter.counter.is_open))
     assert states == [(0, False), (0, True), (1, False), (1, False)]
 
 

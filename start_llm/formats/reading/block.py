@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import lru_cache
 
 import regex
 
@@ -13,9 +13,12 @@ type Step = Callable[[list[Part]], bool]
 """Consumes what it can of the buffer. Returns True if another step may go on."""
 
 
-@cache
+@lru_cache(1024)
 def compiled(pattern: str) -> regex.Pattern[str]:
-    """Return the compiled pattern. The regex library's own cache costs more than most matches here."""
+    """Return the compiled pattern. The regex library's own cache costs more than most matches here.
+
+    Some patterns hold a name that the model wrote, so there is no end of them.
+    """
     return regex.compile(pattern)
 
 

@@ -17,7 +17,7 @@ from start_llm.formats.reading.json_calls import STEPS, Objects, ParsedCall, Typ
 from start_llm.formats.reading.json_text import parsed, written
 from start_llm.formats.reading.literals import CONSTANTS
 from start_llm.formats.reading.parts import Part
-from start_llm.formats.reading.schema import Tools, is_text
+from start_llm.formats.reading.schema import TEXT, Tools
 
 _LITERAL = regex.compile(r"\s*(\"(?:[^\"\\]|\\.)*+\"|[^\s,{}\[\]<>]+)")
 _WORDS = regex.compile(r"\s*(?!NaN\b|Infinity\b)([^\W\d_][^,{}\[\]<>:\"]*+)(?=[,}\]])")
@@ -151,10 +151,7 @@ class GemmaReader(TypedObjectReader):
         self._quote, self._mark = quote, mark
         self._malformed = ""
 
-    def _end_object(self, text: str, parts: list[Part]) -> None:
-        if self._call(text) or self._almost_call(text):
-            super()._end_object(text, parts)
-            return
+    def _end_malformed(self, text: str, parts: list[Part]) -> None:  # noqa: ARG002 - what it is shows later
         self._malformed = text
         self._step = self._read_behind_malformed
 
@@ -201,7 +198,7 @@ class GemmaReader(TypedObjectReader):
         return self._with_types(ParsedCall(name, written(value)))
 
     def _is_text(self, tool: str, argument: str) -> bool:
-        return is_text(self._tools.types(tool, argument))
+        return self._tools.types(tool, argument) == TEXT
 
 
 def almost_gemma(

@@ -317,11 +317,15 @@ class ObjectReader(BlockReader):
 
     def _end_object(self, text: str, parts: list[Part]) -> None:
         call = self._call(text) or self._almost_call(text)
-        name = call and self._meant(call.name)
-        if call is None or name is None:
+        if call is None:
+            self._end_malformed(text, parts)
+        elif (name := self._meant(call.name)) is None:
             self._refuse(parts)
-            return
-        self._give_call(replace(call, name=name), parts)
+        else:
+            self._give_call(replace(call, name=name), parts)
+
+    def _end_malformed(self, text: str, parts: list[Part]) -> None:  # noqa: ARG002 - for formats that mend it
+        self._refuse(parts)
 
     def _give_call(self, call: ParsedCall, parts: list[Part]) -> None:
         self._settle()

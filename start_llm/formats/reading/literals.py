@@ -1,6 +1,7 @@
 """Parses literals in Python's notation: `{'a': [True, None]}`."""
 
 from collections.abc import Mapping
+from functools import partial
 
 import regex
 
@@ -18,7 +19,7 @@ _WORD = regex.compile(r"\s*+([\w.+\-]++)")
 _ZEROS = regex.compile(r"^(-?)0+(?=\d)")
 """Zeros before a number, which models write as in dates. Neither Python nor JSON allows them."""
 _ESCAPE = regex.compile(
-    r"\\(?:x([\da-fA-F]{2})|u([\da-fA-F]{4})|U(00(?:0[\da-fA-F]|10)[\da-fA-F]{4})|(?P<letter>.))",
+    r"\\(?:x([\da-fA-F]{2})|u([\da-fA-F]{4})|U(00(?:0[\da-fA-F]|10)[\da-fA-F]{4})|(?P<letter>[0-7]{1,3}|.))",
     regex.DOTALL,
 )
 CONSTANTS: Mapping[str, Json] = {
@@ -41,25 +42,29 @@ def literal(text: str) -> Json:
     return value
 
 
-def unescaped(text: str) -> str:
-    """Return what a text between Python's quotes says."""
-    return joined(_ESCAPE.sub(_character, text))
+def unescaped(text: str, letters: Mapping[str, str] = _LETTERS) -> str:
+    """Return what a text between Python's quotes says.
+
+    JSON escapes surrogate pairs one by one: they are joined.
+
+    Args:
+        letters: what an escape means, by what stands behind its backslash; others stay as they are.
+    """
+    whole = _ESCAPE.sub(partial(_character, letters), text)
+    return whole.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "surrogatepass")
 
 
-def joined(text: str) -> str:
-    """Join surrogate pairs, which JSON escapes one by one."""
-    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "surrogatepass")
-
-
-def _character(escape: regex.Match[str]) -> str:
+def _character(letters: Mapping[str, str], escape: regex.Match[str]) -> str:
     letter = escape["letter"]
     if letter is None:
         return chr(int(escape[0][2:], base=16))
-    return _LETTERS.get(letter, escape[0])
+    return letters.get(letter, escape[0])
 
 
 class Literals(Cursor):
     """Takes literals from the front of a text."""
+
+    letters: Mapping[str, str] = _LETTERS
 
     def value(self, depth: int = _DEEPEST) -> Json:
         """Take a literal that has at most `depth` levels, of which a number or a text is one."""
@@ -70,17 +75,14 @@ class Literals(Cursor):
         if self.takes("{"):
             return dict(self.items("}", lambda: self._member(depth - 1)))
         text = self.take(_TEXT)
-        return self._constant() if text is None else self.unescape(text["text"])
-
-    def unescape(self, text: str) -> str:
-        return unescaped(text)
+        return self._constant() if text is None else unescaped(text["text"], self.letters)
 
     def _member(self, depth: int) -> tuple[str, Json]:
         key = self.take(_TEXT)
         if key is None:
             raise ValueError("a member has no name")
         self.need(":")
-        return self.unescape(key["text"]), self.value(depth)
+        return unescaped(key["text"], self.letters), self.value(depth)
 
     def _constant(self) -> Json:
         word = self.take(_WORD)

@@ -12,7 +12,7 @@ from start_llm.core.chat import Json
 from start_llm.formats.reading.json_calls import Objects, ParsedCall, TypedObjectReader
 from start_llm.formats.reading.json_text import written
 from start_llm.formats.reading.lists import SPACE, list_end
-from start_llm.formats.reading.literals import Literals, joined
+from start_llm.formats.reading.literals import Literals
 
 KEY = r"[\w.\-]{1,256}"
 _NAME = rf"(?P<name>{KEY})"
@@ -26,16 +26,12 @@ _INSIDE = {quote: regex.compile(rf"\\.|{quote}", regex.DOTALL) for quote in _QUO
 _OPENING = {"[": "]", "{": "}"}
 
 _ARGUMENT = regex.compile(rf"\s*+({KEY})\s*+=")
-_HEX = "[0-9a-fA-F]"
-_ESCAPE = regex.compile(
-    rf"\\(?:(?P<octal>[0-7]{{1,3}})|x(?P<hex>{_HEX}{{2}})|u(?P<hex>{_HEX}{{4}})"
-    rf"|U(?P<hex>00(?:0{_HEX}|10){_HEX}{{4}})|(?P<letter>.))",
-    regex.DOTALL,
-)
 _LETTERS: Mapping[str, str] = {
     "\n": "", "\\": "\\", "'": "'", '"': '"',
     "a": "\a", "b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t", "v": "\v",
+    **{f"{code:0{digits}o}": chr(code) for digits in (1, 2, 3) for code in range(8**digits)},
 }  # fmt: skip
+"""All that Python unescapes, but for names of characters."""
 
 
 class ArgumentsScanner:
@@ -90,6 +86,8 @@ def as_json(text: str) -> str:
 class _Arguments(Literals):
     """Parses the arguments of a call."""
 
+    letters = _LETTERS
+
     def __init__(self, text: str, order: Sequence[str] = ()) -> None:
         super().__init__(text)
         self._order = list(order)
@@ -106,18 +104,6 @@ class _Arguments(Literals):
         if not self._order:
             raise ValueError("an argument has no name")
         return self._order.pop(0), self.value()
-
-    def unescape(self, text: str) -> str:
-        """Unescape all that Python does, and join surrogate pairs."""
-        return joined(_ESCAPE.sub(_character, text)) if "\\" in text else text
-
-
-def _character(escape: regex.Match[str]) -> str:
-    if digits := escape["octal"]:
-        return chr(int(digits, 8))
-    if digits := escape["hex"]:
-        return chr(int(digits, 16))
-    return _LETTERS.get(escape["letter"], escape[0])
 
 
 def call_list(mark: str = "") -> Objects:

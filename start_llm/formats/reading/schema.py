@@ -12,7 +12,7 @@ import regex
 
 from start_llm.core.chat import Json
 from start_llm.formats.reading.json_text import parsed
-from start_llm.formats.reading.literals import literal
+from start_llm.formats.reading.literals import CONSTANTS, literal
 
 JSON_TYPES = frozenset({"string", "number", "integer", "boolean", "array", "object", "null"})
 _NAME = regex.compile(r"[\w.:/\-]{1,128}")
@@ -21,13 +21,10 @@ _NAMESPACE = regex.compile(r"\A.*(?:__|[./:])(?=.)")
 _PREFIX = regex.compile(r"\A(?:functions?|tools?|default_api)[.:/]", regex.IGNORECASE)
 TEXT = frozenset({"string"})
 _DEEPEST_REFERENCE = 8
+_MAX_DIGITS = 9
+"""Of a place in a list, in a reference. Python refuses to convert thousands of digits."""
 COMPOSING = frozenset({"$ref", "allOf", "anyOf", "oneOf"})
 """Keywords that compose a schema from others."""
-_PYTHON_NAMES: Mapping[str, tuple[str, Json]] = {
-    "True": ("boolean", True),
-    "False": ("boolean", False),
-    "None": ("null", None),
-}
 
 
 _TYPES_OF: Mapping[type, frozenset[str]] = {
@@ -99,10 +96,6 @@ class Tools:
                 alike.setdefault(form, []).append(name)
         return alike
 
-    def declares(self, tool: str, argument: str) -> bool:
-        """Return True if the schema of a tool lists this argument."""
-        return argument in self.arguments(tool)
-
     def arguments(self, tool: str) -> Sequence[str]:
         """Return the names of a tool's arguments in the order in which its schema lists them."""
         return tuple(_object(self._parameters.get(tool, {}).get("properties")))
@@ -130,12 +123,12 @@ class Shape:
 
     @property
     def types(self) -> frozenset[str]:
-        return _types(self.schema, self.root, _DEEPEST_REFERENCE)
+        return _types(self.schema, self.root, {}, _DEEPEST_REFERENCE)
 
     @property
     def items(self) -> Shape:
         """The shape of each item of an array."""
-        return Shape(_stated("items", self.schema, self.root, _DEEPEST_REFERENCE), self.root)
+        return Shape(_stated("items", self.schema, self.root, {}, _DEEPEST_REFERENCE), self.root)
 
     def member(self, name: str) -> Shape:
         """Return the shape of a member of an object."""
@@ -144,16 +137,24 @@ class Shape:
         return Shape(properties.get(name, whole.get("additionalProperties")), self.root)
 
 
-def _stated(word: str, schema: Json, root: Mapping[str, Json], depth: int) -> Json:
-    """Return the first value of a keyword in a schema, its reference or its parts."""
+def _stated(word: str, schema: Json, root: Mapping[str, Json], known: dict[str, Json], depth: int) -> Json:
+    """Return the first value of a keyword in a schema, its reference or its parts.
+
+    Follow each reference once and cache it in `known`, as in `_listed`.
+    """
     if not isinstance(schema, dict) or depth == 0:
         return None
     if word in schema:
         return schema[word]
     reference = schema.get("$ref")
-    parts = [resolve(reference, root)] if isinstance(reference, str) else []
-    parts += [part for way in ("allOf", "anyOf", "oneOf") for part in parts_of(schema, way)]
-    values = (_stated(word, part, root, depth - 1) for part in parts)
+    if isinstance(reference, str):
+        if reference not in known:
+            known[reference] = None
+            known[reference] = _stated(word, resolve(reference, root), root, known, depth - 1)
+        if known[reference] is not None:
+            return known[reference]
+    parts = [part for way in ("allOf", "anyOf", "oneOf") for part in parts_of(schema, way)]
+    values = (_stated(word, part, root, known, depth - 1) for part in parts)
     return next((value for value in values if value is not None), None)
 
 
@@ -244,11 +245,6 @@ def _merged(parts: Sequence[_Listed], word: str) -> Mapping[str, Json]:
     }
 
 
-def is_text(types: frozenset[str]) -> bool:
-    """Return True if a value of these types can only be text."""
-    return types == TEXT
-
-
 def decode(raw: str, types: frozenset[str]) -> Json:
     """Parse a value that a model wrote without stating its type.
 
@@ -256,7 +252,7 @@ def decode(raw: str, types: frozenset[str]) -> Json:
     parses as that type. If text is not allowed or the schema does not say, the value is parsed as JSON if
     possible. If text is not allowed, an array or an object may also be in Python's notation.
     """
-    if is_text(types):
+    if types == TEXT:
         return raw
     try:
         value = _read(raw, types)
@@ -271,9 +267,9 @@ def _read(raw: str, types: frozenset[str]) -> Json:
     Raises:
         ValueError: `raw` is not a value.
     """
-    kind, value = _PYTHON_NAMES.get(raw.strip(), ("", None))
-    if kind in types:
-        return value
+    word = raw.strip()
+    if word in CONSTANTS and _type_of(CONSTANTS[word]) & types:
+        return CONSTANTS[word]
     try:
         return parsed(raw)
     except ValueError:
@@ -299,13 +295,21 @@ def _type_of(value: Json) -> frozenset[str]:
     return _TYPES_OF[type(value)]
 
 
-def _types(schema: Json, root: Mapping[str, Json], depth: int) -> frozenset[str]:
-    """Return every type that a value may have. An alternative without types makes the result empty."""
+def _types(
+    schema: Json, root: Mapping[str, Json], known: dict[str, frozenset[str]], depth: int
+) -> frozenset[str]:
+    """Return every type that a value may have. An alternative without types makes the result empty.
+
+    Follow each reference once and cache it in `known`, as in `_listed`.
+    """
     if not isinstance(schema, dict) or depth == 0:
         return frozenset()
     reference = schema.get("$ref")
     if isinstance(reference, str):
-        return _types(resolve(reference, root), root, depth - 1)
+        if reference not in known:
+            known[reference] = frozenset()
+            known[reference] = _types(resolve(reference, root), root, known, depth - 1)
+        return known[reference]
     stated = schema.get("type")
     if isinstance(stated, str | list):
         names = [stated] if isinstance(stated, str) else stated
@@ -314,8 +318,9 @@ def _types(schema: Json, root: Mapping[str, Json], depth: int) -> frozenset[str]
         values = schema.get("enum", [schema.get("const")])
         return frozenset[str]().union(*map(types_of, values if isinstance(values, list) else []))
     if "allOf" in schema:
-        return _shared([_types(part, root, depth - 1) for part in parts_of(schema, "allOf")])
-    parts = [_types(part, root, depth - 1) for word in ("anyOf", "oneOf") for part in parts_of(schema, word)]
+        return _shared([_types(part, root, known, depth - 1) for part in parts_of(schema, "allOf")])
+    ways = [part for word in ("anyOf", "oneOf") for part in parts_of(schema, word)]
+    parts = [_types(part, root, known, depth - 1) for part in ways]
     return frozenset[str]().union(*parts) if parts and all(parts) else frozenset()
 
 
@@ -379,8 +384,8 @@ def resolve(reference: str, root: Mapping[str, Json]) -> Json:
         name = unquote(step).replace("~1", "/").replace("~0", "~")
         if isinstance(node, dict):
             node = node.get(name)
-        elif isinstance(node, list) and name.isdecimal() and int(name) < len(node):
-            node = node[int(name)]
+        elif isinstance(node, list) and name.isdecimal() and len(name) <= _MAX_DIGITS:
+            node = node[int(name)] if int(name) < len(node) else None
         else:
             return None
     return node

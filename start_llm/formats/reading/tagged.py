@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal
 
 import regex
 
@@ -21,7 +21,7 @@ from start_llm.core.chat import Json
 from start_llm.formats.reading.block import Block, BlockReader, Step, compiled
 from start_llm.formats.reading.json_text import written
 from start_llm.formats.reading.parts import ParsedArguments, ParsedEnd, ParsedName, Part
-from start_llm.formats.reading.schema import TEXT, Shape, Tools, decode, is_text
+from start_llm.formats.reading.schema import TEXT, Shape, Tools, decode
 from start_llm.formats.reading.value_end import EndFinder, TagPatterns, ValueOf
 
 _ALL = frozenset({"arguments", "parameters"})
@@ -169,7 +169,8 @@ class TaggedReader(BlockReader):
         return EndFinder(self._tags.in_value, value)
 
     def _is_due(self, key: str) -> bool:
-        return key not in self._given and self._tools.declares(self._name, self._tags.unescape(key))
+        name = self._tags.unescape(key)
+        return name not in self._given and name in self._tools.arguments(self._name)
 
     def _give_value(self, parts: list[Part], text: str) -> None:
         """Emit a fragment of a value. Its name waits for the first, in case the reply ends before."""
@@ -206,7 +207,7 @@ class TaggedReader(BlockReader):
         shape = self._tools.shape(self._name, key)
         shape = shape if stated is None else self._stated(stated, shape.types)
         end = self._tags.value_end.replace("KEY", key)
-        if is_text(shape.types):
+        if shape.types == TEXT:
             return _Text(end, self._tags.padding)
         return _Typed(end, self._tags, shape)
 
@@ -297,28 +298,13 @@ class TaggedReader(BlockReader):
         return [*parts, ParsedEnd()]
 
 
-class _Value(Protocol):
-    """Converts one argument value to JSON.
+class _Text:
+    """Converts a text value to JSON, as it arrives.
 
     Attributes:
         end: literal text that ends the value.
         fits: the whole value has a type that the schema allows.
     """
-
-    end: str
-    fits: bool
-
-    def levels(self, text: str) -> int:
-        """Return how many more elements begin in the text than end."""
-        ...
-
-    def take(self, text: str, *, is_last: bool) -> str:
-        """Return the JSON that a piece of the value adds."""
-        ...
-
-
-class _Text:
-    """A text value, streamed as it arrives."""
 
     def __init__(self, end: str, padding: Padding) -> None:
         self.end = end
@@ -329,9 +315,11 @@ class _Text:
         self._opening = '"'
 
     def levels(self, text: str) -> int:  # noqa: ARG002 - a text has no parts
+        """Return how many more elements begin in the text than end."""
         return 0
 
     def take(self, text: str, *, is_last: bool) -> str:
+        """Return the JSON that a piece of the value adds."""
         text = self._held + text
         if not self._begun and (text or is_last):
             self._begun = True
@@ -347,7 +335,7 @@ class _Text:
 
 
 class _Typed:
-    """Any other value, emitted when complete."""
+    """Converts any other value, when it is complete."""
 
     def __init__(self, end: str, tags: Tags, shape: Shape) -> None:
         self.end = end
@@ -372,6 +360,9 @@ class _Typed:
         value = self._tags.decode(raw, self._shape)
         self.fits = not isinstance(value, str) or not self._shape.types or "string" in self._shape.types
         return written(value)
+
+
+type _Value = _Text | _Typed
 
 
 def _padding_of(value: str, padding: Padding) -> Padding:

@@ -121,7 +121,7 @@ class _TaggedGrammar:
     def _values(self, name: str) -> Iterator[tuple[str, str]]:
         """Yield pairs of a type's name in the key and the value with its end."""
         types = self._tools.types(self._tool.name, name)
-        schema = self._tool.properties.get(name)
+        schema = self._tool.schema_of(name)
         values = enum_values(schema, self._root)
         if self._tool.grammar:
             yield self._tags.types.get("string", ""), self._text_of(self._tool.grammar)

@@ -31,6 +31,10 @@ class CallableTool:
         """True if it says that there may be arguments which it does not name."""
         return self.parameters.get("additionalProperties") not in (None, False)
 
+    def schema_of(self, argument: str) -> Json:
+        """Return the schema of an argument, which it may not name. None: it says nothing of it."""
+        return self.properties.get(argument, self.parameters.get("additionalProperties"))
+
     @property
     def origin(self) -> SchemaOrigin:
         return SchemaOrigin("tools", f"the parameters of {self.name!r}")

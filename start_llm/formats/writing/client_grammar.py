@@ -11,7 +11,9 @@ that is escaped nor the first one of the mark.
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import lru_cache, partial
+from graphlib import CycleError, TopologicalSorter
 from typing import NamedTuple
 
 import regex
@@ -27,6 +29,7 @@ _TOKEN = regex.compile(
     |(?P<range>"(?:\\.|[^"\\\n])*"[ \t]*\.\.[ \t]*"(?:\\.|[^"\\\n])*")
     |(?P<text>"(?:\\.|[^"\\\n])*")(?P<text_flags>i?)
     |/(?P<pattern>(?:\\.|[^/\\])+)/(?P<pattern_flags>[imslux]*)
+    |(?P<broken>["/])
     |(?P<negation>~(?=[ \t]*[^\s\d]))
     |(?P<alias>->[ \t]*\w+)
     |(?P<modifier>[?!](?=_?[a-z][\w-]*\s*:))
@@ -177,6 +180,8 @@ class _Rewriting:
     def _token(self, match: regex.Match[str]) -> str:
         if match["forbidden"]:
             raise _UnusableError(f"{match['forbidden']} is not supported")
+        if match["broken"]:
+            raise _UnusableError("a text or a pattern has no end")
         if match["comment"]:
             return ""
         if match["pattern"] is not None:
@@ -240,11 +245,12 @@ def _without_start(whole: str) -> str:
 
 
 class _Order(NamedTuple):
-    """The names of a grammar, in an order in which each refers to earlier ones only.
+    """How the names of a grammar refer to each other.
 
     Attributes:
-        levels: the most names of which each refers to the next.
-        has_cycle: there is no such order, because a name refers to itself, through others or directly.
+        levels: the most names of which each refers to the next. Of names in a cycle, or above one, nothing is
+            known but their number, so all of them count.
+        has_cycle: a name refers to itself, through others or directly.
     """
 
     levels: int
@@ -252,22 +258,15 @@ class _Order(NamedTuple):
 
 
 def _in_order(uses: Mapping[str, Sequence[str]]) -> _Order:
-    used_by: dict[str, list[str]] = {name: [] for name in uses}
-    waiting = {name: set(used) & uses.keys() for name, used in uses.items()}
-    for name, used in waiting.items():
-        for dependency in used:
-            used_by[dependency].append(name)
-    level = dict.fromkeys(uses, 1)
-    ordered = [name for name, used in waiting.items() if not used]
-    for name in ordered:
-        for user in used_by[name]:
-            level[user] = max(level[user], level[name] + 1)
-            waiting[user].discard(name)
-            if not waiting[user]:
-                ordered.append(user)
-    # Of names in a cycle, or above one, nothing is known but their number.
-    in_cycles = len(uses) - len(ordered)
-    return _Order(max((level[name] for name in ordered), default=0) + in_cycles, has_cycle=in_cycles > 0)
+    sorter = TopologicalSorter({name: set(used) & uses.keys() for name, used in uses.items()})
+    with suppress(CycleError):  # it goes on as far as it can
+        sorter.prepare()
+    levels = ordered = 0
+    while names := sorter.get_ready():
+        sorter.done(*names)
+        levels, ordered = levels + 1, ordered + len(names)
+    in_cycles = len(uses) - ordered
+    return _Order(levels + in_cycles, has_cycle=in_cycles > 0)
 
 
 class _WithoutEnd(_Rewriting):

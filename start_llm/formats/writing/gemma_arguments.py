@@ -51,10 +51,11 @@ class _GemmaGrammar:
         self._root = tool.parameters
         self._tool = replace(tool, parameters=flatten_arguments(tool.parameters))
         self._anything = ""
+        self._referred: dict[tuple[str, int], str] = {}
 
     def arguments(self) -> str:
-        if self._tool.properties:
-            return self._object(self._tool.parameters, _DEEPEST)
+        if self._tool.properties or self._tool.required:
+            return self._object(self._tool, _DEEPEST)
         return self._free_object() if self._tool.takes_others else '"{}"'
 
     def _value(self, schema: Json, depth: int) -> str:
@@ -63,11 +64,18 @@ class _GemmaGrammar:
         if values := enum_values(schema, self._root):
             return self._lark.either(*(self._lark.literal(_written(self._quote, value)) for value in values))
         if isinstance(reference := schema.get("$ref"), str):
-            return self._value(resolve(reference, self._root), depth - 1)
+            return self._definition(reference, depth)
         if "allOf" in schema:
             return self._all_of(schema, depth)
         ways = list(self._ways(schema, depth))
         return self._lark.either(*ways) if ways else self._any()
+
+    def _definition(self, reference: str, depth: int) -> str:
+        """Return the value that a reference leads to. Each is written out once per level."""
+        key = (reference, depth)
+        if key not in self._referred:
+            self._referred[key] = self._value(resolve(reference, self._root), depth - 1)
+        return self._referred[key]
 
     def _ways(self, schema: Mapping[str, Json], depth: int) -> Iterator[str]:
         stated = schema.get("type")
@@ -82,7 +90,7 @@ class _GemmaGrammar:
         """Return the object of all parts' members, else the first part that has a type or further parts."""
         merged = flatten_arguments(schema, self._root)
         if merged.get("properties"):
-            return self._object(merged, depth)
+            return self._object(replace(self._tool, parameters=merged), depth)
         own = {word: value for word, value in schema.items() if word != "allOf"}
         parts = [own, *parts_of(schema, "allOf")]
         saying = (part for part in parts if isinstance(part, dict) and not _SAYING.isdisjoint(part))
@@ -95,7 +103,7 @@ class _GemmaGrammar:
             case "array":
                 return self._array(self._value(schema.get("items"), depth - 1))
             case "object":
-                return self._object(schema, depth)
+                return self._object(replace(self._tool, parameters=schema), depth)
             case "integer" | "number" if not _BOUNDS.isdisjoint(schema):
                 return self._lark.schema({**schema, "type": kind}, self._tool.origin, lenient=True)
             case _:
@@ -111,12 +119,12 @@ class _GemmaGrammar:
         item = self._lark.rule(item)
         return f'"[" ({item} ("," {item}){{0,{_MAX_ITEMS}}})? "]"'
 
-    def _object(self, schema: Mapping[str, Json], depth: int) -> str:
-        properties, required = schema.get("properties"), schema.get("required")
-        if not isinstance(properties, dict) or not properties:
+    def _object(self, whole: CallableTool, depth: int) -> str:
+        names = dict.fromkeys([*whole.properties, *whole.required])
+        if not names:
             return self._free_object()
-        members = {name: self._member(name, argument, depth) for name, argument in properties.items()}
-        between = separated(self._lark, members, required if isinstance(required, list) else [], _COMMA)
+        members = {name: self._member(name, whole.properties.get(name), depth) for name in names}
+        between = separated(self._lark, members, whole.required, _COMMA)
         return f'"{{" {between} "}}"'
 
     def _member(self, name: str, schema: Json, depth: int) -> str:

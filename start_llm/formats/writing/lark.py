@@ -7,8 +7,10 @@ from dataclasses import dataclass
 import regex
 
 from start_llm.core.chat import Json, TextGrammar
+from start_llm.core.errors import InvalidRequest
 from start_llm.formats.writing.client_grammar import expression_until, json_expression, plain_expression
 
+_MAX_CHARACTERS = 2**20
 _SPACE = r"\n?[ \t]{0,32}"
 """Maximum white space between JSON tokens. Without a limit a model can write blanks forever."""
 _OPTIONS = "x-guidance"
@@ -55,6 +57,7 @@ class Lark:
         self._schema_rules: dict[str, str] = {}
         self._texts: list[TextGrammar] = []
         self._names = 0
+        self._characters = 0
         self.define(_ANY, "/(?s:.*)/")
 
     def literal(self, text: str) -> str:
@@ -149,7 +152,18 @@ class Lark:
         return f"r{self._names}"
 
     def define(self, name: str, body: str) -> None:
-        self._rules.append(f"{name}: {body}")
+        """Add a rule.
+
+        Raises:
+            InvalidRequest: the grammar is too large. The rest of it may be much larger.
+        """
+        rule = f"{name}: {body}"
+        self._rules.append(rule)
+        self._characters += len(rule)
+        if self._characters > _MAX_CHARACTERS:
+            field = self._schemas[-1][0].field if self._schemas else "tools"
+            problem = f"The schemas make a grammar of more than {_MAX_CHARACTERS} characters."
+            raise InvalidRequest(problem, param=field)
 
     def grammar(self, start: str) -> Grammar:
         text = "\n".join([_NO_FORCING, f"start: {start}", *self._rules])

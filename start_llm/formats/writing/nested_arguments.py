@@ -1,5 +1,6 @@
 """Writes arguments as nested elements, and their grammar."""
 
+import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
@@ -67,6 +68,7 @@ class _NestedGrammar:
         self._form = form
         self._tool = tool
         self._root = tool.parameters
+        self._known: dict[tuple[str, str, int], str] = {}
 
     def arguments(self) -> str:
         flattened = replace(self._tool, parameters=flatten_arguments(self._root))
@@ -111,9 +113,18 @@ class _NestedGrammar:
             yield f"{parts or self._json(shape, frozenset({kind}))} {end}"
 
     def _parts(self, kind: str, shape: Shape, depth: int) -> str:
-        """Return the elements of an array or an object; an empty string if its schema names none."""
+        """Return the elements of an array or an object; an empty string if its schema names none.
+
+        There are more ways through references than can be written out: each schema is, once per level.
+        """
         if not depth:
             return ""
+        key = (kind, json.dumps(shape.schema), depth)
+        if key not in self._known:
+            self._known[key] = self._written_out(kind, shape, depth)
+        return self._known[key]
+
+    def _written_out(self, kind: str, shape: Shape, depth: int) -> str:
         if kind == "array":
             item = self._lark.rule(self._element(ITEM, shape.items, depth - 1))
             return f"{item}{{0,{_MAX_ITEMS}}}" if isinstance(shape.items.schema, dict) else ""

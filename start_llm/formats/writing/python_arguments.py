@@ -63,7 +63,7 @@ class _PythonGrammar:
         return self._lark.rule(f"{self._lark.literal(f'{name}=')} {self._value(name)}")
 
     def _value(self, name: str) -> str:
-        schema = self._tool.properties.get(name)
+        schema = self._tool.schema_of(name)
         if self._tool.grammar:
             return self._lark.json_text(self._tool.grammar)
         values = enum_values(schema, self._root)

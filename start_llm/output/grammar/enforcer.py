@@ -6,6 +6,7 @@ Without the library we would need a grammar parser over bytes and a walk over th
 import json
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from functools import cached_property
 from typing import Protocol
@@ -13,19 +14,27 @@ from typing import Protocol
 import regex
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
-from start_llm.core.chat import Json, TextGrammar
+from start_llm.core.chat import TextGrammar
 from start_llm.core.client_presence import check_client, held_in_turn
 from start_llm.core.errors import ConstraintViolated, InvalidRequest
 from start_llm.formats.writing.client_grammar import levels, refused, standalone
-from start_llm.formats.writing.lark import Grammar, SchemaOrigin
-from start_llm.output.grammar.depth import MAX_LEVELS, is_too_deep, schema_error
+from start_llm.formats.writing.lark import Grammar
+from start_llm.output.grammar.schema_check import schema_error
 
-_MAX_CHARACTERS = 2**20
 _MAX_DEFINITION = 2**16
 """Characters of a client's grammar for a text. Codex' has a thousand."""
+MAX_LEVELS = 250
+"""Of a client's grammar for a text. With a 2 MiB stack 600 passed, and threads usually have 8 MiB."""
 _LARGE = 2**15
 """Characters of a grammar that may take seconds. These are compiled one at a time; others do not wait."""
 _LARGE_GRAMMAR = threading.Lock()
+_STACK = 2**29
+"""Bytes of stack to compile on; only what is used of them takes memory.
+
+llguidance follows references by recursion, some 4 KB for each part of a schema, and gives up at 50,000 parts:
+with 192 MiB none of many schemas got to the end of the stack. Two thousand parts pass 8 MiB (lesson 43).
+"""
+_STACK_SIZE = threading.Lock()
 _LIMITS = LLParserLimits(verbose_errors=False)
 _SILENT = 0
 _CONTROL_TOKEN = b"\xff"
@@ -106,11 +115,6 @@ class Enforcer:
         self._size = size
         self._lock = threading.Lock()
 
-    @property
-    def control_tokens(self) -> Mapping[str, int]:
-        """Texts that are single tokens and that no other token sequence produces, with their token ids."""
-        return self._vocabulary.control_tokens
-
     def guide(self, grammar: Grammar) -> TokenGuide:
         """Return a guide at the start of a reply.
 
@@ -120,18 +124,15 @@ class Enforcer:
             InvalidRequest: a schema cannot be enforced; names its field.
             ClientGone: the client has left.
         """
-        if len(grammar.text) > _MAX_CHARACTERS:
-            raise InvalidRequest(
-                f"The schemas make a grammar of more than {_MAX_CHARACTERS} characters.",
-                param=grammar.schemas[-1][0].field if grammar.schemas else "tools",
-            )
         with held_in_turn(_LARGE_GRAMMAR) if len(grammar.text) > _LARGE else nullcontext():
             return TokenGuide(self._compiled(grammar), self._tokenizer)
 
     def _compiled(self, grammar: Grammar) -> LLMatcher:
         for origin, schema in grammar.schemas:
             check_client()
-            _check(origin, json.loads(schema))
+            if error := schema_error(json.loads(schema)):
+                problem = f"'{origin.field}': {origin.about} cannot be enforced: {error}"
+                raise InvalidRequest(problem, param=origin.field)
         check_client()
         matcher = self._matcher(LLMatcher.grammar_from_lark(grammar.text))
         if matcher.is_error():
@@ -144,7 +145,7 @@ class Enforcer:
     def _matcher(self, grammar: str) -> LLMatcher:
         with self._lock:
             tokenizer = self._tokenizer
-        return LLMatcher(tokenizer, grammar, log_level=_SILENT, limits=_LIMITS)
+        return _on_a_large_stack(lambda: LLMatcher(tokenizer, grammar, log_level=_SILENT, limits=_LIMITS))
 
     def _refusal(self, grammar: Grammar, matcher: LLMatcher) -> InvalidRequest:
         """Return the error of the first schema that fails by itself, else of the whole grammar."""
@@ -197,15 +198,17 @@ def check_text_grammar(grammar: TextGrammar) -> None:
         raise refused(grammar, _without_source(problem))
 
 
-def _check(origin: SchemaOrigin, schema: Json) -> None:
-    """Reject schemas that would crash llguidance."""
-    problem = None
-    if is_too_deep(schema):
-        problem = f"is nested deeper than {MAX_LEVELS} levels, its references followed."
-    elif error := schema_error(schema):
-        problem = f"cannot be enforced: {error}"
-    if problem:
-        raise InvalidRequest(f"'{origin.field}': {origin.about} {problem}", param=origin.field)
+def _on_a_large_stack[T](work: Callable[[], T]) -> T:
+    """Call a function on a thread of its own, with `_STACK` bytes of stack."""
+    with ThreadPoolExecutor(1) as pool:
+        # The size holds for all threads that start meanwhile, wherever: that harms none of them.
+        with _STACK_SIZE:
+            usual = threading.stack_size(_STACK)
+            try:
+                result = pool.submit(work)
+            finally:
+                threading.stack_size(usual)
+        return result.result()
 
 
 def _reason(matcher: LLMatcher) -> str:

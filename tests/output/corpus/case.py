@@ -124,8 +124,8 @@ def split(case: Case, pieces: Iterable[str], *, complete: bool | None = None) ->
         events += splitter.feed(piece)
     events += splitter.close(case.complete if complete is None else complete)
     outcome = outcome_of(events)
-    assert splitter.calls == outcome.ended
-    assert splitter.call_is_open == (outcome.open_call is not None)
+    assert splitter.counter.completed == outcome.ended
+    assert splitter.counter.is_open == (outcome.open_call is not None)
     return list(merge_adjacent(events))
 
 
