@@ -216,8 +216,8 @@ def test_what_is_transparent_in_sixteen_bits_is_white():
 def test_twelve_bits_of_a_scanner_are_not_dark():
     """Pillow writes none: the tag is changed in a file of sixteen bits, and the pixels."""
     image = encoded(Pillow.fromarray(np.full((1, 2), 0x1234, np.uint16)), "TIFF")
-    bits = [struct.pack("<HHII", 258, 3, 1, count) for count in (16, 12)]
-    data = image.data.replace(*bits).replace(b"\x34\x12\x34\x12", bytes.fromhex("fff80000"))
+    sixteen, twelve = (struct.pack("<HHII", 258, 3, 1, count) for count in (16, 12))
+    data = image.data.replace(sixteen, twelve).replace(b"\x34\x12\x34\x12", bytes.fromhex("fff80000"))
     seen = pixels(Image(data, image.width, image.height))
     assert [tuple(pixel) for pixel in seen[0]] == [(255, 255, 255), (128, 128, 128)]
 
