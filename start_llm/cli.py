@@ -32,6 +32,7 @@ from start_llm.config.paths import ENV_FILE, disk_tier_folder
 from start_llm.config.settings import Settings, SettingSource
 from start_llm.core.allocator import limit_malloc_retention
 from start_llm.core.errors import LaunchError, SettingsError, StartupError
+from start_llm.core.named_paths import expanded
 from start_llm.launch.server_info import find_running, servers_of
 from start_llm.telemetry.terminal import Terminal
 
@@ -205,7 +206,7 @@ def _audit(options: argparse.Namespace) -> int:
     _quiet_tokenizers()
     from start_llm.audit.audit_page import audit_folder  # noqa: PLC0415
 
-    page = audit_folder(settings_table.load(*_outside()), Path(options.folder).expanduser())
+    page = audit_folder(settings_table.load(*_outside()), expanded(options.folder))
     Terminal().summary(page.rows)
     return 0 if page.is_fine else 1
 

@@ -11,7 +11,7 @@ from start_llm.config.settings import Settings
 from start_llm.core.columns import columns
 from start_llm.core.errors import ModelError
 from start_llm.core.model_listing import LibraryEntry, Machine
-from start_llm.library.download import as_path, pull
+from start_llm.library.download import folder_at, pull
 from start_llm.library.fit import ModelShape, arithmetic, beside, report
 from start_llm.library.fit_table import as_markdown, as_text
 from start_llm.library.fit_together import together_lines
@@ -144,7 +144,7 @@ def _library(settings: Settings) -> Library:
 
 def _shape(settings: Settings, name: str) -> ModelShape:
     """Return the figures of a folder, of a model on disk, of a well-known one, or of one on the hub."""
-    folder = as_path(name) if as_path(name).is_dir() else _library(settings).folder(name)
+    folder = folder_at(name) or _library(settings).folder(name)
     if folder is not None:
         return shape_in(name if REPOSITORY.fullmatch(name) else Path(folder).name, folder)
     known = next((row for row in WELL_KNOWN if row.repository == name), None)

@@ -23,6 +23,7 @@ from typing import Any
 
 from start_llm.config.paths import IS_CHECKOUT, ROOT
 from start_llm.core.errors import SettingsError
+from start_llm.core.named_paths import expanded
 
 BACKENDS = ("ring", "jaccl", "jaccl-ring", "nccl")
 _RDMA = ("jaccl", "jaccl-ring")
@@ -111,7 +112,7 @@ def hosts_of(text: str) -> list[dict[str, Any]]:
     Raises:
         SettingsError: there are fewer than two, one has no address, or the first is not this machine.
     """
-    path = Path(text).expanduser()
+    path = expanded(text)
     hosts = _hosts_in(path) if path.is_file() else [_host(name) for name in text.split(",")]
     if len(hosts) < 2:
         raise SettingsError(f"--hosts {text}: name two machines or more, this one first.")

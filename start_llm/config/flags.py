@@ -4,12 +4,13 @@ import argparse
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from start_llm.config.paths import DEMO_MODEL
 from start_llm.config.setting_types import OFF
 from start_llm.config.settings import SettingSpec, all_rows
 from start_llm.core.errors import SettingsError
+from start_llm.core.named_paths import expanded
 
 type Variables = Mapping[str, str]
 """Values of variables, as texts."""
@@ -61,10 +62,13 @@ def _folder(variable: str, *names: str, no_folder: str | None = None) -> Flag:
 
 def _prompt_cache(text: str) -> Variables:
     """A size turns the cache on. A bare number is in GiB, and 0 turns it off."""
-    switch = {"on": "true", "true": "true", "off": "false", "false": "false", "0": "false"}.get(text.lower())
+    is_number = text.replace(".", "", 1).isdecimal()
+    if is_number and not float(text):
+        return {"PROMPT_CACHE": "false"}
+    switch = {"on": "true", "true": "true", "off": "false", "false": "false"}.get(text.lower())
     if switch:
         return {"PROMPT_CACHE": switch}
-    size = f"{text}GiB" if text.replace(".", "", 1).isdecimal() else text
+    size = f"{text}GiB" if is_number else text
     return {"PROMPT_CACHE": "true", "PROMPT_CACHE_MAX_BYTES": size}
 
 
@@ -130,7 +134,7 @@ def add_flags(parser: argparse.ArgumentParser, *names: str) -> None:
         if not names or flag.names[0] in names:
             row = rows[flag.variable]
             place = places[row.section]
-            action = _FirstAndMore if flag.variable == "MODEL_PATH" else "store"
+            action = "append" if flag.variable == "MODEL_PATH" else "store"
             help_text = _help_text(flag, row)
             place.add_argument(
                 *flag.names, action=action, dest=flag.attribute, metavar=flag.metavar, help=help_text
@@ -139,26 +143,6 @@ def add_flags(parser: argparse.ArgumentParser, *names: str) -> None:
         for name, (variables, help_text) in SWITCHES.items():
             section = rows[next(iter(variables))].section
             places[section].add_argument(name, action="store_true", help=help_text)
-
-
-class _FirstAndMore(argparse.Action):
-    """Keeps the first model that a command line names, and those of further times beside it."""
-
-    def __call__(
-        self,
-        parser: argparse.ArgumentParser,  # noqa: ARG002
-        namespace: argparse.Namespace,
-        values: Any,
-        option_string: str | None = None,  # noqa: ARG002
-    ) -> None:
-        if getattr(namespace, self.dest) is None:
-            setattr(namespace, self.dest, values)
-        else:
-            namespace.more_models = [*_more_models(namespace), values]
-
-
-def _more_models(options: argparse.Namespace) -> list[str]:
-    return getattr(options, "more_models", [])
 
 
 def _help_text(flag: Flag, row: SettingSpec) -> str:
@@ -187,30 +171,32 @@ def words_of(options: argparse.Namespace) -> list[str]:
     """Return the flags of a command line as words that mean the same from any folder."""
     words: list[str] = []
     for flag in FLAGS:
-        if text := getattr(options, flag.attribute, None):
-            words += [flag.names[0], _from_anywhere(flag, text.strip())]
-            if flag.variable == "MODEL_PATH":
-                more = (_from_anywhere(flag, path.strip()) for path in _more_models(options))
-                words += [word for path in more for word in (flag.names[0], path)]
+        for text in _texts(flag, options):
+            words += [flag.names[0], _from_anywhere(flag, text)]
     return words + [name for name in SWITCHES if getattr(options, _attribute(name), False)]
 
 
 def _from_anywhere(flag: Flag, text: str) -> str:
     if flag.metavar == "FOLDER":
         return flag.read(text)[flag.variable]
-    is_path = flag.metavar == "PATH_OR_REPO" and Path(text).expanduser().exists()
-    return str(Path(text).expanduser().absolute()) if is_path else text
+    path = expanded(text)
+    return str(path.absolute()) if flag.metavar == "PATH_OR_REPO" and path.exists() else text
 
 
 def _attribute(name: str) -> str:
     return name.removeprefix("--").replace("-", "_")
 
 
+def _texts(flag: Flag, options: argparse.Namespace) -> list[str]:
+    """Return the values of a flag on a command line; only --model may have several."""
+    given: list[str] | str = getattr(options, flag.attribute, None) or []
+    return [text.strip() for text in ([given] if isinstance(given, str) else given) if text]
+
+
 def _given(options: argparse.Namespace) -> list[tuple[str, Variables]]:
-    values = [(flag.names[0], flag.read, getattr(options, flag.attribute, None)) for flag in FLAGS]
-    given = [(name, read(text.strip())) for name, read, text in values if text]
-    if more := _more_models(options):
-        given.append(("--model", {MORE_MODELS: ",".join(more)}))
+    values = [(flag, _texts(flag, options)) for flag in FLAGS]
+    given = [(flag.names[0], flag.read(texts[0])) for flag, texts in values if texts]
+    given += [(flag.names[0], {MORE_MODELS: ",".join(texts[1:])}) for flag, texts in values if texts[1:]]
     return given + [
         (name, variables)
         for name, (variables, _) in SWITCHES.items()

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from start_llm.config.setting_types import OFF
+from start_llm.core.named_paths import expanded
 
 PACKAGE = Path(__file__).resolve().parent.parent
 ROOT = PACKAGE.parent
@@ -49,7 +50,7 @@ DEMO_MODEL = ROOT / "models" / "demo" if IS_CHECKOUT else PACKAGE / "bundled_mod
 
 def from_root(path: str) -> Path:
     """Return a path that the settings name, as seen from the repository or from the user's folder."""
-    return _FOLDERS.data / Path(path).expanduser()
+    return _FOLDERS.data / expanded(path)
 
 
 def disk_tier_folder(chosen: str | None, state_root: str) -> Path | None:

@@ -6,6 +6,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from start_llm.core.kernel_files import kernel_text
+
 _SUPPLIES = Path("/sys/class/power_supply")
 _PMSET = ("/usr/bin/pmset", "-g", "ps")
 _PATIENCE_S = 2.0
@@ -32,10 +34,10 @@ class PowerSource:
 
 
 def is_on_battery(supplies: Path = _SUPPLIES) -> bool:
-    """Return whether the machine is known to run on its battery: one without has none.
+    """Return whether the machine is known to run on its battery. That of a mouse is not its own.
 
     Args:
-        supplies: where Linux tells of power supplies.
+        supplies: where Linux lists power supplies.
     """
     return _says_battery() if sys.platform == "darwin" else _is_discharging(supplies)
 
@@ -49,12 +51,8 @@ def _says_battery() -> bool:
 
 
 def _is_discharging(supplies: Path) -> bool:
-    kinds = [(_read(supply / "type"), _read(supply / "status")) for supply in supplies.glob("*")]
-    return ("Battery", "Discharging") in kinds
-
-
-def _read(file: Path) -> str:
-    try:
-        return file.read_text(encoding="ascii").strip()
-    except (OSError, UnicodeDecodeError):
-        return ""
+    return any(
+        (kernel_text(supply / "type"), kernel_text(supply / "status")) == ("Battery", "Discharging")
+        and kernel_text(supply / "scope") != "Device"
+        for supply in supplies.glob("*")
+    )

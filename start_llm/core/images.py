@@ -8,6 +8,8 @@ tokens mean equal pixels, and whatever compares or hashes tokens needs no specia
 import hashlib
 import re
 import secrets
+import struct
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -15,6 +17,11 @@ from typing import Any, NamedTuple
 FIRST_IMAGE_TOKEN = 2**31
 HIDDEN_IMAGE = "[image]"
 """Stands for an image in texts for people: traces, explanations, errors."""
+IMAGE_DAMAGE = (
+    *(OSError, SyntaxError, ValueError, LookupError, TypeError, ArithmeticError, RuntimeError, EOFError),
+    *(struct.error, zlib.error),
+)
+"""What Pillow raises for damaged files."""
 _DIGEST_BYTES = 32
 _WORD = f"image{secrets.token_hex(16)}x"
 _ANY_WORD = re.compile(rf"{_WORD}[0-9a-f]{{{2 * _DIGEST_BYTES}}}")

@@ -95,6 +95,7 @@ class Machine:
         bandwidth_gbs: of the memory, in 10^9 bytes a second; None if unknown.
         tflops: float operations of its GPU, in 10^12 a second; None if unknown.
         float32_bytes: weights are converted to float32 if they then take no more; see `models.float32`.
+        fuses_attention: attention makes no scores of all pairs. Metal has a kernel for it, and a CPU none.
     """
 
     name: str
@@ -104,11 +105,7 @@ class Machine:
     bandwidth_gbs: float | None = None
     tflops: float | None = None
     float32_bytes: int = 0
-
-    @property
-    def fuses_attention(self) -> bool:
-        """True if attention makes no scores of all pairs. Metal has a kernel for it, and a CPU none."""
-        return self.tflops is not None
+    fuses_attention: bool = False
 
     @property
     def ram_gb(self) -> int:

@@ -6,7 +6,7 @@ from start_llm.config.settings import Settings
 from start_llm.core.errors import ModelError, SettingsError
 from start_llm.doctor.examination import WHOLE, Extent, examine
 from start_llm.doctor.findings import Findings
-from start_llm.library.download import as_path, on_disk
+from start_llm.library.download import folder_at, on_disk
 from start_llm.library.hub import Hub
 from start_llm.telemetry.terminal import Terminal
 from start_llm.wiring.model_places import model_name
@@ -36,8 +36,7 @@ def examine_and_report(settings: Settings, report: Path, terminal: Terminal, ext
 
 def _model(name: str) -> Path:
     """Return the model's folder. Nothing is downloaded for an examination."""
-    folder = as_path(name)
-    if folder.is_dir():
+    if (folder := folder_at(name)) is not None:
         return folder.resolve()
     if (snapshot := on_disk(name, Hub())) is not None:
         return snapshot

@@ -107,7 +107,7 @@ class DiskStorage:
             peers, is_shared: see `DiskAccess`.
         """
         if self._tier:
-            is_in_place, idle_s = this_device().shares_arrays, self._settings.ssd.write_after_s
+            is_in_place, idle_s = not this_device().has_own_memory, self._settings.ssd.write_after_s
             cache.attach_disk(DiskAccess(self._tier, shape, is_in_place, idle_s, peers, is_shared))
 
     def conversations(self, name: str) -> Database | None:

@@ -6,10 +6,8 @@ clients send are tried.
 
 import io
 import logging
-import struct
 import threading
 import warnings
-import zlib
 from dataclasses import replace
 from importlib.util import find_spec
 
@@ -24,13 +22,14 @@ from PIL.TiffImagePlugin import TiffImageFile
 from PIL.WebPImagePlugin import WebPImageFile
 
 from start_llm.core.client_presence import held_in_turn
-from start_llm.core.images import Image
+from start_llm.core.images import IMAGE_DAMAGE, Image
 from start_llm.core.limits import ImageLimits
 from start_llm.core.recently_used import RecentlyUsed
 from start_llm.images.problems import (
     could_not_process,
     has_another_format,
     has_no_decoder,
+    has_no_scale,
     has_too_many_bytes,
     has_too_many_pixels,
     is_empty,
@@ -57,19 +56,8 @@ _SIDEWAYS = range(5, 9)
 _MAX_KNOWN = 4096
 _DECODED_AT_ONCE = 2
 """Images of 50 megapixels take 200 MB each while they are decoded."""
-_DAMAGE = (
-    OSError,
-    SyntaxError,
-    ValueError,
-    LookupError,
-    TypeError,
-    ArithmeticError,
-    RuntimeError,
-    EOFError,
-    struct.error,
-    zlib.error,
-)
-"""What Pillow's decoders raise for damaged files."""
+_SCALELESS = ("I", "F")
+"""Modes of 32-bit numbers, also of signed ones of 16 bits: files do not say which number is white."""
 
 # The check here is stricter, and names the field.
 Pillow.MAX_IMAGE_PIXELS = None
@@ -111,8 +99,11 @@ class ImageChecker:
             raise is_empty()
         if len(data) > self.limits.max_bytes:
             raise has_too_many_bytes(len(data), self.limits.max_bytes)
-        width, height = self._open(data).size
+        opened = self._open(data)
+        width, height = opened.size
         self._require_size(width, height)
+        if opened.mode in _SCALELESS:
+            raise has_no_scale()
         image = Image(data, width, height)
         size = self._sizes.get(image.digest)
         if size is None:
@@ -129,7 +120,7 @@ class ImageChecker:
             if data[4:8] == b"ftyp" and data[8:12] in _HEIF_BRANDS and _HEIF not in self._formats:
                 raise has_no_decoder("HEIC", _HEIF_PACKAGE) from None
             raise has_another_format(", ".join(name.lower() for name in self._formats)) from None
-        except _DAMAGE as error:
+        except IMAGE_DAMAGE as error:
             raise could_not_process(str(error) or type(error).__name__) from error
 
     def _require_size(self, width: int, height: int) -> None:
@@ -153,6 +144,6 @@ class ImageChecker:
             image.draft(None, (1, 1))
             image.load()
             is_sideways = image.getexif().get(_ORIENTATION) in _SIDEWAYS
-        except _DAMAGE as error:
+        except IMAGE_DAMAGE as error:
             raise could_not_process(str(error) or type(error).__name__) from error
         return (height, width) if is_sideways else (width, height)

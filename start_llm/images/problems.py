@@ -97,6 +97,13 @@ def has_no_decoder(kind: str, package: str) -> ImageProblem:
     )
 
 
+def has_no_scale() -> ImageProblem:
+    why = "its numbers do not say which of them is white; send 8 or 16 bits for each"
+    return ImageProblem(
+        "invalid_image", f"is an image that cannot be read: {why}", f"Could not process image: {why}"
+    )
+
+
 def is_bad_address(why: str) -> ImageProblem:
     return ImageProblem("invalid_image_url", f"is not an address of an image: {why}", f"invalid URL: {why}")
 

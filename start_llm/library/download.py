@@ -4,6 +4,7 @@ import sys
 from pathlib import Path
 
 from start_llm.core.errors import HubError, ModelError
+from start_llm.core.named_paths import expanded
 from start_llm.library.folders import models_in
 from start_llm.library.hub import REPOSITORY, Hub
 from start_llm.library.progress import Progress, ProgressLine
@@ -16,8 +17,7 @@ def resolve(name: str, hub: Hub | None = None) -> Path:
     Raises:
         ModelError: `name` is neither a folder nor a repository, or the download failed.
     """
-    folder = as_path(name)
-    if folder.is_dir():
+    if (folder := folder_at(name)) is not None:
         return folder.resolve()
     if not REPOSITORY.fullmatch(name):
         raise ModelError(
@@ -60,12 +60,17 @@ def on_disk(repo_id: str, hub: Hub) -> Path | None:
     return folder
 
 
-def as_path(name: str) -> Path:
+def folder_at(path: str) -> Path | None:
+    """Return the folder that a path names; None if there is none.
+
+    Raises:
+        ModelError: the path is too long, or leads through a folder that this user may not read.
+    """
+    folder = expanded(path)
     try:
-        return Path(name).expanduser()
-    except RuntimeError:
-        # `~name` without such a user: treat it as the literal name of a folder.
-        return Path(name)
+        return folder if folder.is_dir() else None
+    except OSError as error:
+        raise ModelError(f"The folder {path!r} cannot be used: {error.strerror}.") from error
 
 
 def chosen_model(folder: Path, name: str | None) -> str:

@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -62,14 +62,10 @@ class Downloads:
 
     The thread starts with the first download. What has come of a file stays on disk, so a download that is
     started again, also by another process, goes on where it was.
-
-    Args:
-        clock: returns seconds since 1970.
     """
 
-    def __init__(self, hub: Hub, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, hub: Hub) -> None:
         self._hub = hub
-        self._clock = clock
         self._jobs: list[_Job] = []
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
@@ -96,7 +92,7 @@ class Downloads:
             if unfinished:
                 return self._go_on(unfinished)
             self._make_room()
-            job = _Job(f"dl_{random_name()}", tenant, repo_id, int(self._clock()))
+            job = _Job(f"dl_{random_name()}", tenant, repo_id, int(time.time()))
             self._jobs.append(job)
             self._wake()
             return job.as_download()
@@ -193,7 +189,7 @@ class Downloads:
             with self._changed:
                 self._running = None
                 if end:
-                    job.end, job.error, job.finished_at = end, error, int(self._clock())
+                    job.end, job.error, job.finished_at = end, error, int(time.time())
             if job.wanted == "remove" and end != "done":
                 self._hub.drop_partial(job.repo_id)
 
@@ -217,4 +213,6 @@ class Downloads:
             return None, None
         except ModelError as error:
             return "error", str(error)
+        except Exception as error:  # noqa: BLE001 - this thread serves all downloads, and may not end for one
+            return "error", f"{type(error).__name__}: {error}"
         return "done", None

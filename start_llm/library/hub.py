@@ -10,11 +10,12 @@ size and digest are checked at the end. The finished layout is that of huggingfa
     models--owner--name/refs/main                      the commit, written last
 """
 
+import json
 import os
 import re
 import shutil
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from fnmatch import fnmatch
 from pathlib import Path, PurePosixPath
@@ -43,6 +44,8 @@ from start_llm.library.progress import Progress
 REPOSITORY = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 # Weights, tokenizer, template, configuration. No Python files: code from a model is never run.
 FILES = ("*.json", "*.jsonl", "*.safetensors", "*.txt", "*.model", "*.tiktoken", "*.jinja")
+_UNUSED = ("*/*.safetensors", "consolidated*.safetensors")
+"""Weights that neither mlx_lm nor mlx_vlm loads: other checkpoints, and the same in their makers' layout."""
 _OURS = re.compile(r"[0-9a-f]{40}(?:[0-9a-f]{24})?\.incomplete")
 _COMMIT = re.compile(r"\w{1,64}")
 _MOST_READ = 32 * 2**20
@@ -253,7 +256,11 @@ def newest_commit(folder: Path) -> str | None:
 def _is_wanted(path: str) -> bool:
     parts = PurePosixPath(path).parts
     is_inside = bool(parts) and not path.startswith("/") and ".." not in parts and "\\" not in path
-    return is_inside and any(fnmatch(path, pattern) for pattern in FILES)
+    return is_inside and _is_like(path, FILES) and not _is_like(path, _UNUSED)
+
+
+def _is_like(path: str, patterns: Sequence[str]) -> bool:
+    return any(fnmatch(path, pattern) for pattern in patterns)
 
 
 @contextmanager
@@ -282,5 +289,9 @@ def _network_errors() -> Generator[None]:
         yield
     except HfHubHTTPError:
         raise
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise HubError(
+            "The hub's answer is none: it is no JSON. Check the network and HF_ENDPOINT."
+        ) from error
     except (OSError, httpx.HTTPError) as error:
         raise hub_trouble(error) from error

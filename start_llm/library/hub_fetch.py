@@ -20,6 +20,7 @@ SERVER_ERROR = 500
 _OK, _PARTIAL, _UNSATISFIABLE = 200, 206, 416
 _ATTEMPTS = 5
 _PIECE = 2**20
+_DIGEST = re.compile("[0-9a-f]{40}|[0-9a-f]{64}")
 
 
 class Stopped(Exception):
@@ -185,9 +186,9 @@ def _continues(reply: httpx.Response, have: int) -> bool:
 
 
 def _etag(headers: Mapping[str, str]) -> str:
-    """Return the digest that the hub's own reply names; "" if it names none."""
-    tag = headers.get("x-linked-etag") or headers.get("etag") or ""
-    return tag.removeprefix("W/").strip('"')
+    """Return the digest that the hub's own reply names; "" if it names none: a mirror may have other tags."""
+    tag = (headers.get("x-linked-etag") or headers.get("etag") or "").removeprefix("W/").strip('"')
+    return tag if _DIGEST.fullmatch(tag) else ""
 
 
 def _length(out: BinaryIO) -> int:
@@ -235,5 +236,5 @@ def hub_trouble(error: Exception) -> HubError:
 def _transport_errors() -> Generator[None]:
     try:
         yield
-    except httpx.TransportError as error:
+    except httpx.HTTPError as error:
         raise hub_trouble(error) from error

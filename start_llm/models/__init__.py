@@ -1,4 +1,4 @@
-"""Finds, downloads, loads and describes model folders.
+"""Loads and describes model folders. `library` finds and downloads them.
 
 Import mlx_lm through this package. Its import sets the limit on open files to 2048, which is lower than the
 limit of most machines, and an ordinary user cannot raise it again (lesson 2).

@@ -1,12 +1,14 @@
 """Reports the memory that models use: a GPU's own, memory shared with the host, or the host's."""
 
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import mlx.core as mx
 
+from start_llm.core.kernel_files import kernel_text
+from start_llm.models.memory_limits import MemoryLimit, memory_limits, physical_bytes
 from start_llm.storage.private_files import private_folder
 
 _KERNELS = "MLX_PTX_CACHE_DIR"
@@ -24,11 +26,13 @@ class Device:
         info: what MLX reports: on Metal `max_recommended_working_set_size`, on CUDA `total_memory` and
             `free_memory`, on a CPU neither.
         meminfo: Linux's memory figures; other systems have no such file, and their shortage is not known.
+        limits: of the host's memory, for this process.
     """
 
     name: str
     info: Mapping[str, str | int]
     meminfo: Path = _MEMINFO
+    limits: Sequence[MemoryLimit] = field(default_factory=lambda: [*memory_limits()])
 
     @property
     def kind(self) -> str:
@@ -41,31 +45,33 @@ class Device:
     def usable_bytes(self) -> int:
         """Bytes for models and caches: Metal's recommendation, a card's memory, or the host's."""
         wanted = self.info.get("max_recommended_working_set_size") or self.info.get("total_memory")
-        return int(wanted or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+        return int(wanted or self.host_bytes)
+
+    @property
+    def host_bytes(self) -> int:
+        """Bytes of the host's memory, or the part of it that a container or a service may have."""
+        return min([physical_bytes(), *(limit.most_bytes for limit in self.limits)])
 
     @property
     def has_own_memory(self) -> bool:
         """True if arrays are not in the host's memory: evicting them does not help the host."""
         return "total_memory" in self.info
 
-    @property
-    def shares_arrays(self) -> bool:
-        """True if another thread may write into the memory of an evaluated array (CPU, Metal)."""
-        return not self.has_own_memory
-
     def lacking_bytes(self) -> int:
-        """Return the bytes that other processes are short of, 0 if none; 0 too where it is not known."""
+        """Return the bytes that other processes are short of, 0 if none; 0 too where it is not known.
+
+        Under a limit it is also what this process and those with it are short of.
+        """
         if self.has_own_memory:
             return 0
-        try:
-            lines = self.meminfo.read_text().splitlines()
-        except OSError:
-            return 0
+        lines = kernel_text(self.meminfo).splitlines()
         sizes = {
             name: int(rest.split()[0]) * 1024 for name, _, rest in (line.partition(":") for line in lines)
         }
-        wanted = int(sizes.get("MemTotal", 0) * _FREE_SHARE)
-        return max(wanted - sizes.get("MemAvailable", wanted), 0)
+        total = sizes.get("MemTotal", 0)
+        rooms = [(total, sizes.get("MemAvailable", total))]
+        rooms += [(limit.most_bytes, limit.most_bytes - limit.used_bytes()) for limit in self.limits]
+        return max(0, *(int(most * _FREE_SHARE) - free for most, free in rooms))
 
 
 def this_device() -> Device:

@@ -5,6 +5,7 @@ so mlx_vlm's takes over what `shard` has left: linear layers that know the other
 heads, and sums over all ranks at the end of a block.
 """
 
+from collections.abc import Callable
 from typing import Any, cast
 
 import mlx.core as mx
@@ -50,11 +51,11 @@ def join_alike(network: Any, divided: Any, ranks: RankGroup) -> None:
         if getattr(module, "sharding_group", None) is None:
             continue
         if not name:
-            network.lm_head = _Gathered(network.lm_head, ranks)
+            network.lm_head = _Joined(network.lm_head, ranks.gathered_last_axis)
         elif hasattr(theirs[name], "sharding_group"):
             theirs[name].sharding_group = module.sharding_group
         else:
-            _put(theirs, name, _Summed(theirs[name], ranks))
+            _put(theirs, name, _Joined(theirs[name], ranks.summed))
 
 
 def _put(modules: dict[str, Any], name: str, module: Any) -> None:
@@ -72,23 +73,12 @@ def _take_numbers(theirs: Any, ours: Any) -> None:
             setattr(theirs, name, getattr(ours, name))
 
 
-class _Summed:
-    """A block of which each rank computes a term."""
+class _Joined:
+    """A module of which each rank computes a part: a term of a sum, or some of the vocabulary."""
 
-    def __init__(self, block: Any, ranks: RankGroup) -> None:
-        self._block = block
-        self._ranks = ranks
+    def __init__(self, part: Any, join: Callable[[mx.array], mx.array]) -> None:
+        self._part = part
+        self._join = join
 
     def __call__(self, *args: Any, **options: Any) -> mx.array:
-        return self._ranks.summed(self._block(*args, **options))
-
-
-class _Gathered:
-    """A head of which each rank computes a part of the vocabulary."""
-
-    def __init__(self, head: Any, ranks: RankGroup) -> None:
-        self._head = head
-        self._ranks = ranks
-
-    def __call__(self, hidden: mx.array) -> mx.array:
-        return self._ranks.gathered_last_axis(self._head(hidden))
+        return self._join(self._part(*args, **options))

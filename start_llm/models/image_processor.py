@@ -6,7 +6,8 @@ Everything here may be called from any thread, and none of it touches MLX: HTTP 
 import hashlib
 import io
 import math
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple, Protocol
@@ -17,7 +18,7 @@ from PIL import ImageOps
 
 from start_llm.core.client_presence import check_client
 from start_llm.core.errors import InvalidRequest
-from start_llm.core.images import Image, ImageRun, image_tokens
+from start_llm.core.images import IMAGE_DAMAGE, Image, ImageRun, image_tokens
 from start_llm.core.recently_used import RecentlyUsed
 
 type Inputs = Mapping[str, np.ndarray[Any, Any]]
@@ -34,11 +35,10 @@ milliseconds."""
 _MOST_SIZES = 256
 _MOST_NAMING_TOKENS = 2**18
 """Tokens of images that are kept, since naming an image of 4,096 takes 2 ms: about 10 MiB."""
-_UNREADABLE = (
-    *(OSError, ValueError, SyntaxError, EOFError, ArithmeticError, MemoryError),
-    Pillow.DecompressionBombError,
-)
+_UNREADABLE = (*IMAGE_DAMAGE, MemoryError, Pillow.DecompressionBombError)
 """What Pillow raises for files that are broken, of no known format, or much too large."""
+_BITS_PER_SAMPLE = 258
+"""A tag of TIFF."""
 _SHRINK = 0.98
 """Factor on a size that should just fit, because towers round sizes up to whole patches."""
 _MOST_ATTEMPTS = 8
@@ -146,6 +146,9 @@ class ImageProcessor:
         if known is None:
             name = hashlib.blake2b(image.digest, digest_size=32)
             name.update(f"{shape.fitted} {self._settings}".encode())
+            with _file(image.data) as opened:
+                if _is_deep(opened):
+                    name.update(b"16 bits")  # else it is the white image that such files were once taken for
             known = image_tokens(name.digest(), len(shape.network_ids))
             self._tokens.put(image.digest, known)
         return known
@@ -194,19 +197,44 @@ def _decoded(image: Image) -> Pillow.Image:
     return decoded
 
 
-def _opened(data: bytes) -> Pillow.Image:
+@contextmanager
+def _file(data: bytes) -> Generator[Pillow.Image]:
+    """Open a file, and refuse what is wrong with it."""
     Pillow.init()  # registers the formats; a second call does nothing
     known = [name for name in FORMATS if name in Pillow.OPEN]
     try:
         with Pillow.open(io.BytesIO(data), formats=known) as opened:
-            turned = ImageOps.exif_transpose(opened)
-            turned.load()
-            if turned.has_transparency_data:
-                over = Pillow.new("RGBA", turned.size, "white")
-                turned = Pillow.alpha_composite(over, turned.convert("RGBA"))
-            return turned.convert("RGB")
+            yield opened
     except _UNREADABLE as error:
         raise InvalidRequest(f"An image cannot be decoded: {error}") from error
+
+
+def _opened(data: bytes) -> Pillow.Image:
+    with _file(data) as opened:
+        opened.load()
+        opened.getexif()  # keeps it. What is left in `info` would be written anew, which may be impossible
+        for name in ("exif", "Raw profile type exif"):
+            opened.info.pop(name, None)
+        turned = ImageOps.exif_transpose(opened)
+        if _is_deep(opened):
+            return _upper_bits(turned, getattr(opened, "tag_v2", {}).get(_BITS_PER_SAMPLE, (16,))[0])
+        if turned.has_transparency_data:
+            over = Pillow.new("RGBA", turned.size, "white")
+            turned = Pillow.alpha_composite(over, turned.convert("RGBA"))
+        return turned.convert("RGB")
+
+
+def _is_deep(image: Pillow.Image) -> bool:
+    """Return True for grey of 12 or 16 bits. Pillow's conversion makes all but the darkest white."""
+    return image.mode.startswith("I;16")
+
+
+def _upper_bits(image: Pillow.Image, bits: int) -> Pillow.Image:
+    """Return a deep grey image with the upper eight of its bits, as RGB."""
+    values = np.asarray(image)
+    grey = (values >> (bits - 8)).astype(np.uint8)
+    grey[values == image.info.get("transparency", -1)] = 255
+    return Pillow.fromarray(grey).convert("RGB")
 
 
 def _resized(image: Pillow.Image, size: Size) -> Pillow.Image:

@@ -54,7 +54,7 @@ def _json(path: Path) -> object:
             f"KV_BITS=config takes the bits of each layer from {KV_CONFIG} in the model's folder, and "
             f"{path.parent.name} has none. Set KV_BITS to 4 or 8, or leave it out."
         ) from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise _wrong(f"it cannot be read: {error}") from error
 
 

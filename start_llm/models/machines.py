@@ -15,7 +15,6 @@ prompts that are read 3.3 to 4 times as fast as on M4, of which 3 are counted he
 107.5 of 128 GiB), so these rows are on the careful side. For this machine MLX is asked.
 """
 
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -81,7 +80,8 @@ def _machines() -> Iterator[Machine]:
     for chip in CHIPS:
         for ram_gb in chip.memory:
             name = f"{chip.name} {ram_gb} GB"
-            yield Machine(name, chip.name, ram_gb * GIB, _usable(ram_gb), chip.bandwidth_gbs, chip.tflops)
+            sizes, speeds = (ram_gb * GIB, _usable(ram_gb)), (chip.bandwidth_gbs, chip.tflops)
+            yield Machine(name, chip.name, *sizes, *speeds, fuses_attention=True)
 
 
 MACHINES: tuple[Machine, ...] = tuple(_machines())
@@ -104,15 +104,17 @@ def this_machine(device: Device, usable_bytes: int, float32_bytes: int = 0) -> M
         usable_bytes: of MEMORY_BUDGET.
         float32_bytes: see `Machine`.
     """
-    ram_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    if device.has_own_memory:
-        ram_bytes = device.usable_bytes
+    ram_bytes = device.usable_bytes if device.has_own_memory else device.host_bytes
     chip = device.name.removeprefix("Apple ").strip()
     known = _nearest(chip, round(ram_bytes / GIB))
     name = f"{chip} {round(ram_bytes / GIB)} GB"
-    if known is None:
-        return Machine(name, chip, ram_bytes, usable_bytes, float32_bytes=float32_bytes)
-    return Machine(name, chip, ram_bytes, usable_bytes, known.bandwidth_gbs, known.tflops)
+    return Machine(
+        *(name, chip, ram_bytes, usable_bytes),
+        bandwidth_gbs=known.bandwidth_gbs if known else None,
+        tflops=known.tflops if known else None,
+        float32_bytes=float32_bytes,
+        fuses_attention=device.kind == "Metal",
+    )
 
 
 def _nearest(chip: str, ram_gb: int) -> Machine | None:

@@ -175,11 +175,6 @@ class RankGroup:
         """Return a network that gives the logits of rank 0 on every rank, to the bit."""
         return _AgreeingNetwork(network, self)
 
-    def logits_of_first(self, logits: mx.array) -> mx.array:
-        """Return the logits of rank 0 on every rank."""
-        mx.async_eval(logits)
-        return self.from_first(logits)
-
     def from_first(self, own: mx.array) -> mx.array:
         """Return an array of rank 0 on every rank. Only the shape and type of theirs matter."""
         given = own if self.rank == 0 else mx.zeros_like(own)
@@ -208,7 +203,8 @@ class _AgreeingNetwork:
         self._group = group
 
     def __call__(self, tokens: mx.array, **options: Any) -> mx.array:
-        return self._group.logits_of_first(self._network(tokens, **options))
+        logits = self._network(tokens, **options)
+        return self._group.agree(logits, logits)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._network, name)

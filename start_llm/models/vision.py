@@ -87,6 +87,7 @@ class Vision:
     """The eyes of a model.
 
     Attributes:
+        model: mlx_vlm's, whole.
         processor: expands images to tokens; usable from any thread.
         reads_both_ways: an image has to be computed as a whole, because its tokens see each other in both
             directions.
@@ -103,7 +104,7 @@ class Vision:
         reads_both_ways: bool = False,
         moves_positions: bool = False,
     ) -> None:
-        self._model = model
+        self.model = model
         self.processor = processor
         self.parameters = parameters
         self.reads_both_ways = reads_both_ways
@@ -123,7 +124,7 @@ class Vision:
         ids = mx.array([list(network_ids)])
         arrays = {name: mx.array(cast("Any", value)) for name, value in inputs.items()}
         pixels = arrays.pop("pixel_values")
-        seen = self._model.get_input_embeddings(ids, pixels, mask=mx.ones_like(ids), **arrays)
+        seen = self.model.get_input_embeddings(ids, pixels, mask=mx.ones_like(ids), **arrays)
         layers = seen.deepstack_visual_embeds
         features = ImageFeatures(
             seen.inputs_embeds, () if layers is None else tuple(layers), seen.per_layer_inputs
@@ -147,7 +148,7 @@ class Vision:
         # A slice is a new array: Gemma 3 multiplies the one that it is given in place.
         embeddings = features.embeddings[:, start:end]
         ids = mx.array([list(chunk.network_ids)])
-        self._model.language_model(ids, inputs_embeds=embeddings, cache=lent, **options)
+        self.model.language_model(ids, inputs_embeds=embeddings, cache=lent, **options)
         _take_back(caches, lent)
 
 
@@ -282,13 +283,13 @@ def load_vision(
         Blind: the folder's images cannot be served.
     """
     with _agreeing(division):
-        loaded = _load(folder, network, config, max_tokens, in_float32=in_float32, division=division)
+        vision = _load(folder, network, config, max_tokens, in_float32=in_float32, division=division)
     with _agreeing(division):
-        _compare(loaded.model, network)
-        seen = _try(loaded.vision) if loaded.vision.runs_tower else None
-    if isinstance(loaded.vision, VisionOfRanks):
-        loaded.vision.learn_form(seen)
-    return loaded.vision
+        _compare(vision.model, network)
+        seen = _try(vision) if vision.runs_tower else None
+    if isinstance(vision, VisionOfRanks):
+        vision.learn_form(seen)
+    return vision
 
 
 @contextmanager
@@ -311,13 +312,6 @@ def _agreeing(division: Division | None) -> Generator[None]:
             raise Blind(f"on rank {rank}, {stated}" if rank else stated) from cause
 
 
-class _Loaded(NamedTuple):
-    """Eyes that were not tried, and mlx_vlm's whole model."""
-
-    vision: Vision
-    model: Any
-
-
 def _load(
     folder: Path,
     network: Any,
@@ -326,7 +320,8 @@ def _load(
     *,
     in_float32: bool,
     division: Division | None,
-) -> _Loaded:
+) -> Vision:
+    """Load eyes that were not tried."""
     model_type = str(config.get("model_type"))
     family = VISION_FAMILIES.get(model_type)
     if family is None:
@@ -334,20 +329,19 @@ def _load(
         raise Blind(f"images are served for {known}, and this is {model_type}")
     if place := _foreign_code(folder):
         raise Blind(f"{place} names code of its own, which is never run")
-    model = _loaded(folder)
+    from mlx_vlm.utils import load_model
+
+    model = load_model(folder, lazy=True)
     if in_float32:
         convert(model, is_lazy=True)
     parameters = _share(model, network, division)
     processor = load_image_processor(family, folder, max_tokens)
-    return _Loaded(
-        (partial(VisionOfRanks, ranks=division.ranks) if division else Vision)(
-            model,
-            processor,
-            parameters,
-            reads_both_ways=family.reads_both_ways(config),
-            moves_positions=processor.preprocess(blank()).grid is not None,
-        ),
+    return (partial(VisionOfRanks, ranks=division.ranks) if division else Vision)(
         model,
+        processor,
+        parameters,
+        reads_both_ways=family.reads_both_ways(config),
+        moves_positions=processor.preprocess(blank()).grid is not None,
     )
 
 
@@ -372,12 +366,6 @@ def _keys(content: Any) -> Iterator[str]:
     elif isinstance(content, list):
         for value in cast("list[Any]", content):
             yield from _keys(value)
-
-
-def _loaded(folder: Path) -> Any:
-    from mlx_vlm.utils import load_model
-
-    return load_model(folder, lazy=True)
 
 
 def _share(model: Any, network: Any, division: Division | None) -> Mapping[str, mx.array]:

@@ -33,7 +33,7 @@ class ImageExpander(Protocol):
         ...
 
     def expand(self, image: Image) -> ImageRun:
-        """Return the tokens of an image. Cheap: its size is known, and nothing is decoded."""
+        """Return the tokens of an image. One of a new size is decoded, and processed up to nine times."""
         ...
 
 

@@ -51,6 +51,17 @@ def test_each_flag_says_what_its_setting_says(help_text):
     assert "wins over" not in help_text.partition("In brackets")[0]
 
 
+@pytest.mark.parametrize("text", ["0", "0.0", "00", "0."])
+def test_a_prompt_cache_of_nothing_is_off(text):
+    options = cli._parser().parse_args(["serve", "--prompt-cache", text])
+    assert variables_of(options) == {"PROMPT_CACHE": "false"}
+
+
+def test_a_home_of_a_user_who_is_not_there_is_a_name_like_others():
+    options = cli._parser().parse_args(["serve", "--model", "~nobody-of-this-name/x"])
+    assert words_of(options) == ["--model", "~nobody-of-this-name/x"]
+
+
 def test_further_models_are_kept_beside_the_first(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine").mkdir()

@@ -30,6 +30,11 @@ def test_the_disk_tier_has_a_folder_unless_it_is_off(tmp_path: Path):
     assert disk_tier_folder("off", str(tmp_path)) is None
 
 
+def test_a_home_of_a_user_who_is_not_there_is_a_folder_of_that_name():
+    assert from_root("~nobody-of-this-name/x") == ROOT / "~nobody-of-this-name/x"
+    assert from_root("~/x") == Path.home() / "x"
+
+
 def test_a_mac_has_one_folder():
     folder = HOME / "Library" / "Application Support" / "start_llm"
     assert user_folders("darwin", {"XDG_STATE_HOME": "/x"}, HOME) == (folder, folder)

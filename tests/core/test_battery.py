@@ -24,6 +24,15 @@ def test_linux_tells_of_a_battery_that_discharges(tmp_path: Path):
     assert is_on_battery(tmp_path)
 
 
+def test_the_battery_of_a_wireless_mouse_is_none_of_the_machine(tmp_path: Path):
+    supply(tmp_path, "hidpp_battery_0", "Battery", "Discharging")
+    (tmp_path / "hidpp_battery_0" / "scope").write_text("Device\n")
+    assert not is_on_battery(tmp_path)
+    supply(tmp_path, "BAT0", "Battery", "Discharging")
+    (tmp_path / "BAT0" / "scope").write_text("System\n")
+    assert is_on_battery(tmp_path)
+
+
 def test_a_supply_that_tells_nothing_is_no_battery(tmp_path: Path):
     (tmp_path / "BAT0").mkdir()
     (tmp_path / "BAT0" / "type").write_bytes(b"\xff\xfe")

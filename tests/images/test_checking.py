@@ -57,6 +57,17 @@ def test_the_formats_that_clients_send_are_read(kind: str, mode: str):
     assert (image.data, image.width, image.height) == (data, 40, 30)
 
 
+@pytest.mark.parametrize("mode", ["I", "F"])
+def test_numbers_of_which_nobody_knows_which_is_white_are_refused(mode: str):
+    refusal = problem(picture("TIFF", mode=mode))
+    assert refusal.code == "invalid_image"
+    assert "send 8 or 16 bits for each" in refusal.predicate
+
+
+def test_sixteen_bits_are_read():
+    assert CHECKER.check(picture("PNG", mode="I;16")).width == 40
+
+
 def test_nothing_is_decoded_for_a_client_that_has_left():
     checker, data = ImageChecker(ImageSettings()), picture(seed=77)
     with client_watched(lambda: True), pytest.raises(ClientGone):

@@ -26,7 +26,9 @@ class FakeHub(ThreadingHTTPServer):
     next time; with `stalls` nothing more comes. With `piece_s` each 64 KiB of the weights take that long.
     With `ignores_range` all of a file comes, whatever is asked for; `status` is that of every file; `etag` is
     what the hub then says of the weights. `numbers` are the weights of each type that it tells of. `sent`
-    counts the bytes of the weights. A search finds `found`, and its query is `asked`.
+    counts the bytes of the weights. A search finds `found`, and its query is `asked`. With `page` that is the
+    answer to everything, as that of a proxy which wants a name and a password; with `redirects` everything is
+    at its own address.
     """
 
     daemon_threads = True
@@ -46,6 +48,8 @@ class FakeHub(ThreadingHTTPServer):
         self.numbers: dict[str, int] = {}
         self.results: list[dict[str, object]] = []
         self.asked: dict[str, list[str]] = {}
+        self.page: bytes | None = None
+        self.redirects = False
         self.sent = 0
         self.closing = threading.Event()
 
@@ -69,7 +73,11 @@ class HubHandler(BaseHTTPRequestHandler):
 
     def serve(self) -> None:
         path, _, query = self.path.partition("?")
-        if path == "/api/models":
+        if self.server.redirects:
+            self.reply(302, b"", {"Location": self.path})
+        elif self.server.page is not None:
+            self.reply(200, self.server.page, {"Content-Type": "text/html"})
+        elif path == "/api/models":
             self.server.asked = parse_qs(query)
             results = {} if self.server.status else self.server.results
             self.reply(self.server.status or 200, json.dumps(results).encode())

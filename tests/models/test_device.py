@@ -33,14 +33,14 @@ def test_the_kind_of_a_device_is_reported(info: dict[str, Any], kind: str):
 
 
 def test_without_a_gpu_models_may_use_the_memory_of_the_host():
-    assert Device("", CPU).usable_bytes > 2**28
+    assert Device("", CPU, limits=()).usable_bytes > 2**28
     assert this_device().usable_bytes > 2**28
 
 
 @pytest.mark.parametrize("info", [METAL, CPU], ids=["Metal", "CPU"])
 def test_what_the_host_lacks_counts_where_arrays_are_in_its_memory(info: dict[str, Any], tmp_path: Path):
-    assert Device("", info, meminfo(tmp_path, 30_000)).lacking_bytes() == 0
-    assert Device("", info, meminfo(tmp_path, 10_000)).lacking_bytes() == 20_000 * 1024
+    assert Device("", info, meminfo(tmp_path, 30_000), ()).lacking_bytes() == 0
+    assert Device("", info, meminfo(tmp_path, 10_000), ()).lacking_bytes() == 20_000 * 1024
 
 
 def test_what_the_host_lacks_takes_nothing_from_a_card_with_memory_of_its_own(tmp_path: Path):
@@ -48,7 +48,7 @@ def test_what_the_host_lacks_takes_nothing_from_a_card_with_memory_of_its_own(tm
 
 
 def test_a_system_that_does_not_tell_lacks_nothing(tmp_path: Path):
-    assert Device("", CPU, tmp_path / "none").lacking_bytes() == 0
+    assert Device("", CPU, tmp_path / "none", ()).lacking_bytes() == 0
 
 
 def test_memory_is_wired_once_up_to_what_metal_recommends(monkeypatch: pytest.MonkeyPatch):

@@ -14,6 +14,7 @@ import pytest
 
 from start_llm.core.errors import ModelError
 from start_llm.library.download import resolve
+from start_llm.library.hub import Hub
 from start_llm.models.model_names import name_of
 from tests.models.fake_hub import FakeHub, hub_of
 
@@ -183,6 +184,19 @@ def test_a_folder_is_taken_as_it_is(tmp_path, tiny_model):
     link = tmp_path / "link"
     link.symlink_to(folder)
     assert resolve(str(folder)) == resolve(f"{folder}/../{folder.name}") == resolve(str(link)) == folder
+
+
+def test_a_model_that_is_here_starts_whatever_the_hub_answers(tmp_path):
+    with hub_of({"config.json": b"{}", "model.safetensors": b"{}"}) as server:
+        hub = Hub(tmp_path, pause=lambda _: None, endpoint=server.url)
+        folder = resolve("lab/tiny", hub)
+        server.page = b"<html>Please log in.</html>"
+        assert resolve("lab/tiny", hub) == folder
+
+
+def test_a_name_that_is_too_long_for_a_path_is_refused():
+    with pytest.raises(ModelError, match="File name too long"):
+        resolve("/" + "x" * 10_000)
 
 
 def test_a_snapshot_has_the_name_of_its_repository_and_any_other_folder_its_own():

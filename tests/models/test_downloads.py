@@ -130,6 +130,26 @@ def test_an_error_is_kept_with_its_words_and_can_be_resumed(downloads, server):
     assert server.sent == SIZE
 
 
+def test_after_an_answer_that_is_none_the_next_download_runs(downloads, server):
+    server.page = b"<html>Please log in.</html>"
+    downloads.start(US, REPO)
+    assert "no JSON" in str(wait_for_state(downloads, "error").error)
+    server.page = None
+    downloads.start(US, REPO)
+    wait_for_state(downloads, "done")
+
+
+def test_whatever_ends_a_download_the_next_one_runs(downloads, hub, monkeypatch):
+    """There is one thread for all of them."""
+    monkeypatch.setattr(Hub, "describe", lambda *_: 1 / 0)
+    downloads.start(US, REPO)
+    assert wait_for_state(downloads, "error").error == "ZeroDivisionError: division by zero"
+    monkeypatch.undo()
+    downloads.start(US, REPO)
+    wait_for_state(downloads, "done")
+    assert hub.snapshot(REPO)
+
+
 def test_a_second_start_of_the_same_repository_is_the_same_download(downloads, server):
     server.piece_s = 0.02
     first = downloads.start(US, REPO)

@@ -228,7 +228,9 @@ def test_the_longest_piece_of_a_prompt_is_the_engines():
 
 # -------------------------------------------------------------------------------------------- the arithmetic
 
-MACHINE = Machine("Toy 16 GB", "Toy", 16 * GIB, 10 * GIB, bandwidth_gbs=100, tflops=10)
+MACHINE = Machine(
+    *("Toy 16 GB", "Toy", 16 * GIB, 10 * GIB), bandwidth_gbs=100, tflops=10, fuses_attention=True
+)
 CPU = Machine("Server 16 GB", "a CPU", 16 * GIB, 16 * GIB, float32_bytes=8 * GIB)
 DENSE = ModelShape(
     name="dense",

@@ -238,6 +238,46 @@ def test_a_hub_that_does_not_answer_is_a_matter_of_the_network(tmp_path):
         Hub(tmp_path, endpoint="http://127.0.0.1:9").describe(REPO)
 
 
+def test_a_page_in_place_of_the_hubs_answer_is_a_matter_of_the_network(server, tmp_path):
+    """Of a mirror in maintenance, or of a proxy that wants a name and a password."""
+    server.page = b"<html>Please log in.</html>"
+    hub = hub_for(server, tmp_path)
+    for ask in (lambda: hub.describe(REPO), lambda: hub.search("tiny", 3)):
+        with pytest.raises(HubError, match="The hub's answer is none: it is no JSON"):
+            ask()
+
+
+def test_redirects_without_end_are_a_matter_of_the_network(server, tmp_path):
+    hub = hub_for(server, tmp_path)
+    repository = hub.describe(REPO)
+    server.redirects = True
+    for ask in (
+        lambda: hub.describe(REPO),
+        lambda: hub.search("tiny", 3),
+        lambda: hub.read(repository, "config.json"),
+        lambda: hub.fetch(repository, Progress()),
+    ):
+        with pytest.raises(HubError, match="The connection to the hub failed"):
+            ask()
+
+
+def test_weights_that_no_package_loads_do_not_come(tmp_path):
+    """Checkpoints of a training, and weights that are there a second time in the layout of their makers."""
+    names = [
+        *("config.json", WEIGHTS, "model-00002-of-00002.safetensors", "adapters.safetensors"),
+        *("consolidated.safetensors", "consolidated.00.safetensors", "original/consolidated.00.safetensors"),
+        *("checkpoint-500/model.safetensors", "checkpoint-500/config.json"),
+    ]
+    with hub_of(dict.fromkeys(names, b"{}")) as server:
+        come = {file.path for file in hub_for(server, tmp_path).describe(REPO).files}
+    assert come == {*names[:4], "checkpoint-500/config.json"}
+
+
+def test_a_mirror_may_have_tags_of_its_own(server, tmp_path):
+    server.etag = "5f3a-61b"
+    assert (fetched(hub_for(server, tmp_path)) / WEIGHTS).read_bytes() == FILES[WEIGHTS]
+
+
 def test_offline_nobody_is_asked(server, tmp_path, monkeypatch):
     monkeypatch.setattr(hub_module, "is_offline_mode", lambda: True)
     with pytest.raises(HubError, match="HF_HUB_OFFLINE"):

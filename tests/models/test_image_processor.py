@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
+import struct
 from threading import Thread
 from typing import Any
 
@@ -11,7 +13,9 @@ import pytest
 from PIL import Image as Pillow
 
 from start_llm.core.errors import InvalidRequest
-from start_llm.core.images import FIRST_IMAGE_TOKEN, Image
+from start_llm.core.images import FIRST_IMAGE_TOKEN, Image, image_tokens
+from start_llm.core.limits import ImageLimits
+from start_llm.images.checking import ImageChecker
 from start_llm.models.image_processor import ImageMarks, ImageProcessor, Preprocessed
 
 SIDE = 10
@@ -165,6 +169,24 @@ def test_a_photo_is_turned_as_its_camera_says():
     assert tuple(seen[0, 9]) == (0, 0, 0)
 
 
+def photo_with_a_mistyped_tag() -> bytes:
+    """A photo on its side, of which a tag has a type that is read and cannot be written."""
+    exif = Pillow.Exif()
+    exif[0x0112] = 6
+    exif[0x0128] = 2
+    data = io.BytesIO()
+    noise(20, 10).save(data, "JPEG", exif=exif)
+    as_number, as_bytes = (struct.pack(">HH", 0x0128, kind) for kind in (3, 7))
+    return data.getvalue().replace(as_number, as_bytes)
+
+
+def test_a_photo_with_a_tag_that_cannot_be_written_again_is_turned():
+    """Pillow writes all EXIF anew as it turns an image: the error would not be one of the image."""
+    data = photo_with_a_mistyped_tag()
+    image = ImageChecker(ImageLimits(max_bytes=10**6, max_pixels=10**6, max_count=1)).check(data)
+    assert pixels(image).shape == (20, 10, 3)
+
+
 @pytest.mark.parametrize("mode", ["RGBA", "LA", "P", "PA"])
 def test_what_is_transparent_is_white(mode):
     """And not what its invisible colour is: text in black on nothing is readable."""
@@ -176,7 +198,40 @@ def test_what_is_transparent_is_white(mode):
     assert tuple(seen[5, 5]) == (0, 0, 0)
 
 
-def test_greys_and_sixteen_bits_are_read():
+RAMP = np.arange(0, 2**16, 2**10, dtype=np.uint16).reshape(8, 8)
+
+
+@pytest.mark.parametrize("kind", ["PNG", "TIFF", "TIFF of the other byte order"])
+def test_of_sixteen_bits_the_upper_eight_are_seen(kind):
+    values = RAMP.astype(">u2") if "other" in kind else RAMP
+    seen = pixels(encoded(Pillow.fromarray(values), kind.split()[0]))
+    assert np.array_equal(seen, np.repeat((RAMP >> 8).astype(np.uint8)[..., None], 3, axis=2))
+
+
+def test_what_is_transparent_in_sixteen_bits_is_white():
+    seen = pixels(encoded(Pillow.fromarray(RAMP), "PNG", transparency=2**10))
+    assert [tuple(seen[0, column]) for column in (0, 1, 2)] == [(0, 0, 0), (255, 255, 255), (8, 8, 8)]
+
+
+def test_twelve_bits_of_a_scanner_are_not_dark():
+    """Pillow writes none: the tag is changed in a file of sixteen bits, and the pixels."""
+    image = encoded(Pillow.fromarray(np.full((1, 2), 0x1234, np.uint16)), "TIFF")
+    sixteen, twelve = (struct.pack("<HHII", 258, 3, 1, count) for count in (16, 12))
+    data = image.data.replace(sixteen, twelve).replace(b"\x34\x12\x34\x12", bytes.fromhex("fff80000"))
+    seen = pixels(Image(data, image.width, image.height))
+    assert [tuple(pixel) for pixel in seen[0]] == [(255, 255, 255), (128, 128, 128)]
+
+
+def test_tokens_of_sixteen_bits_are_not_those_that_named_a_white_image():
+    """The KV on disk of before is that of an image in which all but the darkest was white."""
+    image = encoded(Pillow.fromarray(RAMP))
+    run = processor().expand(image)
+    before = hashlib.blake2b(image.digest, digest_size=32)
+    before.update(b"(8, 8) ")
+    assert run.tokens != image_tokens(before.digest(), len(run))
+
+
+def test_greys_are_read():
     assert tuple(pixels(encoded(Pillow.new("L", (20, 20), 90)))[0, 0]) == (90, 90, 90)
     assert pixels(encoded(Pillow.new("1", (20, 20), 1)))[0, 0, 0] == 255
 

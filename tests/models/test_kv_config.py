@@ -30,6 +30,7 @@ def test_layers_come_in_order_and_what_else_an_entry_says_is_passed_over(tmp_pat
     [
         ("[{", "it cannot be read"),
         ("\xff", "it cannot be read"),
+        pytest.param("[" * 100_000, "it cannot be read", id="deep"),
         ({"layers": [RIGHT]}, "it is no list of layers"),
         ([], "it is no list of layers"),
         ([RIGHT, 4], "entry 1 is no object with layer_idx, bits and group_size"),

@@ -14,7 +14,9 @@ from start_llm.library.folders import Library, Place, places, shape_in
 from start_llm.library.hub import Hub
 from start_llm.models.machines import GIB
 
-MACHINE = Machine("Toy 16 GB", "Toy", 16 * GIB, 10 * GIB, bandwidth_gbs=100, tflops=10)
+MACHINE = Machine(
+    *("Toy 16 GB", "Toy", 16 * GIB, 10 * GIB), bandwidth_gbs=100, tflops=10, fuses_attention=True
+)
 
 
 class Clock:

@@ -2,7 +2,8 @@
 
 import pytest
 
-from start_llm.models import machines
+from start_llm.core.model_listing import Machine
+from start_llm.models import memory_limits
 from start_llm.models.device import Device
 from start_llm.models.machines import CHIPS, GIB, MACHINES, machine_named, this_machine
 
@@ -32,21 +33,32 @@ def test_published_figures():
 
 def with_memory(monkeypatch: pytest.MonkeyPatch, gib: int) -> None:
     sizes = {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": gib * GIB // 4096}
-    monkeypatch.setattr(machines.os, "sysconf", sizes.__getitem__)
+    monkeypatch.setattr(memory_limits.os, "sysconf", sizes.__getitem__)
+
+
+def machine_of(name: str, usable_bytes: int = 0, **info: int) -> Machine:
+    return this_machine(Device(name, info, limits=()), usable_bytes)
 
 
 def test_this_machine_is_found_by_the_name_of_its_chip_and_its_memory(monkeypatch):
     with_memory(monkeypatch, 64)
-    machine = this_machine(Device("Apple M4 Max", {}), 50 * GIB)
+    machine = machine_of("Apple M4 Max", 50 * GIB)
     assert (machine.name, machine.bandwidth_gbs, machine.usable_bytes) == ("M4 Max 64 GB", 546, 50 * GIB)
     with_memory(monkeypatch, 36)
-    assert this_machine(Device("Apple M4 Max", {}), 0).bandwidth_gbs == 410
+    assert machine_of("Apple M4 Max").bandwidth_gbs == 410
 
 
 def test_of_other_machines_the_speed_is_not_known(monkeypatch):
     with_memory(monkeypatch, 8)
-    machine = this_machine(Device("Device(cpu, 0)", {}), 5 * GIB)
+    machine = machine_of("Device(cpu, 0)", 5 * GIB)
     assert (machine.bandwidth_gbs, machine.tflops, machine.ram_gb) == (None, None, 8)
+
+
+def test_metal_fuses_attention_on_chips_that_are_in_no_table_too(monkeypatch):
+    with_memory(monkeypatch, 16)
+    assert machine_of("Apple M9", max_recommended_working_set_size=12 * GIB).fuses_attention
+    assert not machine_of("AMD EPYC").fuses_attention
+    assert all(machine.fuses_attention for machine in MACHINES)
 
 
 def test_a_card_has_its_own_memory():

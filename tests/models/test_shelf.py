@@ -19,7 +19,9 @@ from start_llm.models.machines import GIB, MACHINES
 from tests.models.fake_hub import WEIGHTS, FakeHub, hub_of
 from tests.models.test_library import copied
 
-MACHINE = Machine("Toy 16 GB", "Toy", 16 * GIB, 10 * GIB, bandwidth_gbs=100, tflops=10)
+MACHINE = Machine(
+    *("Toy 16 GB", "Toy", 16 * GIB, 10 * GIB), bandwidth_gbs=100, tflops=10, fuses_attention=True
+)
 REPO = "lab/tiny"
 INDEX = "model.safetensors.index.json"
 MANY = 10**7

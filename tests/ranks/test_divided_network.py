@@ -11,7 +11,7 @@ from start_llm.models import mlx_lm_utils
 from start_llm.models.architecture import is_divisible
 from start_llm.models.divided_network import _modules, divide_alike, join_alike
 from start_llm.models.rank_group import RankGroup
-from start_llm.models.vision import _loaded, _named, shapes_of
+from start_llm.models.vision import _named, shapes_of
 from tests.vision.seeing import FAMILIES, folder_of
 
 DIVISIBLE = tuple(family for family in FAMILIES if not family.startswith("gemma"))
@@ -26,13 +26,15 @@ class Pair(NamedTuple):
 
 
 def pair_of(family: str) -> Pair:
+    from mlx_vlm.utils import load_model
+
     network, _, config = cast(
         "tuple[Any, Any, dict[str, Any]]",
         mlx_lm_utils.load(str(folder_of(family)), lazy=True, return_config=True),
     )
     ranks = RankGroup(cast("Any", SimpleNamespace(rank=lambda: 0, size=lambda: 2)), "127.0.0.1")
     ranks.shard(network, config)
-    return Pair(network.language_model, _loaded(folder_of(family)).language_model, ranks)
+    return Pair(network.language_model, load_model(folder_of(family), lazy=True).language_model, ranks)
 
 
 @pytest.mark.parametrize("family", DIVISIBLE)
@@ -67,8 +69,8 @@ def test_results_are_joined_where_mlx_lm_joins_them():
     divide_alike(theirs, ours)
     join_alike(theirs, ours, ranks)
     layer = theirs.model.layers[0]
-    names = [type(part).__name__ for part in (layer.linear_attn, layer.mlp, theirs.lm_head)]
-    assert names == ["_Summed", "_Summed", "_Gathered"]
+    joins = [part._join for part in (layer.linear_attn, layer.mlp, theirs.lm_head)]
+    assert joins == [ranks.summed, ranks.summed, ranks.gathered_last_axis]
 
 
 def test_a_block_of_mlx_vlm_that_can_sum_sums_itself():

@@ -113,7 +113,7 @@ def test_runs_are_what_the_models_own_processor_writes(family):
 def test_the_text_is_held_once():
     model = model_of("qwen3_vl")
     text = dict(tree_flatten(model.network.parameters()))
-    shared = dict(tree_flatten(eyes(model)._model.language_model.parameters(), prefix=".language_model"))
+    shared = dict(tree_flatten(eyes(model).model.language_model.parameters(), prefix=".language_model"))
     assert shared
     assert all(array is text[name] for name, array in shared.items())
     tower = sum(array.nbytes for array in eyes(model).parameters.values())
