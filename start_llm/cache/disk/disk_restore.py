@@ -376,7 +376,7 @@ class DiskRestorer:
 
 
 def _most_ahead(parts: Sequence[FilePart]) -> int:
-    largest = max(1, *(sum(tensor.nbytes for tensor in part.tensors) for part in parts))
+    largest = max([1, *(sum(tensor.nbytes for tensor in part.tensors) for part in parts)])
     return max(2, _MOST_AHEAD_BYTES // largest)
 
 
