@@ -47,7 +47,8 @@ def test_a_scan_finds_what_was_written(tmp_path: Path):
         "pages/01/x.safetensors",
         f"pages/02/{ROOT.hex()}-{FIRST.hex()}.safetensors",  # in another key's folder
         f"pages/01/{ROOT.hex()}-{FIRST.hex()}",
-        f"pages/01/{ROOT.hex()}-{FIRST.hex()}.safetensors.tmp",
+        "Qwen3/model-00001-of-00002.safetensors.tmp",
+        f"{ROOT.hex()}-{FIRST.hex()}.safetensors.tmp",
         f"pages/01/{ROOT.hex()}-{FIRST.hex().upper()}x.safetensors",
         f"others/01/{ROOT.hex()}-{FIRST.hex()}.safetensors",
         f"{ROOT.hex()}-{FIRST.hex()}.safetensors",
@@ -58,7 +59,20 @@ def test_other_names_are_none_of_ours(tmp_path: Path, name: str):
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(b"12345")
     (scanned,) = scan(tmp_path)
-    assert (scanned.cached, scanned.nbytes, scanned.is_left_over) == (None, 5, name.endswith(".tmp"))
+    assert (scanned.cached, scanned.nbytes, scanned.is_left_over) == (None, 5, False)
+
+
+def test_the_start_removes_what_a_killed_server_has_left_and_no_file_of_another_program(tmp_path: Path):
+    left = cached(FIRST, ROOT).path(tmp_path)
+    left = left.with_name(left.name + ".tmp")
+    foreign = tmp_path / "Qwen3" / "model-00001-of-00002.safetensors.tmp"
+    for path in (left, foreign):
+        path.parent.mkdir(parents=True)
+        path.write_bytes(b"12345")
+    folder = DiskFolder(tmp_path, DiskLimits(max_size=1000), DiskMetrics())
+    for scanned in scan(tmp_path):
+        folder.add_scanned(scanned)
+    assert (left.exists(), foreign.exists()) == (False, True)
 
 
 def test_no_link_is_followed(tmp_path: Path):
