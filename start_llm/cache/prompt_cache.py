@@ -113,7 +113,7 @@ class PromptCache:
             keep=self._keep_restored,
             keep_pages=self._keep_pages,
         )
-        self.disk.followed = FollowedRestores(self._lookup, self.disk.restorer, self._store)
+        self.disk.followed = FollowedRestores(self._lookup, self.disk.restorer, self._store, disk.tier)
         self.disk.write_back = self._evictor.write_back = WriteBack(
             disk, self._layers, self._store, is_tight=self._evictor.is_tight, clock=self._clock
         )
