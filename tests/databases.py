@@ -38,6 +38,11 @@ def opened(path: Path, notices: list[str] | None = None, **options: Any) -> Gene
     assert notices is not None or not sentences
 
 
+def pending(database: Database) -> int:
+    """Number of changes that are not written yet."""
+    return len(database._changes) + len(database._touches)
+
+
 class Restarts:
     """A database whose process ends and starts again."""
 

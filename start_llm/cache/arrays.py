@@ -8,18 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 import mlx.core as mx
+
+from start_llm.cache.quantize.packing import Arrays
+
+if TYPE_CHECKING:
+    from start_llm.cache.quantize.quantizer import KVQuantizer
 
 LONGEST_PIECE = 4096
 """Tokens of the longest piece.
 
 Dropping some tokens of a leaf copies at most one piece; shorter pieces would mean more arrays.
 """
-
-type Arrays = tuple[mx.array, ...]
-"""Arrays of one leaf."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,21 +91,6 @@ class StateSnapshot:
         return sum(len(arrays) for arrays, _ in self.leaves)
 
 
-class PagePacker(Protocol):
-    """Quantises the arrays of a leaf; see `cache.quantize.quantizer`."""
-
-    @property
-    def start(self) -> int:
-        """Position of the first token that is quantised."""
-        ...
-
-    def quantizes(self, index: int) -> bool: ...
-
-    def packed(self, index: int, arrays: Arrays) -> Arrays: ...
-
-    def token_bytes(self, index: int) -> int: ...
-
-
 class _Piece(NamedTuple):
     """Tokens of one leaf from position `start` on.
 
@@ -136,7 +123,7 @@ class KVPieces:
         nbytes, arrays: of all pieces.
     """
 
-    def __init__(self, leaves: Sequence[Arrays], start: int = 0, packer: PagePacker | None = None) -> None:
+    def __init__(self, leaves: Sequence[Arrays], start: int = 0, packer: KVQuantizer | None = None) -> None:
         self._leaves = [[_Piece(start, arrays)] for arrays in leaves]
         self._packer = packer
         self.nbytes = sum(array.nbytes for arrays in leaves for array in arrays)
@@ -149,7 +136,7 @@ class KVPieces:
 
     def bytes_of(self, start: int, end: int) -> int:
         """Return the bytes of the tokens between these positions, once `keep` was called for each leaf."""
-        exact = max(min(end, self._packer.start) - start, 0) if self._packer else end - start
+        exact = max(min(end, self._packer.format.start) - start, 0) if self._packer else end - start
         return sum(
             exact * token_bytes + (end - start - exact) * self._packed_bytes(index)
             for index, token_bytes in enumerate(self._token_bytes)
@@ -191,7 +178,7 @@ class KVPieces:
 
     def _exact_until(self, index: int, end: int) -> int:
         """Return the position from which a leaf is quantised; `end` if it never is."""
-        return self._packer.start if self._packer and self._packer.quantizes(index) else end
+        return self._packer.format.start if self._packer and self._packer.quantizes(index) else end
 
     def _kept(self, index: int, piece: _Piece, start: int, end: int) -> list[_Piece]:
         """Return the part of a piece between these positions: the piece itself, or copies."""

@@ -101,7 +101,7 @@ class KVShape:
         shape = cls([_empty(leaf) for leaf in arrays])
         if packer := layers.quantizer:
             shape.packed = [_empty(packer.packed(index, leaf)) for index, leaf in enumerate(arrays)]
-            shape.packed_from = packer.start
+            shape.packed_from = packer.format.start
         return shape
 
     def tensors(self, tokens: int) -> Tensors:

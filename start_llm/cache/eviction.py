@@ -72,6 +72,8 @@ class Evictor:
         evicted: number of evicted conversations, pages and checkpoints, and of sequence caches that were
             split, whose pages stay.
         write_back: writes to the disk tier; None if there is none. What is on the disk is evicted first.
+        read_ahead_at: when idle work brought something into memory last. What no request has used yet has
+            the age that it would have if it had been used then.
     """
 
     def __init__(self, store: PageStore, limits: EvictionLimits, clock: Callable[[], float]) -> None:
@@ -81,6 +83,7 @@ class Evictor:
         self.batched_bytes = 0
         self.evicted = 0
         self.write_back: WriteBack | None = None
+        self.read_ahead_at = 0.0
 
     def has_room_for(self, nbytes: int) -> bool:
         """Return whether `nbytes` fit beside the running sequences if everything else were evicted."""
@@ -112,7 +115,7 @@ class Evictor:
         active = self._live + MemoryUsage(coming_bytes)
         self._drop_worst_checkpoints(now)
         if self.limits.cache_ttl_s:
-            self._drop_unused(now, self.limits.cache_ttl_s)
+            self._drop_unused(now, self.limits.cache_ttl_s, never_used_at=self.read_ahead_at)
         if self.limits.max_conversations is not None:
             self._drop_ends_beyond(self.limits.max_conversations)
         if self._is_beyond(self._needed + active, slack=_RESERVE):
@@ -153,15 +156,24 @@ class Evictor:
         self._drop_worst(now, is_relieved)
 
     def _drop_unused(
-        self, now: float, cache_ttl_s: float, is_enough: Enough = _never, is_kept: Spare = _never
+        self,
+        now: float,
+        cache_ttl_s: float,
+        is_enough: Enough = _never,
+        is_kept: Spare = _never,
+        never_used_at: float = 0.0,
     ) -> None:
+        def is_young(last_used: float) -> bool:
+            return now - (last_used or never_used_at) <= cache_ttl_s
+
         def is_spared(page: Page) -> bool:
-            return now - page.last_used <= cache_ttl_s or is_kept(page)
+            return is_young(page.last_used) or is_kept(page)
 
         for end in _oldest_first(self._store.ends()):
-            if now - _last_used(end) <= cache_ttl_s or is_enough():
+            if is_enough():
                 return
-            self._drop_end(end, is_spared)
+            if not is_young(_last_used(end)):
+                self._drop_end(end, is_spared)
 
     def _drop_ends_beyond(self, most: int, is_enough: Enough = _never, is_kept: Spare = _never) -> None:
         ends = _oldest_first(self._store.ends())

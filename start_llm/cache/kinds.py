@@ -113,10 +113,6 @@ def _fill_plain(cache: Any, arrays: Arrays) -> None:
     cache.keys, cache.values = arrays or (None, None)
 
 
-def _fill_quantised(cache: Any, arrays: Arrays) -> None:
-    cache.keys, cache.values = list(arrays[:3]), list(arrays[3:])
-
-
 def _in_order(cache: Any, more: int = 0) -> Arrays:
     """Return the tokens of the window, oldest first, and `more` before it.
 
@@ -191,16 +187,14 @@ def _put_compressed(cache: Any, state: Any) -> None:
 
 
 def _each_token(leaf: Any) -> Growth:
-    return Growth(token_bytes=_bytes_of_one(_flat(leaf.keys, leaf.values)))
+    return Growth(token_bytes=_bytes_of_one(_plain(leaf)))
 
 
 def _last_tokens(window: str) -> Callable[[Any], Growth]:
     """Return a growth function for a leaf that keeps as many tokens as this attribute says."""
 
     def growth(leaf: Any) -> Growth:
-        return Growth(
-            window=int(getattr(leaf, window)), window_bytes=_bytes_of_one(_flat(leaf.keys, leaf.values))
-        )
+        return Growth(window=int(getattr(leaf, window)), window_bytes=_bytes_of_one(_plain(leaf)))
 
     return growth
 
@@ -227,13 +221,6 @@ def _bytes_of_one(arrays: Iterable[Any]) -> int:
     return sum(array.nbytes // array.shape[-2] for array in arrays)
 
 
-def _flat(*values: Any) -> Iterable[Any]:
-    """Yield all arrays: three each for quantised keys and values, none for a layer without attention."""
-    for value in values:
-        if value is not None:
-            yield from value if isinstance(value, list | tuple) else (value,)
-
-
 # ------------------------------------------------------------------------------------------------------ table
 
 KINDS = {
@@ -241,14 +228,6 @@ KINDS = {
         words="full attention",
         attention="global",
         reuse=TrimmableLeaf(_plain, _fill_plain),
-        growth=_each_token,
-        growth_tokens=1,
-        changed=("offset",),
-    ),
-    "QuantizedKVCache": CacheKind(
-        words="quantised attention",
-        attention="global",
-        reuse=TrimmableLeaf(lambda cache: (*cache.keys, *cache.values), _fill_quantised),
         growth=_each_token,
         growth_tokens=1,
         changed=("offset",),

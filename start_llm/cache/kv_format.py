@@ -9,7 +9,7 @@ type KVScheme = Literal["uniform", "turboquant"]
 
 _ENCODINGS = {"uniform": "encoding 2", "turboquant": "encoding 1"}
 """They count up when `cache.quantize` writes the same numbers in another way."""
-_TURBOQUANT_BITS = {4: (6, 3), 3.5: (5, 3)}
+TURBOQUANT_BITS = {4: (6, 3), 3.5: (5, 3)}
 """Bits of keys and of values."""
 
 
@@ -27,7 +27,7 @@ class LayerFormat:
     """Quantised KV of one layer.
 
     Attributes:
-        bits: for each element. With 8, keys have nine; of turboquant see `key_bits` and `value_bits`.
+        bits: for each element. With 8, keys have nine; of turboquant see `TURBOQUANT_BITS`.
         group_size: elements that share a scale, as far as it divides the width of a head; of turboquant all
             of a head do.
     """
@@ -40,14 +40,6 @@ class LayerFormat:
     def name(self) -> str:
         """What `/stats` calls the KV of such a layer."""
         return f"{'kv' if self.scheme == 'uniform' else 'turbo'}{self.bits:g}"
-
-    @property
-    def key_bits(self) -> int:
-        return _TURBOQUANT_BITS[self.bits][0]
-
-    @property
-    def value_bits(self) -> int:
-        return _TURBOQUANT_BITS[self.bits][1]
 
 
 @dataclass(frozen=True, slots=True)

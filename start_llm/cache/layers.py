@@ -214,7 +214,7 @@ class Layers:
     def page(self, part: TokenRange, start: int) -> KVSlice:
         """Return a copy of a page, which begins at position `start`, as pages are kept."""
         packer = self.quantizer
-        if packer is None or start < packer.start:
+        if packer is None or start < packer.format.start:
             return self.copied(part)
         count = len(_sliced(self.fresh()))
         pieces = ([packer.packed(index, piece) for piece in part.take(index)] for index in range(count))

@@ -458,11 +458,3 @@ def _stretches(path: list[Page]) -> Iterator[tuple[Holder, int, int]]:
         pages = list(group)
         if pages[0].holder is not None:
             yield pages[0].holder, pages[0].start, pages[-1].end
-
-
-def checkpoint_usage(page: Page) -> MemoryUsage:
-    """Return the memory of a page's checkpoints. A tail that several of them share counts once."""
-    cuts = (checkpoint.tail_cut for checkpoint in page.checkpoints)
-    tails = {id(cut): cut for cut in cuts if cut is not None}
-    parts = [*(checkpoint.state for checkpoint in page.checkpoints), *tails.values()]
-    return sum((MemoryUsage(part.nbytes, part.arrays) for part in parts), MemoryUsage())

@@ -85,6 +85,7 @@ class SequenceCache:
         path: the full pages of these tokens, whatever stores them.
         is_active: a running sequence is using the caches.
         is_paused: its sequence was preempted, and goes on later from the end of these tokens.
+        is_unopened: read from the disk for a prompt that has not begun with it yet.
         shared_prefix_length: tokens that the next turn is expected to share: the prompt up to the end of its
             last message.
         last_used: seconds on the cache's clock.
@@ -102,6 +103,7 @@ class SequenceCache:
     path: list[Page] = field(default_factory=list["Page"])
     is_active: bool = True
     is_paused: bool = False
+    is_unopened: bool = False
     shared_prefix_length: int = 0
     last_used: float = 0
     boundaries: tuple[int, ...] = ()
@@ -134,7 +136,8 @@ class SequenceCache:
         """Tokens that a prompt must have in common with these to take the caches over: what comes after them
         is cut off.
         """
-        return len(self.tokens) if self.is_paused else self.shared_prefix_length
+        is_awaited = self.is_paused or self.is_unopened
+        return len(self.tokens) if is_awaited else self.shared_prefix_length
 
     def note_kept(self) -> None:
         """Note on its pages and checkpoints until when they are to stay, as far as the tokens reach."""

@@ -113,7 +113,7 @@ class PromptCache:
             keep=self._keep_restored,
             keep_pages=self._keep_pages,
         )
-        self.disk.followed = FollowedRestores(self._lookup, self.disk.restorer, self._store)
+        self.disk.followed = FollowedRestores(self._lookup, self.disk.restorer, self._store, disk.tier)
         self.disk.write_back = self._evictor.write_back = WriteBack(
             disk, self._layers, self._store, is_tight=self._evictor.is_tight, clock=self._clock
         )
@@ -284,7 +284,7 @@ class PromptCache:
         """Keep caches that hold these tokens, which the disk had, for the prompt that waits for them."""
         with self._store.rollback_on_error(seq_cache):
             self._hold(seq_cache, tokens)
-            seq_cache.shared_prefix_length = 0
+            seq_cache.is_unopened = True
             self._keep(seq_cache)
 
     def _keep_pages(self, seq_cache: SequenceCache, tokens: list[int]) -> None:
@@ -294,10 +294,15 @@ class PromptCache:
         self._store.release_pages(seq_cache)
 
     def _hold(self, seq_cache: SequenceCache, tokens: list[int]) -> None:
-        if not seq_cache.is_idle_work:
-            seq_cache.last_used = self._clock()
+        self._note_use(seq_cache)
         seq_cache.tokens = tokens
         self._extend(seq_cache)
+
+    def _note_use(self, seq_cache: SequenceCache) -> None:
+        if seq_cache.is_idle_work:
+            self._evictor.read_ahead_at = self._clock()
+        else:
+            seq_cache.last_used = self._clock()
 
     # ------------------------------------------------------------------------------------------------- growth
 
@@ -362,8 +367,7 @@ class PromptCache:
             self.discard(seq_cache)
             return
         with self._store.rollback_on_error(seq_cache):
-            if not seq_cache.is_idle_work:
-                seq_cache.last_used = self._clock()
+            self._note_use(seq_cache)
             seq_cache.set_caches(caches)
             self._layers.materialize(caches)
             seq_cache.tokens = list(tokens)

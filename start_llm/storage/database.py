@@ -120,11 +120,6 @@ class Database:
         self.metrics.loaded = len(loaded)
         self.metrics.nbytes = self._file.nbytes
 
-    @property
-    def pending(self) -> int:
-        """Number of changes that are not written yet."""
-        return len(self._changes) + len(self._touches)
-
     def table(self, name: str) -> DatabaseTable:
         """Return a table with the rows that the file has of it. Call this once for each table."""
         table = name.encode()

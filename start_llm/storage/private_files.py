@@ -68,9 +68,10 @@ class Lock:
                 break
             # The previous holder has removed the file between these two calls.
             os.close(file)
-        os.ftruncate(file, 0)
-        os.write(file, str(os.getpid()).encode())
         self._file = file
+        with suppress(OSError):  # a full disk has no room for the id, which only `holder` needs
+            os.ftruncate(file, 0)
+            os.write(file, str(os.getpid()).encode())
         return True
 
     def holder(self) -> str:

@@ -174,7 +174,8 @@ class DiskMetrics:
     `lost`, `queue` and `errors` are written by several threads, with the methods that note them.
 
     Attributes:
-        state: `off`, `off: ` and the reason, `scanning`, `on` or `paused` (after an error, or without room).
+        state: `off`, `off: ` and the reason, `scanning`, `on` or `paused` (after an error, without room, or
+            because enough was written today).
         files, nbytes, max_bytes: of the folder, whatever model they are of.
         hits: prompts of which something was restored from the disk.
         restored_tokens, restored_bytes, restored_s: tokens and bytes that were read for prompts, and the
@@ -183,7 +184,8 @@ class DiskMetrics:
         computed_instead: prompts that were computed though the disk had them, because that is faster.
         rejected: files that could not be used, by reason; see `cache.disk.page_file.RejectedFile`.
         queue: files that wait to be written.
-        written_files, written_bytes: since the start; `written_today_bytes` since midnight UTC.
+        written_files, written_bytes: since the start; `written_today_bytes` on the day
+            (UTC) of the last write, or of the start if there was none since.
         evictions: files that were removed because the folder was full.
         lost: pages and states that were evicted from memory before they could be written, or found no room.
         errors: failures to write, and to open a file for want of descriptors or memory.

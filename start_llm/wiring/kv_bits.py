@@ -74,7 +74,7 @@ def quantize_pages(
     if not layers.quantize_pages(form, probe):
         raise SettingsError(
             f"KV_BITS={bits}: this model has no layer whose pages can be quantised; its layers "
-            "keep a window or a state, or have quantised KV themselves. Leave KV_BITS out."
+            "keep a window or a state, or have KV of a width that does not fill bytes. Leave KV_BITS out."
         )
     return loss_lines(settings) if isinstance(form, KVFormat) else _mixed_lines(form, layers)
 

@@ -8,7 +8,7 @@ from typing import Any
 from start_llm.cache.arrays import KVPieces
 from start_llm.cache.kinds import TrimmableLeaf, reuse_of
 from start_llm.cache.layers import Layers, leaves
-from start_llm.cache.page_store import PageStore, checkpoint_usage
+from start_llm.cache.page_store import PageStore
 from start_llm.cache.pages import Checkpoint, MemoryUsage, Page, PageRun, PageTree, SequenceCache, page_key
 from start_llm.cache.prompt_cache import PromptCache
 from tests.cache.fakes import FakeLayers, FakePieces
@@ -46,6 +46,14 @@ def check_store(store: PageStore) -> None:
             length in (None, len(seq_cache.tokens)),
             f"a sequence cache of {len(seq_cache.tokens)} tokens holds {length}",
         )
+
+
+def checkpoint_usage(page: Page) -> MemoryUsage:
+    """Return the memory of a page's checkpoints. A tail that several of them share counts once."""
+    cuts = (checkpoint.tail_cut for checkpoint in page.checkpoints)
+    tails = {id(cut): cut for cut in cuts if cut is not None}
+    parts = [*(checkpoint.state for checkpoint in page.checkpoints), *tails.values()]
+    return sum((MemoryUsage(part.nbytes, part.arrays) for part in parts), MemoryUsage())
 
 
 def length_of(layers: Layers, caches: Sequence[Any]) -> int | None:

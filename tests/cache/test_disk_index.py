@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import json
 import os
 import time
 from pathlib import Path
@@ -47,7 +49,8 @@ def test_a_scan_finds_what_was_written(tmp_path: Path):
         "pages/01/x.safetensors",
         f"pages/02/{ROOT.hex()}-{FIRST.hex()}.safetensors",  # in another key's folder
         f"pages/01/{ROOT.hex()}-{FIRST.hex()}",
-        f"pages/01/{ROOT.hex()}-{FIRST.hex()}.safetensors.tmp",
+        "Qwen3/model-00001-of-00002.safetensors.tmp",
+        f"{ROOT.hex()}-{FIRST.hex()}.safetensors.tmp",
         f"pages/01/{ROOT.hex()}-{FIRST.hex().upper()}x.safetensors",
         f"others/01/{ROOT.hex()}-{FIRST.hex()}.safetensors",
         f"{ROOT.hex()}-{FIRST.hex()}.safetensors",
@@ -58,7 +61,20 @@ def test_other_names_are_none_of_ours(tmp_path: Path, name: str):
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(b"12345")
     (scanned,) = scan(tmp_path)
-    assert (scanned.cached, scanned.nbytes, scanned.is_left_over) == (None, 5, name.endswith(".tmp"))
+    assert (scanned.cached, scanned.nbytes, scanned.is_left_over) == (None, 5, False)
+
+
+def test_the_start_removes_what_a_killed_server_has_left_and_no_file_of_another_program(tmp_path: Path):
+    left = cached(FIRST, ROOT).path(tmp_path)
+    left = left.with_name(left.name + ".tmp")
+    foreign = tmp_path / "Qwen3" / "model-00001-of-00002.safetensors.tmp"
+    for path in (left, foreign):
+        path.parent.mkdir(parents=True)
+        path.write_bytes(b"12345")
+    folder = DiskFolder(tmp_path, DiskLimits(max_size=1000), DiskMetrics())
+    for scanned in scan(tmp_path):
+        folder.add_scanned(scanned)
+    assert (left.exists(), foreign.exists()) == (False, True)
 
 
 def test_no_link_is_followed(tmp_path: Path):
@@ -159,6 +175,19 @@ def test_a_file_takes_the_room_of_what_was_used_before_it_alone(
     assert folder.kept_since_ns == kept_since_ns
 
 
+@pytest.mark.parametrize(("log_used_ns", "stay"), [(50, True), (5, False)])
+def test_a_database_whose_log_was_used_lately_stays_whole(log_used_ns: int, stay: bool, tmp_path: Path):
+    folder = folder_of(tmp_path, [10, 20], max_size=200)
+    folder.database_names = ("this model",)
+    paths = [tmp_path / "transcripts" / f"other model.db{end}" for end in ("", "-wal")]
+    paths[0].parent.mkdir()
+    for path, used_ns in zip(paths, (5, log_used_ns), strict=True):
+        path.write_bytes(bytes(50))
+        os.utime(path, ns=(used_ns, used_ns))
+    folder.keep_quota(frozenset())
+    assert [path.exists() for path in paths] == [stay, stay]
+
+
 # ------------------------------------------------------------------------------------------------- the limit
 
 
@@ -186,6 +215,22 @@ def test_a_count_that_cannot_be_read_is_none(tmp_path: Path, content: str):
     limit = DailyWriteLimit(tmp_path / "written.json", 1)
     limit.load()
     assert (limit.today_bytes, limit.is_reached) == (0, False)
+
+
+def test_a_disk_that_is_full_leaves_the_count_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    limit = DailyWriteLimit(tmp_path / "written.json", 100)
+    limit.note(7)
+    limit.save()
+
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(json, "dump", full)
+    limit.note(1)
+    limit.save()
+    later = DailyWriteLimit(tmp_path / "written.json", 100)
+    assert later.load()
+    assert later.today_bytes == 7
 
 
 def test_no_limit_is_never_reached(tmp_path: Path):

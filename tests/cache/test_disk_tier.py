@@ -36,6 +36,10 @@ from tests.engine.harness import Stepper, Watched, engine_request
 
 PROMPT = tokens(random.Random(3), 300, 300)
 ENDS = (100, 296)
+ENOUGH_WRITTEN = (
+    "The disk tier of the prompt cache pauses: SSD_CACHE_MAX_WRITE_PER_DAY is 100,000, and no less was "
+    "written since midnight UTC."
+)
 
 
 @pytest.fixture(scope="module", params=["qwen3", "qwen3_5"])
@@ -463,11 +467,20 @@ def test_the_limit_of_a_day_holds_over_restarts(plain: EngineResources, tmp_path
     for start in range(4):
         with on_disk(plain, tmp_path, limits=limits) as engine:
             engine.say((start, *PROMPT), 4)
+            engine.cache.disk.flush(20)
+            settled(lambda: not engine.disk.queue)
+            assert (engine.disk.state, engine.reported) == ("paused", [ENOUGH_WRITTEN])
+            assert engine.disk.written_today_bytes >= 100_000
+            engine.reported.clear()
     size = sum(path.stat().st_size for path in files(tmp_path))
     assert 100_000 <= size < 100_000 + MOST_IN_FLIGHT * 80_000
     (tmp_path / WRITTEN).write_text('{"day": "2001-01-01", "bytes": 100000000000000000000}')
     with on_disk(plain, tmp_path, limits=limits) as engine:
         engine.say((9, *PROMPT), 4)
+        engine.cache.disk.flush(20)
+        settled(lambda: not engine.disk.queue)
+        assert engine.reported == [ENOUGH_WRITTEN]
+        engine.reported.clear()
     assert sum(path.stat().st_size for path in files(tmp_path)) > size
 
 

@@ -5,16 +5,18 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from start_llm.cache.disk import write_back
 from start_llm.cache.disk.disk_folder import DiskLimits
 from start_llm.cache.disk.disk_index import DiskIndex, scan
 from start_llm.cache.disk.page_file import FileHeader, opened_file, write_file
+from start_llm.cache.pages import Page
 from start_llm.engine.resources import EngineResources
 from tests.cache.conversations import PAGE
 from tests.cache.disk import OnDisk, on_disk, settled
@@ -406,3 +408,23 @@ def test_a_conversation_that_the_folder_cannot_hold_is_not_written_again_at_each
     with on_disk(used, tmp_path / "full", limits=limits) as engine:
         assert cached(engine.say(talk, 2)) >= 100, "its beginning stays"
         check(engine)
+
+
+def test_a_look_for_what_is_to_be_written_visits_each_page_once_although_the_folder_is_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    visited, real = list[Page](), write_back._path_to
+
+    def counted_path(page: Page) -> Iterator[Page]:
+        for each in real(page):
+            visited.append(each)
+            yield each
+
+    with on_disk(resources(), tmp_path) as engine:
+        settled(lambda: engine.tier.worker.scanned.is_over)
+        engine.say(PROMPT, 5)
+        engine.tier.folder.kept_since_ns = time.time_ns() + 10**12
+        monkeypatch.setattr(write_back, "_path_to", counted_path)
+        engine.cache.disk.flush(1)
+        assert engine.disk.written_files == 0
+        assert len(visited) <= engine.cache._store.tree.count

@@ -11,7 +11,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 import pytest
-from mlx_lm.models.cache import KVCache, QuantizedKVCache, RotatingKVCache
+from mlx_lm.models.cache import KVCache, RotatingKVCache
 
 from start_llm.cache.arrays import LONGEST_PIECE, Arrays
 from start_llm.cache.disk.page_file import FileHeader, opened_file
@@ -363,15 +363,6 @@ def test_a_quantised_run_can_be_cut_further_and_is_not_quantised_twice():
     actual = layers.cut(layers.assemble([pieces.part(300, 500)], None, 200), 0, 200)
     for leaf, other in zip(wanted.leaves, actual.leaves, strict=True):
         assert all(mx.array_equal(first, two) for first, two in zip(leaf, other, strict=True))
-
-
-def test_a_leaf_that_its_model_has_quantised_is_left_alone():
-    network = Caches(lambda: [QuantizedKVCache(group_size=64, bits=8)])
-    layers = Layers(network)
-    (cache,) = caches = layers.fresh()
-    cache.update_and_fetch(mx.ones((1, 2, 30, 64)), mx.ones((1, 2, 30, 64)))
-    assert not layers.quantize_pages(EIGHT, caches)
-    assert layers.quantizer is None
 
 
 def test_the_format_is_in_the_key_of_every_page():

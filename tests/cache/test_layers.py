@@ -19,7 +19,6 @@ from mlx_lm.models.cache import (
     ChunkedKVCache,
     ConcatenateKVCache,
     KVCache,
-    QuantizedKVCache,
     RotatingKVCache,
 )
 
@@ -90,7 +89,6 @@ SLICED = {
     "plain": Kind(lambda: [KVCache(), KVCache()], PLAIN),
     "latent": Kind(lambda: [KVCache()], LATENT),
     "of several heads and sizes": Kind(lambda: [KVCache()], Feeder(heads=3, key=32, value=8)),
-    "quantised": Kind(lambda: [QuantizedKVCache(group_size=32), QuantizedKVCache(bits=4)], PLAIN),
     "a list": Kind(lambda: [CacheList(KVCache(), KVCache())], LATENT),
 }
 WHOLE = {
@@ -381,7 +379,7 @@ def test_caches_that_no_sequence_describes_are_reported():
 @pytest.mark.parametrize(
     ("make", "has_trimmable", "has_state"),
     [
-        (lambda: [KVCache(), QuantizedKVCache()], True, False),
+        (lambda: [KVCache(), KVCache()], True, False),
         (lambda: [RotatingKVCache(8), KVCache()], True, True),
         (lambda: [CacheList(ArraysCache(1), KVCache())], True, True),
         (lambda: [ArraysCache(1), RotatingKVCache(8), ChunkedKVCache(8)], False, True),
@@ -518,7 +516,7 @@ def test_caches_are_hardly_ever_there_twice_when_they_are_put_together():
 
 @pytest.mark.parametrize(
     ("name", "count"),
-    [("plain", 4), ("quantised", 12), ("a list", 4), ("recurrent and plain", 4), ("a window and plain", 4)],
+    [("plain", 4), ("a list", 4), ("recurrent and plain", 4), ("a window and plain", 4)],
 )
 def test_arrays_are_counted_wherever_they_lie(name, count):
     kind = (SLICED | MIXED)[name]
@@ -547,7 +545,7 @@ def test_caches_grow_by_their_room(kind, room):
 
 def rooms(caches: list[Any]) -> list[int]:
     """Tokens that sliced leaves have arrays for."""
-    sliced = [leaf for leaf in leaves(caches) if isinstance(leaf, KVCache | QuantizedKVCache)]
+    sliced = [leaf for leaf in leaves(caches) if isinstance(leaf, KVCache)]
     return [arrays_of(leaf.keys)[0].shape[-2] for leaf in sliced]
 
 

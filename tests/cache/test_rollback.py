@@ -6,7 +6,7 @@ from typing import Any
 
 import mlx.core as mx
 import pytest
-from mlx_lm.models.cache import ChunkedKVCache, KVCache, QuantizedKVCache
+from mlx_lm.models.cache import ChunkedKVCache, KVCache
 
 from start_llm.cache.kinds import KINDS
 from start_llm.cache.layers import Layers, leaves
@@ -69,7 +69,7 @@ def filled(cache: Any, tokens: int) -> Any:
 
 @pytest.mark.parametrize(
     "cache",
-    [KVCache(), ChunkedKVCache(8), QuantizedKVCache()],
+    [KVCache(), ChunkedKVCache(8)],
     ids=lambda cache_class: type(cache_class).__name__,
 )
 def test_classes_without_a_network_here(cache: Any):

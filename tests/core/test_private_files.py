@@ -1,5 +1,6 @@
 """Private files belong to their owner alone, and a lock ends with its process."""
 
+import errno
 import os
 import signal
 import stat
@@ -74,6 +75,19 @@ def test_a_lock_has_one_holder(tmp_path):
     assert not (tmp_path / "lock").exists()
     assert other.take()
     other.release()
+
+
+def test_a_lock_can_be_taken_on_a_full_disk(tmp_path, monkeypatch):
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    lock, other = Lock(tmp_path / "lock"), Lock(tmp_path / "lock")
+    monkeypatch.setattr(os, "write", full)
+    assert lock.take()
+    assert not other.take()
+    assert other.holder() == "unknown"
+    lock.release()
+    assert not (tmp_path / "lock").exists()
 
 
 def test_a_file_that_a_dead_server_has_left_locks_nobody_out(tmp_path):

@@ -219,6 +219,17 @@ def test_what_one_lacks_all_compute_and_write_again(tmp_path, rank, damage):
         both.stop()
 
 
+def test_where_a_follower_lacks_the_first_file_all_compute_and_go_on(tmp_path):
+    with ranks(tmp_path) as both:
+        both.say(PROMPT)
+        both.stop()
+    files(tmp_path / "theirs")[0].unlink()
+    with ranks(tmp_path) as both:
+        assert restored(both.say(NEXT)) == 0
+        both.stop()
+    assert len(files(tmp_path / "ours")) == len(files(tmp_path / "theirs"))
+
+
 @pytest.mark.thorough
 def test_a_state_that_one_lacks_gives_way_to_an_earlier_one(tmp_path):
     with ranks(tmp_path, has_state=True) as both:

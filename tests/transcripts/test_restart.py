@@ -21,7 +21,7 @@ from start_llm.transcripts.prefix_history import PrefixHistory
 from start_llm.transcripts.reasoning_store import ReasoningStore, RecordedReasoning
 from start_llm.transcripts.transcript_store import PrefixNode, TranscriptLimits, TranscriptStore, Variant
 from start_llm.transcripts.turn import Turn
-from tests.databases import Twice, WallClock, opened, twice
+from tests.databases import Twice, WallClock, opened, pending, twice
 from tests.prompt.fakes import reply, user
 from tests.slices import examples
 from tests.transcripts.fakes import conversation_of, transcripts
@@ -303,9 +303,9 @@ def test_a_use_is_one_change_however_long_the_conversation(tmp_path):
         for depth in range(100):
             last = add(store, CanonicalKey.of(b"%d" % depth), range(depth + 1), parent=last)
         assert last
-        before = database.pending
+        before = pending(database)
         store.use(last)
-        assert database.pending == before + 1
+        assert pending(database) == before + 1
 
 
 # -------------------------------------------------------------------------------------------------- reasoning

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import time
+from collections import defaultdict
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum, auto
@@ -153,12 +154,19 @@ class DiskFolder:
         self.index.other_bytes = self._foreign_bytes + sum(database.nbytes for database in self._databases())
 
     def _remove_databases(self) -> None:
-        """Remove what is known of conversations with models that were not used since the oldest file was."""
+        """Remove what is known of conversations with models that were not used since the oldest file was.
+
+        The newest rows of a database may be in its log alone, if a server was killed.
+        """
         before_ns = next((file.used_ns for file in self.index.oldest_first()), time.time_ns())
-        for database in self._databases():
-            may_go = self.database_names and not database.path.name.startswith(self.database_names)
-            if may_go and database.path.stat().st_mtime_ns < before_ns:
-                database.path.unlink(missing_ok=True)
+        by_database: defaultdict[str, list[Path]] = defaultdict(list)
+        for file in self._databases():
+            by_database[file.path.stem].append(file.path)
+        for name, paths in by_database.items():
+            may_go = self.database_names and not name.startswith(self.database_names)
+            if may_go and max(path.stat().st_mtime_ns for path in paths) < before_ns:
+                for path in paths:
+                    path.unlink(missing_ok=True)
         self._count_databases()
 
     def _databases(self) -> list[ScannedFile]:

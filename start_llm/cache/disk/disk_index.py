@@ -158,16 +158,13 @@ class ScannedFile:
 
     Attributes:
         cached: what it is, if its name is one of ours.
+        is_left_over: a process ended while it wrote one of ours.
     """
 
     path: Path
     nbytes: int
     cached: CachedFile | None
-
-    @property
-    def is_left_over(self) -> bool:
-        """True if a process ended while it wrote this."""
-        return self.path.name.endswith(SUFFIX + TEMPORARY)
+    is_left_over: bool
 
 
 def scan(folder: Path) -> Iterator[ScannedFile]:
@@ -181,7 +178,9 @@ def scan(folder: Path) -> Iterator[ScannedFile]:
                     continue
                 status = entry.stat(follow_symlinks=False)
                 path = Path(entry.path)
-                yield ScannedFile(path, status.st_size, file_at(path, status))
+                whole = path.with_name(path.name.removesuffix(TEMPORARY))
+                is_left_over = whole != path and file_at(whole, status) is not None
+                yield ScannedFile(path, status.st_size, file_at(path, status), is_left_over)
 
 
 def _entries(folder: Path) -> list[os.DirEntry[str]]:

@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -26,8 +25,7 @@ from start_llm.cache.prompt_lookup import PromptMatch
 from start_llm.core.thread_owners import ENGINE, owned_by
 
 if TYPE_CHECKING:
-    from start_llm.cache.buffers import Targets
-    from start_llm.cache.disk.disk_index import CachedFile, DiskIndex
+    from start_llm.cache.disk.disk_index import CachedFile
     from start_llm.cache.layers import Layers
     from start_llm.cache.restore import Restorer
 
@@ -172,16 +170,6 @@ class DiskRestorer:
                 return restore.joined[-1]
         return None
 
-    @property
-    def index(self) -> DiskIndex:
-        """The files of the folder."""
-        return self._tier.index
-
-    @property
-    def is_scanned(self) -> bool:
-        """True once the index has the files, or as many as prompts wait for."""
-        return self._tier.worker.scanned.is_over
-
     def length(self, match: PromptMatch) -> int:
         """Return how many tokens of a prompt memory and disk have, as far as is known without reading."""
         plan, restorable = self._plan(match, may_look=False), match.plan.length
@@ -268,8 +256,8 @@ class DiskRestorer:
             tokens, state = wish.ids[end:], [layout for _, layout in wish.state or ()]
             kv = self._shape.tensors(len(tokens))
             tail, rest = buffers.page(end, len(tokens)), buffers.state(state)
-            targets = partial(_both, tail, rest)
-            yield FilePart(plan.state, parent, tokens, (*kv.values(), *state), targets)
+            layouts = (*kv.values(), *state)
+            yield FilePart(plan.state, parent, tokens, layouts, lambda: [*tail(), *rest])
 
     def _page_part(
         self, file: CachedFile, parent: bytes, tokens: tuple[int, ...], start: int, buffers: Incoming
@@ -376,9 +364,5 @@ class DiskRestorer:
 
 
 def _most_ahead(parts: Sequence[FilePart]) -> int:
-    largest = max(1, *(sum(tensor.nbytes for tensor in part.tensors) for part in parts))
+    largest = max([1, *(sum(tensor.nbytes for tensor in part.tensors) for part in parts)])
     return max(2, _MOST_AHEAD_BYTES // largest)
-
-
-def _both(tail: Callable[[], Targets], state: Targets) -> Targets:
-    return [*tail(), *state]

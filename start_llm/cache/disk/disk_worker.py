@@ -83,6 +83,7 @@ class DiskWorker:
             self._say(
                 f"{WRITTEN} of the disk tier is damaged: what was written earlier today is not counted."
             )
+        self._metrics.written_today_bytes = self._written_today.today_bytes
         self._metrics.state = "scanning"
         files = scan(self._folder.path)
         self._thread.submit(lambda: self._scan(files, time.perf_counter()), is_urgent=True)
@@ -103,6 +104,7 @@ class DiskWorker:
                     return
             self._index.is_complete = True
             self._metrics.state = "on"
+            self._goes_on()
             self._folder.keep_quota(self._traffic.being_read)
         except OSError as error:
             self._index.is_complete = True
@@ -171,7 +173,11 @@ class DiskWorker:
             self._say(f"The disk tier of the prompt cache pauses: {reason}.")
 
     def _goes_on(self) -> None:
-        if self._metrics.state == "paused":
+        """Write on, unless enough was written today."""
+        if self._written_today.is_reached:
+            most = f"{self._folder.limits.max_write_per_day:,}"
+            self._pause(f"SSD_CACHE_MAX_WRITE_PER_DAY is {most}, and no less was written since midnight UTC")
+        elif self._metrics.state == "paused":
             self._metrics.state = "on"
             self._say("The disk tier of the prompt cache goes on.")
 

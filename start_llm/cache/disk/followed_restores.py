@@ -8,6 +8,7 @@ from start_llm.core.thread_owners import ENGINE, owned_by
 
 if TYPE_CHECKING:
     from start_llm.cache.disk.disk_restore import DiskRestore, DiskRestorer
+    from start_llm.cache.disk.disk_tier import DiskTier
     from start_llm.cache.disk.shared_restore import RestoreWish
     from start_llm.cache.page_store import PageStore
     from start_llm.cache.pages import Page
@@ -18,10 +19,13 @@ if TYPE_CHECKING:
 class FollowedRestores:
     """Follows restores by the numbers that they have on rank 0."""
 
-    def __init__(self, lookup: PromptLookup, restorer: DiskRestorer, store: PageStore) -> None:
+    def __init__(
+        self, lookup: PromptLookup, restorer: DiskRestorer, store: PageStore, tier: DiskTier
+    ) -> None:
         self._lookup = lookup
         self._restorer = restorer
         self._store = store
+        self._tier = tier
         self._unread: dict[int, tuple[DiskRestore, Page]] = {}
         self._reading: dict[int, DiskRestore] = {}
         self._read: dict[int, DiskRestore] = {}
@@ -40,10 +44,10 @@ class FollowedRestores:
 
     def go_on(self) -> dict[int, int]:
         """Read what can be read. Returns how many files of each restore have been read, once for each."""
-        if self._restorer.is_scanned:
+        if self._tier.worker.scanned.is_over:
             for number, (restore, root) in self._unread.items():
                 plan = restore.wish.plan(
-                    self._restorer.index, restore.plan.path, root, self._store.tree.page_size
+                    self._tier.index, restore.plan.path, root, self._store.tree.page_size
                 )
                 self._restorer.read(restore, plan, root)
                 self._reading[number] = restore

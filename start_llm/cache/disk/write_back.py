@@ -257,7 +257,10 @@ class WriteBack:
     def _is_too_old(self, item: CacheItem) -> bool:
         """Return whether it would be the first to go from a folder that is full."""
         kept_since_ns = self._tier.folder.kept_since_ns
-        return kept_since_ns > 0 and self._used_ns(item) <= kept_since_ns
+        if not kept_since_ns:
+            return False
+        # Its own time nearly always decides; that of its path is as long to find as the path is.
+        return self._wall_ns(item.last_used) <= kept_since_ns or self._used_ns(item) <= kept_since_ns
 
     def _has_end(self, seq_cache: SequenceCache) -> bool:
         """Return whether anything is after its pages: tokens, or a state."""
@@ -293,7 +296,11 @@ class WriteBack:
         """Return when it was last used, in wall time; never later than what is before it on its path."""
         parent = _before(item)
         last_used = min([item.last_used, *(page.last_used for page in _path_to(parent))])
-        return int((time.time() - (self._clock() - last_used)) * 1e9) - parent.end * TOKEN_NS
+        return self._wall_ns(last_used) - parent.end * TOKEN_NS
+
+    def _wall_ns(self, seconds: float) -> int:
+        """Return a time of the cache's clock in wall time."""
+        return int((time.time() - (self._clock() - seconds)) * 1e9)
 
     def _content(self, item: CacheItem) -> tuple[tuple[int, ...], Outgoing, tuple[tuple[int, ...], ...]]:
         """Return its tokens, its tensors and its numbers."""

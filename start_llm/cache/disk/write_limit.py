@@ -49,8 +49,11 @@ class DailyWriteLimit:
 
     def save(self) -> None:
         """Write the count down. Without it, at most what was written since then may be written again."""
-        with suppress(OSError), open(self._path, "w", encoding="utf-8", opener=private_opener) as file:
-            json.dump({"day": self._day, "bytes": self._nbytes}, file)
+        temporary = self._path.with_name(self._path.name + ".tmp")
+        with suppress(OSError):
+            with open(temporary, "w", encoding="utf-8", opener=private_opener) as file:
+                json.dump({"day": self._day, "bytes": self._nbytes}, file)
+            temporary.replace(self._path)
 
 
 def _today() -> str:

@@ -9,6 +9,9 @@ FLOAT32_BITS = 23
 """Bits of a mantissa in float32, without the first."""
 _PLANES = (8, 4, 2, 1)
 
+type Arrays = tuple[mx.array, ...]
+"""Arrays of one leaf."""
+
 
 def packed_bytes(width: int, bits: int) -> int:
     """Return the bytes of a row of `width` codes."""

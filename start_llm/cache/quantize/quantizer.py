@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from start_llm.cache.arrays import Arrays
-from start_llm.cache.kv_format import LayerFormat, PageFormat
+from start_llm.cache.kv_format import TURBOQUANT_BITS, LayerFormat, PageFormat
+from start_llm.cache.quantize.packing import Arrays
 from start_llm.cache.quantize.rotated import RotatedCodec, rotated_codecs
 from start_llm.cache.quantize.uniform import UniformCodec, uniform_codecs
 
@@ -46,11 +46,6 @@ class KVQuantizer:
             for layer_form, leaf_codecs in zip(forms, codecs, strict=True)
         )
         return cls(form, codecs, names)
-
-    @property
-    def start(self) -> int:
-        """Position of the first token that is quantised."""
-        return self.format.start
 
     def quantizes(self, index: int) -> bool:
         """Return whether this leaf is quantised."""
@@ -86,5 +81,5 @@ def _codecs(form: LayerFormat | None, arrays: Arrays) -> Sequence[_Codec]:
     if form is None:
         return ()
     if form.scheme == "turboquant":
-        return rotated_codecs(form.key_bits, form.value_bits, arrays)
+        return rotated_codecs(*TURBOQUANT_BITS[form.bits], arrays)
     return uniform_codecs(int(form.bits), form.group_size, arrays)

@@ -22,8 +22,7 @@ from typing import NamedTuple
 
 import mlx.core as mx
 
-from start_llm.cache.arrays import Arrays
-from start_llm.cache.quantize.packing import pack, packed_bytes, rounded, unpack
+from start_llm.cache.quantize.packing import Arrays, pack, packed_bytes, rounded, unpack
 
 _SCALE_BITS = 5
 """To how many bits of their mantissa scales are rounded.
@@ -78,7 +77,7 @@ class RotatedCodec(NamedTuple):
 
 
 def rotated_codecs(key_bits: int, value_bits: int, arrays: Arrays) -> Sequence[RotatedCodec]:
-    """Return a codec for each array of a leaf; () unless they are keys and values, not quantised."""
+    """Return a codec for each array of a leaf; () unless they are keys and values of a type that has one."""
     if len(arrays) != 2 or any(array.dtype not in _LEAST_SCALE or array.shape[-1] < 2 for array in arrays):
         return ()
     return tuple(_codec(array, bits) for array, bits in zip(arrays, (key_bits, value_bits), strict=True))

@@ -16,8 +16,7 @@ from typing import NamedTuple
 
 import mlx.core as mx
 
-from start_llm.cache.arrays import Arrays
-from start_llm.cache.quantize.packing import FLOAT32_BITS, pack, packed_bytes, rounded, unpack
+from start_llm.cache.quantize.packing import FLOAT32_BITS, Arrays, pack, packed_bytes, rounded, unpack
 
 _LEAST_SCALE = 2.0**-100
 """Of a group of nothing but 0."""
@@ -78,7 +77,7 @@ class UniformCodec(NamedTuple):
 
 
 def uniform_codecs(bits: int, group_size: int, arrays: Arrays) -> Sequence[UniformCodec]:
-    """Return a codec for each array of a leaf; () if some of them forbid it: the model has quantised it."""
+    """Return a codec for each array of a leaf; () if the type or the width of some of them forbids it."""
     if not all(array.dtype in _SCALE_BITS and array.shape[-1] * bits % 8 == 0 for array in arrays):
         return ()
     wanted = [bits] * len(arrays)
