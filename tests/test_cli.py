@@ -190,7 +190,7 @@ def test_the_summary_is_aligned_and_says_what_is_served(server):
     assert list(summary) == names.split()
     assert len({len(name) + len(gap) for name, gap, _ in rows}) == 1
     assert summary["model"] == 'it\'s a "tiny" model'
-    assert (summary["family"], summary["layers"]) == ("generic (qwen3)", "2 full attention")
+    assert (summary["family"], summary["layers"]) == ("generic (qwen3)", "1 full attention")
     assert "enable_thinking switches thinking" in summary["template"]
     assert re.fullmatch(r"(CPU|Metal|CUDA) \(.+\), [\d.,]+ GiB of memory", summary["device"])
     assert summary["memory"].startswith("weights ")

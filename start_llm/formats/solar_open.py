@@ -14,10 +14,11 @@ from start_llm.formats.writing.call_text import CallText
 _OPENER, _BEGIN = "<|tool_calls|>", "<|tool_call:begin|>"
 _NAME, _ARGUMENTS, _END = "<|tool_call:name|>", "<|tool_call:args|>", "<|tool_call:end|>"
 _AFTER = r"(?:\s{0,64}<\|tool_call:end\|>)?\s{0,64}"
+_NEXT = _AFTER + r"(?:<\|tool_calls\|>\s{0,64})?"
 _OBJECTS = Objects(
-    head=rf"(?:{_AFTER}<\|tool_call:begin\|>)?[^<>]{{0,64}}<\|tool_call:name\|>"
+    head=rf"(?:{_NEXT}<\|tool_call:begin\|>)?[^<>]{{0,64}}<\|tool_call:name\|>"
     r"\s{0,64}(?P<name>[\w.\-]{1,256})\s{0,64}<\|tool_call:args\|>\s{0,64}(?=\{)",
-    next_call=_AFTER + r"(?=<\|tool_call:begin\|>)",
+    next_call=_NEXT + r"(?=<\|tool_call:begin\|>)",
     block_end=_AFTER + r"<\|calls\|>",
 )
 

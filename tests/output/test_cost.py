@@ -23,7 +23,7 @@ from tests.output.replies import FAMILIES
 pytestmark = pytest.mark.sample(3)
 
 TOKENS = 2_000
-MAX_LETTERS = 400
+MAX_LETTERS = 500
 """Longer than any marker or pattern, much shorter than a reply."""
 LETTERS = 20_000
 MAX_CALLS_OF_THE_END = 2.5
@@ -94,9 +94,9 @@ def test_no_text_that_is_held_grows_with_the_reply(name):
 def test_a_text_that_grows_would_be_found():
     class Holder:
         def __init__(self) -> None:
-            self.inner = {"a": [("b", "x" * 500)]}
+            self.inner = {"a": [("b", "x" * 600)]}
 
-    assert longest_text(Holder()) >= 500
+    assert longest_text(Holder()) >= 600
 
 
 def calls_in(action: Callable[[], object]) -> int:
