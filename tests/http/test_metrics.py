@@ -248,6 +248,7 @@ def test_what_comes_from_the_disk_counts_as_restored(tiny_model: TinyModel, tmp_
         usage = server.post("/v1/completions", body)["usage"]
         cached = usage["prompt_tokens_details"]["cached_tokens"]
         assert cached > 250
+        wait_until(lambda: value(server, "start_llm_request_success_total") == 1, within_s=10)
         assert value(server, "start_llm_request_prefill_tokens_sum", source="restored") == cached
         assert value(server, "start_llm_request_prefill_tokens_sum", source="cached") == 0
         assert value(server, "start_llm_ssd_cache_restored_tokens_total") == cached
