@@ -69,7 +69,7 @@ def both_eyes(model: LoadedModel, passed: Passed) -> list[VisionOfRanks]:
     alone = eyes(model)
     made = [
         VisionOfRanks(
-            alone._model,
+            alone.model,
             alone.processor,
             parameters,
             ranks=passed.at(rank),
