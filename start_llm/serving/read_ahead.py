@@ -313,8 +313,8 @@ class ReadAhead:
             Turn.begin(self._transcripts, prepared.prompt, self._requests.model.context_window)
             for prepared in (first, second)
         ]
-        ids = turns[0].tokens.ids
-        end = common_length(*(array("I", turn.tokens.ids) for turn in turns))
+        ids, others = (turn.tokens.ids for turn in turns)
+        end = common_length(ids, others)
         if not first.session or not 0 < end < len(ids):
             return None
         return EngineRequest(

@@ -159,7 +159,8 @@ def test_a_tool_is_rendered_once_and_then_known():
 def test_known_tools_are_forgotten_by_their_size():
     tokenizer = WatchedTokenizer(FakeTokenizer(template_of(NAMES)))
     forms = ToolForms(tokenizer, TemplateFacts())
-    first, *others = [{"type": "function", "function": {"name": f"{n}" * 2**20}} for n in range(3)]
+    tools: Any = [{"type": "function", "function": {"name": f"{n}" * 2**20}} for n in range(3)]
+    first, *others = tools
     forms.shown((first, *others))
     before = len(tokenizer.rendered)
     forms.shown(others)
