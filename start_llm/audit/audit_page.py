@@ -5,10 +5,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from start_llm.audit.call_round_trip import CallAudit, audit_calls
-from start_llm.audit.lost_parts import Loss, losses
-from start_llm.audit.requests import KINDS, meanings
+from start_llm.audit.lost_parts import losses
+from start_llm.audit.requests import KINDS
 from start_llm.audit.subject import AuditedModel
-from start_llm.audit.turns import CLIENTS, Efficiency, efficiency
+from start_llm.audit.turns import CLIENTS, efficiency
 from start_llm.config.settings import Settings
 from start_llm.core.errors import ModelError
 from start_llm.core.sampling import SamplingChoice
@@ -19,7 +19,6 @@ from start_llm.prompt.template_audit.audit import described
 from start_llm.wiring.from_settings import model_family
 
 _SHOWN = 200
-_IS_LOST = "does not reach the model"
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,13 +79,9 @@ def _calls(audit: CallAudit) -> Iterator[tuple[str, str]]:
     yield "", f"as in: {_short(audit.sample)}"
 
 
-def _lost(lost: list[Loss]) -> Iterator[tuple[str, str]]:
+def _lost(lost: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     yield "lost", f"{f'in {len(lost)}' if lost else 'nothing, in any'} of {len(KINDS)} kinds of requests"
-    for loss in lost:
-        what = (
-            f"refused: {loss.refusal}" if loss.refusal else f"{' and '.join(meanings(loss.words))} {_IS_LOST}"
-        )
-        yield "", f"{loss.kind}: {_short(what)}"
+    yield from (("", f"{kind}: {_short(what)}") for kind, what in lost.items())
 
 
 def _efficiency(subject: AuditedModel) -> Iterator[tuple[str, str]]:
@@ -98,9 +93,9 @@ def _efficiency(subject: AuditedModel) -> Iterator[tuple[str, str]]:
         title = ""
 
 
-def _figures(figures: Mapping[str, Efficiency | None]) -> str:
+def _figures(figures: Mapping[str, float | None]) -> str:
     return ", ".join(
-        f"{client} {figure.share:.2f}" if figure else f"{client} unknown"
+        f"{client} unknown" if figure is None else f"{client} {figure:.2f}"
         for client, figure in figures.items()
     )
 

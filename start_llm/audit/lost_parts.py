@@ -1,35 +1,20 @@
 """Find the parts of a request that do not reach the model."""
 
-from dataclasses import dataclass
-
-from start_llm.audit.requests import KINDS, words_of
+from start_llm.audit.requests import KINDS, meanings, words_of
 from start_llm.audit.subject import AuditedModel
 from start_llm.core.errors import InvalidRequest
 
 
-@dataclass(frozen=True, slots=True)
-class Loss:
-    """A kind of request that loses words, or is refused.
-
-    Attributes:
-        words: the words that are missing from the prompt.
-        refusal: the error message; empty if the request is not refused.
-    """
-
-    kind: str
-    words: tuple[str, ...] = ()
-    refusal: str = ""
+def losses(subject: AuditedModel) -> dict[str, str]:
+    """Return for each kind of request that loses words or is refused what is lost, or the error."""
+    lost = {kind: _loss(subject, kind) for kind in KINDS}
+    return {kind: what for kind, what in lost.items() if what}
 
 
-def losses(subject: AuditedModel) -> list[Loss]:
-    """Return a `Loss` for each kind of request that loses words or is refused."""
-    candidates = (_loss(subject, kind) for kind in KINDS)
-    return [loss for loss in candidates if loss.words or loss.refusal]
-
-
-def _loss(subject: AuditedModel, kind: str) -> Loss:
+def _loss(subject: AuditedModel, kind: str) -> str:
     try:
         text = subject.text(subject.prompt(KINDS[kind]).tokens.ids)
     except InvalidRequest as error:
-        return Loss(kind, refusal=error.message)
-    return Loss(kind, tuple(word for word in words_of(KINDS[kind]) if word not in text))
+        return f"refused: {error.message}"
+    words = [word for word in words_of(KINDS[kind]) if word not in text]
+    return f"{' and '.join(meanings(words))} does not reach the model" if words else ""

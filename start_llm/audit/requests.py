@@ -6,8 +6,10 @@ Words such as `ask502x` mark what must reach the model: each has three digits an
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 
 from start_llm.core.chat import ChatRequest, Json, Message, ToolCall
+from start_llm.prompt.template_audit import probe
 
 _WORD = re.compile(r"[a-z]+\d{3}x")
 _MEANINGS: Mapping[str, str] = {
@@ -35,6 +37,9 @@ _MEANINGS: Mapping[str, str] = {
 """What the marked words stand for, for a person."""
 
 
+tool = partial(probe.tool, description="does101x")
+
+
 def meanings(words: Iterable[str]) -> list[str]:
     """Return what marked words stand for, each once."""
     return list(dict.fromkeys(_MEANINGS[word] for word in words))
@@ -47,15 +52,6 @@ def words_of(request: ChatRequest) -> list[str]:
         texts.append(message.content)
         texts += [json.dumps([call.name, dict(call.arguments)]) for call in message.tool_calls]
     return list(dict.fromkeys(_WORD.findall("\n".join(texts))))
-
-
-def tool(name: str, properties: Mapping[str, Json], description: str = "does101x") -> dict[str, Json]:
-    """Return a tool definition in which every parameter is required."""
-    parameters: Json = {"type": "object", "properties": dict(properties), "required": list[Json](properties)}
-    return {
-        "type": "function",
-        "function": {"name": name, "description": description, "parameters": parameters},
-    }
 
 
 def _bare(**function: Json) -> dict[str, Json]:
@@ -110,7 +106,7 @@ _TOOLS: Mapping[str, Sequence[Mapping[str, Json]]] = {
             {"maybe609x": {"anyOf": [{"type": "string"}, {"type": "null"}], "description": "or610x"}},
         ),
     ),
-    "several tools": (_READ, tool("write611x", {"text612x": _text("of613x")}, "writes614x")),
+    "several tools": (_READ, tool("write611x", {"text612x": _text("of613x")}, description="writes614x")),
 }
 _TALKS: Mapping[str, Sequence[Message]] = {
     "a question": (_ASK,),

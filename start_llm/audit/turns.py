@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from start_llm.audit.reply_message import message_from_events
 from start_llm.audit.requests import tool
@@ -76,28 +76,12 @@ CLIENTS: Mapping[str, Echo] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Efficiency:
-    """Token counts over all prompts of a client.
+def efficiency(subject: AuditedModel, client: str, *, thinks: bool) -> float | None:
+    """Play the six turns as a client sends them, and return unavoidable / computed prompt tokens.
 
-    Attributes:
-        unavoidable: tokens beyond the previous prompt and reply, which no server could know.
-        computed: tokens beyond the longest prefix that was computed before.
-    """
-
-    unavoidable: int
-    computed: int
-
-    @property
-    def share(self) -> float:
-        return self.unavoidable / self.computed
-
-
-def efficiency(subject: AuditedModel, client: str, *, thinks: bool) -> Efficiency | None:
-    """Play the six turns as a client sends them, and count the tokens.
-
-    Return None if the template refuses the conversation, or if a reply cannot be rendered or its calls cannot
-    be parsed.
+    Unavoidable are tokens beyond the previous prompt and reply, which no server could know; computed those
+    beyond the longest prefix that was computed before. Return None if the template refuses the conversation,
+    or if a reply cannot be rendered or its calls cannot be parsed.
     """
     talk = _Talk(subject, thinks=thinks)
     try:
@@ -134,8 +118,8 @@ class _Talk:
         self._request = replace(self._request, messages=(*self._request.messages, back, *_next(back)))
         return True
 
-    def efficiency(self) -> Efficiency:
-        return Efficiency(self._unavoidable, self._computed)
+    def efficiency(self) -> float:
+        return self._unavoidable / self._computed
 
     def _as_written(self, message: Message) -> Message:
         """Add the reasoning and call ids. Remove text beside calls, unless the template can show it."""

@@ -14,7 +14,10 @@ def decode_base64(text: str, start: int, max_bytes: int) -> bytes:
     Raises:
         ImageProblem: nothing is there, it is not base64, or it would be longer than `max_bytes`.
     """
-    length = 3 * (len(text) - start) // 4
+    characters = len(text) - start
+    if 3 * characters // 4 > max_bytes + 2:
+        characters -= sum(text.count(space, start) for space in " \r\n")
+    length = 3 * characters // 4
     if length > max_bytes + 2:
         raise has_too_many_bytes(length, max_bytes)
     try:

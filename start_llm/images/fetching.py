@@ -8,12 +8,10 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
-from start_llm.core.recently_used import RecentlyUsed
 from start_llm.images.addresses import ImageAddress, Resolve, is_public, parse_address, resolve
 from start_llm.images.problems import could_not_fetch, has_too_many_bytes, is_bad_address
 
 PATIENCE_S = 10.0
-_MAX_KEPT_BYTES = 64 * 2**20
 _HEADERS = {
     "User-Agent": "start_llm",
     "Accept": "image/*",
@@ -32,10 +30,7 @@ def _connect(address: str, port: int, timeout_s: float) -> socket.socket:
 
 
 class ImageFetcher:
-    """Fetches images, and keeps them, because conversations name them in every turn.
-
-    Safe to use from any thread.
-    """
+    """Fetches images. Safe to use from any thread."""
 
     def __init__(
         self,
@@ -47,9 +42,8 @@ class ImageFetcher:
         self._max_bytes = max_bytes
         self._resolve = resolve
         self._connect = connect
-        self._kept = RecentlyUsed[tuple[bytes, str], bytes](max(_MAX_KEPT_BYTES, max_bytes), len)
 
-    def fetch(self, url: str, tenant: bytes, deadline: float) -> bytes:
+    def fetch(self, url: str, deadline: float) -> bytes:
         """Return what is at a URL.
 
         Args:
@@ -58,13 +52,7 @@ class ImageFetcher:
         Raises:
             ImageProblem: the URL is refused, or the server does not answer as it has to.
         """
-        data = self._kept.get((tenant, url))
-        if data is None:
-            data = self._fetched(parse_address(url), deadline)
-            self._kept.put((tenant, url), data)
-        return data
-
-    def _fetched(self, place: ImageAddress, deadline: float) -> bytes:
+        place = parse_address(url)
         addresses = self._public_addresses(place, deadline)
         with self._connected(addresses, place, deadline) as connected, connected.dup() as handle:
             # A server that sends a byte now and then passes every timeout of a single read.

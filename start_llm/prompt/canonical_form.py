@@ -8,7 +8,6 @@ shown to a model. Only `for_the_model` also removes text from the prompt.
 import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import cache
 from typing import NamedTuple
 
 from start_llm.core.canonical import (
@@ -81,7 +80,7 @@ def _canonical(
     if len(text) < len(cut.text):
         omitted.append(OmittedText(_WHITE_SPACE, "space", len(text), cut.text[len(text) :]))
     plain, images = without_images(text)
-    data = _encoded_parts(message, schemas, images) + b"\0" + plain.encode(errors="surrogatepass")
+    data = _encoded(_parts(message, schemas, images)) + b"\0" + plain.encode(errors="surrogatepass")
     return CanonicalMessage(data, tuple(omitted), len(message.content) - len(text))
 
 
@@ -164,21 +163,6 @@ def _cut(message: Message, rules: Sequence[Rule]) -> _Cut:
             after = end
     left += text[after:]
     return _Cut(left, pieces) if pieces and left.strip() else _Cut(text, [])
-
-
-def _encoded_parts(
-    message: Message, schemas: Mapping[str, Mapping[str, Json]], images: Sequence[PlacedImage]
-) -> bytes:
-    """Encode everything except the text."""
-    has_more = message.tool_calls or message.tool_references or message.name is not None or images
-    if has_more or message.role == "tool":
-        return _encoded(_parts(message, schemas, images))
-    return _of_role(message.role)
-
-
-@cache
-def _of_role(role: Role) -> bytes:
-    return _encoded(_parts(Message(role=role, content=""), {}, ()))
 
 
 def _parts(

@@ -17,6 +17,7 @@ from start_llm.core.chat import ChatRequest, Json, Message
 from start_llm.core.family import Family, ReasoningMarks
 from start_llm.core.prompt_policy import PromptPolicy
 from start_llm.prompt.adapt import adapt
+from start_llm.prompt.call_ids import in_native_form
 from start_llm.prompt.canonical_form import canonical, for_the_model, ignored, root_of, rules_of
 from start_llm.prompt.drift import is_transient
 from start_llm.prompt.inline_reasoning import without_assumed_reasoning
@@ -168,7 +169,8 @@ class ConversationReader:
 
     def _last_question(self, request: ChatRequest) -> int | None:
         """Return the index of the question that shows what moves, until the next question."""
-        adapted = adapt(request, self._facts)
+        native = in_native_form(request.messages, self._facts.call_ids)
+        adapted = adapt(replace(request, messages=native), self._facts)
         asking = (
             last for seen, last in zip(adapted.messages, adapted.lasts, strict=True) if seen["role"] == "user"
         )

@@ -63,12 +63,6 @@ class Rule:
             if not has_image(match.group())
         ]
 
-    def without(self, text: str) -> str:
-        spans = self.spans(text)
-        ends = [0, *(end for _, end in spans)]
-        starts = [*(start for start, _ in spans), len(text)]
-        return "".join(text[end:start] for end, start in zip(ends, starts, strict=True))
-
     def value(self, piece: str) -> str:
         """Return the value to compare and tell. The lines of an `own` text are stripped."""
         if self.drift == "own":
@@ -223,7 +217,7 @@ RULES: tuple[Rule, ...] = (
 def is_transient(message: Message) -> bool:
     """Return whether the next request will not have this message."""
     return any(
-        rule.role == message.role and rule.without(message.content) != message.content
+        rule.role == message.role and rule.spans(message.content)
         for rule in RULES
         if rule.drift == "transient"
     )

@@ -3,15 +3,14 @@
 Templates and comparisons see the words of images (`core.images`). Only the finished text gets the rest.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Mapping, Sequence
+from typing import Protocol
 
 from start_llm.core.errors import ModelError
 from start_llm.core.images import Image, ImageRun, digest_of_word, image_words
-from start_llm.prompt.pieces import Encoded, PieceEncoder, PlacedRun
+from start_llm.prompt.pieces import Encoded, PieceEncoder
 from start_llm.prompt.substitution import substitute
 from start_llm.prompt.template import TemplateTokenizer
-from start_llm.prompt.template_audit.facts import ImageText
 
 
 class ImageExpander(Protocol):
@@ -37,18 +36,6 @@ class ImageExpander(Protocol):
         ...
 
 
-class _Expanded(NamedTuple):
-    """A text in which placeholders stand for the words of images.
-
-    Attributes:
-        cuts: the given offsets, in this text.
-    """
-
-    text: str
-    cuts: Sequence[int]
-    runs: Sequence[PlacedRun]
-
-
 class ImageEncoder:
     """Tokenises rendered texts with images. Safe to use from any thread.
 
@@ -65,13 +52,13 @@ class ImageEncoder:
         tokenizer: TemplateTokenizer,
         pieces: PieceEncoder,
         processor: ImageExpander | None,
-        written: ImageText | None,
+        written: tuple[str, str] | None,
     ) -> None:
         self._pieces = pieces
         self._processor = processor
         self._head = self._whole = ""
         if processor is not None:
-            before, after = written or ImageText("", "")
+            before, after = written or ("", "")
             if len(tokenizer.encode(processor.placeholder, as_document=False)) != 1:
                 raise ModelError(
                     f"The model's placeholder for images, {processor.placeholder!r}, is not a token."
@@ -96,19 +83,11 @@ class ImageEncoder:
         """
         if not runs:
             return self._pieces.encode(text, cuts, breaks=breaks)
-        expanded = _expanded(text, (*cuts, *breaks), runs, self._head, self._whole)
-        moved = expanded.cuts[: len(cuts)], expanded.cuts[len(cuts) :]
-        return self._pieces.encode(expanded.text, moved[0], expanded.runs, moved[1])
-
-
-def _expanded(
-    text: str, cuts: Iterable[int], runs: Mapping[bytes, ImageRun], head: str, whole: str
-) -> _Expanded:
-    """Write `whole` for each image; its placeholder follows `head`."""
-    words = list(image_words(text))
-    done = substitute(text, words, lambda _: whole)
-    places = [
-        PlacedRun(start + len(head), runs[digest_of_word(word.group())])
-        for word, start in zip(words, done.starts, strict=True)
-    ]
-    return _Expanded(done.text, [done.moved(cut) for cut in cuts], places)
+        words = list(image_words(text))
+        done = substitute(text, words, lambda _: self._whole)
+        placeholders = {
+            start + len(self._head): runs[digest_of_word(word.group())]
+            for word, start in zip(words, done.starts, strict=True)
+        }
+        moved = ([done.moved(offset) for offset in offsets] for offsets in (cuts, breaks))
+        return self._pieces.encode(done.text, *moved, images=placeholders)

@@ -1,7 +1,6 @@
 """Finds the places in a prompt up to which its client asks to keep it."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from start_llm.core.chat import KeptPlace, Message
 
@@ -9,16 +8,9 @@ MOST_KEPT = 4
 """Places of a request: Anthropic refuses more, and OpenAI takes the last ones."""
 
 
-class MarkedPlace(NamedTuple):
-    """A place of the message `message`."""
-
-    message: int
-    place: KeptPlace
-
-
-def marked_places(messages: Sequence[Message]) -> list[MarkedPlace]:
-    """Return the last places of a request that are marked, in its order."""
-    marked = [MarkedPlace(at, place) for at, message in enumerate(messages) for place in message.kept]
+def marked_places(messages: Sequence[Message]) -> list[tuple[int, KeptPlace]]:
+    """Return the last places of a request that are marked, in its order, with their messages' indices."""
+    marked = [(at, place) for at, message in enumerate(messages) for place in message.kept]
     return marked[-MOST_KEPT:]
 
 

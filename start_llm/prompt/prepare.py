@@ -13,6 +13,7 @@ from start_llm.core.family import Family
 from start_llm.core.images import ImageRun, hide_images
 from start_llm.core.prompt import Boundary, KeptPrefix, ModelTokens, Prompt
 from start_llm.core.prompt_policy import PromptPolicy
+from start_llm.prompt.call_ids import in_native_form
 from start_llm.prompt.client_marks import ClientMarks
 from start_llm.prompt.conversation_reader import ConversationReader, RestoreReasoning
 from start_llm.prompt.image_runs import ImageEncoder, ImageExpander
@@ -131,7 +132,9 @@ class Preparer:
         try:
             refuse_beyond_doubt(self._without_words("".join(contents), request), "messages")
         except ContextOverflow:
-            whole = self._writer.whole(source.with_messages(self._reader.as_policy_shows(request.messages)))
+            native = in_native_form(self._reader.as_policy_shows(request.messages), self.facts.call_ids)
+            request = replace(request, tools=self._tools.shown(request.tools), messages=native)
+            whole = self._writer.whole(replace(source, request=request))
             refuse_beyond_doubt(self._without_words(whole, request), "messages")
 
     def _tokenised(self, request: ChatRequest, written: WrittenPrompt) -> Prompt:

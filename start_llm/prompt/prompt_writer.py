@@ -111,6 +111,8 @@ class PromptWriter:
 def _up_to(mark: str, text: RenderedText, marked: str, last: int) -> RenderedText:
     """Return the text up to where a mark stands in the same text with the mark.
 
+    White space in front of the mark stays, though the template may trim a text that ends with it.
+
     Args:
         last: index of the message that the mark ends.
 
@@ -118,7 +120,7 @@ def _up_to(mark: str, text: RenderedText, marked: str, last: int) -> RenderedTex
         InvalidRequest: the template does not show it.
     """
     before, separator, _ = marked.rpartition(mark)
-    if not separator or not text.whole.startswith(before):
+    if not separator or not text.whole.startswith(before.rstrip()):
         problem = "The template of this model does not show where the last message ends: no reply can go on."
         raise InvalidRequest(problem, param="messages")
     return RenderedText(before, "", [place for place in text.places if place.message < last])

@@ -15,9 +15,12 @@ class TemplateOptions:
     policy: PromptPolicy
 
     def of(self, request: ChatRequest) -> dict[str, Json]:
-        """Return the options of a request. The client's override the policy's `shown_reasoning`."""
+        """Return the options of a request. The client's override the policy's.
+
+        A value of the switch that the server could not read is left to the template.
+        """
         kept = self.facts.preserve if self.policy.shown_reasoning == "true" else {}
-        return {**kept, **request.template_options, **self._of_thinking(request.thinking)}
+        return {**kept, **request.template_options, **self._of_thinking(request)}
 
     def thinks(self, thinking: Thinking) -> bool:
         """Return whether the model thinks: as the request says, or the policy, or the template."""
@@ -26,10 +29,12 @@ class TemplateOptions:
         choices = (choice for choice in (thinking.on, self.policy.thinking) if choice is not None)
         return next(choices, own)
 
-    def _of_thinking(self, thinking: Thinking) -> dict[str, Json]:
+    def _of_thinking(self, request: ChatRequest) -> dict[str, Json]:
         """Return the options for reasoning, its effort and its budget."""
-        on, switch, effort = self.thinks(thinking), self.facts.switch, self.facts.effort
-        switched = switch.options(on=on) if switch else {}
+        thinking, switch, effort = request.thinking, self.facts.switch, self.facts.effort
+        on = self.thinks(thinking)
+        is_set = thinking.on is None and switch is not None and switch.option in request.template_options
+        switched = switch.options(on=on) if switch and not is_set else {}
         if on and self.facts.tells_budget and thinking.budget is not None:
             switched[BUDGET_OPTION] = thinking.budget
         word = thinking.effort if on or switch else "minimal"

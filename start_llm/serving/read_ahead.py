@@ -23,6 +23,7 @@ from functools import partial
 from typing import Protocol
 
 from start_llm.core.chat import ChatRequest, Message
+from start_llm.core.common_beginning import common_length
 from start_llm.core.engine_request import EngineRequest
 from start_llm.core.errors import EngineDied, RequestError
 from start_llm.core.events import Event, Failed, Finished, Prefilling, Restored
@@ -32,7 +33,6 @@ from start_llm.core.sampling import Sampling
 from start_llm.serving.request_preparation import RequestPreparer
 from start_llm.telemetry.metrics import IdleMetrics
 from start_llm.transcripts.beginnings import Beginning
-from start_llm.transcripts.explain import common_length
 from start_llm.transcripts.transcript_store import Variant
 from start_llm.transcripts.transcripts import Transcripts
 from start_llm.transcripts.turn import Turn
@@ -316,8 +316,8 @@ class ReadAhead:
             Turn.begin(self._transcripts, prepared.prompt, self._requests.model.context_window)
             for prepared in (first, second)
         ]
-        ids = turns[0].tokens.ids
-        end = common_length(*(array("I", turn.tokens.ids) for turn in turns))
+        ids, others = (turn.tokens.ids for turn in turns)
+        end = common_length(ids, others)
         if not first.session or not 0 < end < len(ids):
             return None
         return EngineRequest(

@@ -198,7 +198,8 @@ class Service:
         answered = AnsweredRequest(self._model_of(prepared), computed)
         self._after.answered.note(request.tenant, name_in(origin.id), answered)
         if isinstance(request, ChatRequest) and _is_of_an_agent(request, prepared):
-            ids = turn.tokens.ids[: turn.boundaries[0].tokens + 1] if turn.boundaries else ()
+            is_known = bool(turn.boundaries) and turn.boundaries[0].message == 0
+            ids = turn.tokens.ids[: turn.boundaries[0].tokens + 1] if is_known else ()
             beginning = Beginning(prepared.request.tenant, origin.client, array("I", ids))
             self._transcripts.beginnings.note(beginning)
 

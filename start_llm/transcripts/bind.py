@@ -12,7 +12,7 @@ without one: the next rendering writes it.
 
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 from start_llm.core.canonical import Conversation
@@ -173,7 +173,7 @@ class PromptBinder:
         ends = {boundary.message: boundary.tokens for boundary in boundaries}
         for depth in sorted(ends, reverse=True):
             for variant in self.store.at(self.conversation.messages[depth].key):
-                if self._knows_images(variant) and self.guard.admits(variant):
+                if self.guard.admits(variant) and self._knows_images(variant):
                     yield _BindingCandidate(variant, ends[depth])
 
     def _knows_images(self, variant: Variant) -> bool:
@@ -238,16 +238,14 @@ class PromptBinder:
         noted = (*details[place.message].noted, *(change.noted for change in best.changes))
         note_tokens = details[place.message].note_tokens + len(best.note)
         details[place.message] = details[place.message]._replace(noted=noted, note_tokens=note_tokens)
-        return BoundPrompt(
+        return replace(
+            bound,
             ids=(*bound.ids[: place.tokens], *best.note, *bound.ids[place.tokens :]),
             boundaries=tuple(
                 Boundary(end.message, end.tokens + len(best.note)) if end.message >= place.message else end
                 for end in bound.boundaries
             ),
             details=tuple(details),
-            prefix=bound.prefix,
-            replaced_tokens=bound.replaced_tokens,
-            note_tokens=bound.note_tokens,
             before_note=place.tokens,
         )
 

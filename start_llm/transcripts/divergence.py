@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from start_llm.core.canonical import Conversation, MessageRecord
+from start_llm.core.common_beginning import common_length
 from start_llm.core.prompt import Boundary
 from start_llm.core.prompt_report import Divergence
-from start_llm.transcripts.explain import common_length
 from start_llm.transcripts.recent import ComputedRequest
 
 _MOST = 256
@@ -61,32 +61,22 @@ class AnsweredRequests:
             return self._answered.get((tenant, reply_name))
 
 
-@dataclass(frozen=True, slots=True)
-class ComparedRequest:
-    """A request that is compared with an earlier one.
+def diverges(
+    before: AnsweredRequest, model: str, asked: Conversation, ids: Sequence[int], end: int
+) -> Divergence | None:
+    """Return where a request leaves an earlier one; None if it goes on from it, or begins like it.
 
-    Attributes:
+    Args:
         model: which model and which adapters answer it.
         ids: the tokens that the model will read.
         end: how many of them an earlier request may have computed: those of messages, up to a note.
     """
-
-    model: str
-    conversation: Conversation
-    ids: Sequence[int]
-    end: int
-
-
-def diverges(before: AnsweredRequest, asked: ComparedRequest) -> Divergence | None:
-    """Return where a request leaves an earlier one; None if it goes on from it, or begins like it."""
-    is_one_model = before.model == asked.model
-    shared = common_length(before.computed.ids, array("I", asked.ids)) if is_one_model else 0
-    missed = min(_end_of(before.computed), asked.end) - shared
+    is_one_model = before.model == model
+    shared = common_length(before.computed.ids, array("I", ids)) if is_one_model else 0
+    missed = min(_end_of(before.computed), end) - shared
     if missed <= 0:
         return None
-    if not is_one_model:
-        return Divergence("model", missed)
-    return _where(before.computed, asked.conversation, missed)
+    return _where(before.computed, asked, missed) if is_one_model else Divergence("model", missed)
 
 
 def _where(before: ComputedRequest, asked: Conversation, missed: int) -> Divergence:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from start_llm.core.canonical import Conversation, Ignored, OmittedText
+from start_llm.core.common_beginning import common_length
 from start_llm.core.explanation import Difference
 from start_llm.core.prompt import Boundary
 from start_llm.transcripts.recent import ComputedRequest
@@ -206,14 +207,6 @@ def _spans(boundaries: Sequence[Boundary], messages: int, end: int) -> list[_Tok
             spans += [_TokenSpan(start, boundary.tokens, is_exact=more == 1)] * more
             start = boundary.tokens
     return spans
-
-
-def common_length(first: array[int], second: array[int]) -> int:
-    """Return how many tokens both begin with."""
-    if first == second:
-        return len(first)
-    pairs = enumerate(zip(first, second, strict=False))
-    return next((place for place, (a, b) in pairs if a != b), min(len(first), len(second)))
 
 
 def _named(omitted: Sequence[OmittedText], name: str) -> list[OmittedText]:

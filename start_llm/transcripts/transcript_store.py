@@ -22,15 +22,16 @@ from typing import NamedTuple
 
 from start_llm.core.canonical import CanonicalKey
 from start_llm.storage.database import NO_TABLE, DatabaseRow, DatabaseTable
-from start_llm.storage.database_file import UNREADABLE
+from start_llm.storage.database_file import UNREADABLE, decode_json, encode_json
 from start_llm.telemetry.metrics import TranscriptSizes
 from start_llm.transcripts.guard import Claims, MessageDetails
-from start_llm.transcripts.rows import VariantRow
+from start_llm.transcripts.rows import claims_json, claims_of, details_of
 
 _MAX_VARIANTS = 32
 _SHRUNK_TO = 0.9
 _LOOKS_IN_AN_AGE = 10
 _TOKEN, _TOKEN_BYTES = "I", 4
+_KEY_BYTES = 16
 _VARIANT_BYTES = 400
 """Approximate size of a variant without its tokens."""
 _TEXT_BYTES = 64
@@ -100,28 +101,18 @@ class Variant:
         return whole
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TranscriptLimits:
-    """Limits of the store.
-
-    Attributes:
-        max_bytes: size of all variants.
-        cache_ttl_s: seconds without use after which a variant is removed; 0: never.
-    """
-
-    max_bytes: int
-    cache_ttl_s: float = 0
-
-
 @dataclass(slots=True)
 class TranscriptStore:
     """Variants by the key of their node. Safe to use from any thread.
 
     Attributes:
+        max_bytes: limit for the size of all variants.
+        cache_ttl_s: seconds without use after which a variant is removed; 0: never.
         table: keeps them for the next process.
     """
 
-    limits: TranscriptLimits
+    max_bytes: int
+    cache_ttl_s: float = 0
     clock: Callable[[], float] = time.monotonic
     metrics: TranscriptSizes = field(default_factory=TranscriptSizes)
     table: DatabaseTable = NO_TABLE
@@ -297,13 +288,13 @@ class TranscriptStore:
 
         Only leaves are removed, never a variant that others build on.
         """
-        limits, now = self.limits, self.clock()
-        is_over = self.metrics.nbytes > limits.max_bytes
-        if not is_over and not (limits.cache_ttl_s and now >= self._next_look):
+        now = self.clock()
+        is_over = self.metrics.nbytes > self.max_bytes
+        if not is_over and not (self.cache_ttl_s and now >= self._next_look):
             return
-        self._next_look = now + limits.cache_ttl_s / _LOOKS_IN_AN_AGE
-        oldest = now - limits.cache_ttl_s if limits.cache_ttl_s else -math.inf
-        enough = _SHRUNK_TO * limits.max_bytes if is_over else limits.max_bytes
+        self._next_look = now + self.cache_ttl_s / _LOOKS_IN_AN_AGE
+        oldest = now - self.cache_ttl_s if self.cache_ttl_s else -math.inf
+        enough = _SHRUNK_TO * self.max_bytes if is_over else self.max_bytes
         heap = [(leaf.last_used, id(leaf), leaf) for leaf in self._leaves()]
         heapq.heapify(heap)
         while heap and (heap[0][0] < oldest or self.metrics.nbytes > enough):
@@ -321,16 +312,11 @@ def _row_key(number: int) -> bytes:
 
 
 def _row(variant: Variant) -> bytes:
-    return VariantRow(
-        key=variant.key,
-        depth=variant.depth,
-        length=variant.length,
-        parent=variant.parent.number if variant.parent else None,
-        session=variant.session,
-        claims=variant.claims,
-        details=variant.details,
-        delta=variant.delta,
-    ).encode()
+    """Return the value: length of the JSON, the JSON, the key, and the tokens in this machine's order."""
+    parent, claims = variant.parent and variant.parent.number, claims_json(variant.claims)
+    described = encode_json((variant.depth, variant.length, parent, variant.session, claims, variant.details))
+    size = len(described).to_bytes(4, "little")
+    return b"".join((size, described, variant.key.digest, variant.delta.tobytes()))
 
 
 def _variant(row: DatabaseRow, number: int, loaded: Mapping[int, Variant], now: float) -> Variant | None:
@@ -339,23 +325,26 @@ def _variant(row: DatabaseRow, number: int, loaded: Mapping[int, Variant], now: 
     Args:
         loaded: the variants with smaller numbers.
     """
+    end, delta = 4 + int.from_bytes(row.value[:4], "little"), array(_TOKEN)
     try:
-        read = VariantRow.decode(row.value)
-        parent = None if read.parent is None else loaded[read.parent]
+        depth, length, parent_number, session, claims, details = decode_json(row.value[4:end])
+        parent = None if parent_number is None else loaded[parent_number]
+        claims, details = claims_of(claims), tuple(map(details_of, details))
+        delta.frombytes(row.value[end + _KEY_BYTES :])
     except UNREADABLE:
         return None
     start, first = (parent.length, parent.depth + 1) if parent else (0, 0)
-    if (read.length, read.depth) != (start + len(read.delta), first + len(read.details) - 1):
+    if (length, depth) != (start + len(delta), first + len(details) - 1):
         return None
     return Variant(
-        key=read.key,
-        depth=read.depth,
+        key=CanonicalKey(row.value[end : end + _KEY_BYTES]),
+        depth=depth,
         parent=parent,
-        delta=read.delta,
-        length=read.length,
-        details=read.details,
-        claims=read.claims,
-        session=read.session,
+        delta=delta,
+        length=length,
+        details=details,
+        claims=claims,
+        session=session,
         last_used=now - row.idle_s,
         number=number,
     )

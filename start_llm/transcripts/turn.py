@@ -18,7 +18,7 @@ from start_llm.core.explanation import Against, Explanation
 from start_llm.core.prompt import ModelTokens, Prompt
 from start_llm.core.prompt_report import Divergence
 from start_llm.transcripts.bind import BoundPrompt, PromptBinder, fresh, record_prompt
-from start_llm.transcripts.divergence import AnsweredRequest, ComparedRequest, diverges, last_end
+from start_llm.transcripts.divergence import AnsweredRequest, diverges, last_end
 from start_llm.transcripts.explain import (
     ExplainedPrompt,
     count_recomputed,
@@ -231,8 +231,7 @@ class Turn:
         if self._conversation is None:
             return None
         end = self.note.start if self.note else last_end(self.boundaries)
-        asked = ComparedRequest(model, self._conversation, self.tokens.ids, end)
-        return diverges(before, asked)
+        return diverges(before, model, self._conversation, self.tokens.ids, end)
 
     @property
     def computed(self) -> ComputedRequest | None:

@@ -37,7 +37,7 @@ from start_llm.transcripts.guard import ConversationNames
 from start_llm.transcripts.prefix_history import PrefixHistory
 from start_llm.transcripts.reasoning_store import ReasoningStore
 from start_llm.transcripts.recent import RecentConversations
-from start_llm.transcripts.transcript_store import TranscriptLimits, TranscriptStore
+from start_llm.transcripts.transcript_store import TranscriptStore
 from start_llm.transcripts.transcripts import Transcripts, TranscriptStores
 
 _MAX_TRANSCRIPT_BYTES = 128 * 2**20
@@ -109,9 +109,10 @@ def make_preparer(settings: Settings, model: LoadedModel, family: Family, known:
 
 def transcript_stores(settings: Settings, table: TableMaker = no_table) -> TranscriptStores:
     """Return stores with what the tables have of them."""
-    limits = TranscriptLimits(max_bytes=_MAX_TRANSCRIPT_BYTES, cache_ttl_s=settings.cache.transcript_idle_s)
     return TranscriptStores(
-        store=TranscriptStore(limits, table=table("variants")),
+        store=TranscriptStore(
+            _MAX_TRANSCRIPT_BYTES, settings.cache.transcript_idle_s, table=table("variants")
+        ),
         reasoning_texts=ReasoningStore(_MAX_REASONING_BYTES, table=table("reasoning")),
         seen=PrefixHistory(table=table("prefixes")),
         names=ConversationNames(table=table("names")),

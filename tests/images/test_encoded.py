@@ -50,6 +50,11 @@ def test_nothing_is_empty(text: str):
     assert refused.value.code == "empty_image_file"
 
 
+def test_line_breaks_do_not_count_as_bytes_of_an_image():
+    data = Random(1).randbytes(10_000)
+    assert decode_base64(encodebytes(data).decode(), 0, len(data)) == data
+
+
 def test_what_is_too_long_is_not_decoded():
     text = "####" * 2**20
     with pytest.raises(ImageProblem) as refused:

@@ -57,7 +57,7 @@ class Web:
 
     def fetch(self, url: str, seconds: float = 5, max_bytes: int = 10**6) -> bytes:
         fetcher = ImageFetcher(max_bytes, resolve=self.resolve, connect=self.connect)
-        return fetcher.fetch(url, b"", time.monotonic() + seconds)
+        return fetcher.fetch(url, time.monotonic() + seconds)
 
     def refused(self, url: str, **how: float) -> ImageProblem:
         with pytest.raises(ImageProblem) as refusal:
@@ -307,24 +307,13 @@ def test_a_server_without_tls_is_no_https_server():
     assert refusal.code == "failed_to_download_image"
 
 
-def test_what_was_fetched_is_kept_for_the_same_client():
-    """A conversation names its images in every turn, and they must not change."""
-    web = Web()
-    fetcher = ImageFetcher(10**6, resolve=web.resolve, connect=web.connect)
-    for _ in range(3):
-        assert fetcher.fetch("http://example.com/a.png", b"one", time.monotonic() + 5) == PNG
-    assert len(web.called) == 1
-    fetcher.fetch("http://example.com/a.png", b"two", time.monotonic() + 5)
-    assert len(web.called) == 2
-
-
 # --------------------------------------------------------------------------------------------------- the door
 
 
 @contextmanager
-def door(web: Web | None) -> Generator[ImageDoor]:
-    fetcher = ImageFetcher(10**6, resolve=web.resolve, connect=web.connect) if web else None
-    yield ImageDoor(ImageChecker(ImageSettings()), fetcher)
+def door(web: Web | None, max_bytes: int = 10**6) -> Generator[ImageDoor]:
+    fetcher = ImageFetcher(max_bytes, resolve=web.resolve, connect=web.connect) if web else None
+    yield ImageDoor(ImageChecker(ImageSettings(max_bytes=max_bytes)), fetcher)
 
 
 def test_the_content_of_what_was_fetched_decides_what_it_is():
@@ -333,6 +322,39 @@ def test_the_content_of_what_was_fetched_decides_what_it_is():
     with door(answering(OK_HEAD % 4 + b"%PDF")) as opened, pytest.raises(ImageProblem) as refusal:
         opened.from_url("http://example.com/a.png", b"", time.monotonic() + 5)
     assert refusal.value.code == "invalid_image_format"
+
+
+@pytest.mark.parametrize("first", [b"Try again later.", PNG[:-20], b""], ids=["a page", "a part", "nothing"])
+def test_an_image_that_was_not_there_at_first_is_fetched_again(first: bytes):
+    web = answering(b"HTTP/1.1 200 OK\r\n\r\n" + first)
+    with door(web) as opened:
+        with pytest.raises(ImageProblem):
+            opened.from_url("http://example.com/a.png", b"", time.monotonic() + 5)
+        web.reply = lambda client: client.sendall(OK_HEAD % len(PNG) + PNG)
+        for _ in range(2):
+            assert opened.from_url("http://example.com/a.png", b"", time.monotonic() + 5).data == PNG
+    assert len(web.called) == 2
+
+
+def test_what_was_fetched_is_kept_for_the_same_client():
+    """A conversation names its images in every turn, and they must not change."""
+    web = Web()
+    with door(web) as opened:
+        for _ in range(3):
+            assert opened.from_url("http://example.com/a.png", b"one", time.monotonic() + 5).data == PNG
+        assert len(web.called) == 1
+        opened.from_url("http://example.com/a.png", b"two", time.monotonic() + 5)
+    assert len(web.called) == 2
+
+
+def test_small_images_are_kept_up_to_a_limit_too(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("start_llm.images.door._MAX_KEPT_BYTES", 30_000)
+    web, called = Web(), list[int]()
+    with door(web, max_bytes=5000) as opened:
+        for name in ("a", "b", "c", "c", "a"):
+            opened.from_url(f"http://example.com/{name}.png", b"", time.monotonic() + 5)
+            called.append(len(web.called))
+    assert called == [1, 2, 3, 3, 4]
 
 
 def test_nothing_is_fetched_unless_it_is_wanted():

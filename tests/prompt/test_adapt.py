@@ -8,13 +8,16 @@ from typing import Any
 import pytest
 
 from start_llm.core.chat import ChatRequest, Message
+from start_llm.core.family import Family
 from start_llm.formats import registry
 from start_llm.prompt import changes
 from start_llm.prompt.adapt import ADAPTATIONS, Adapted, adapt
 from start_llm.prompt.call_ids import Calls, in_native_form
 from start_llm.prompt.changes import PromptTurn
+from start_llm.prompt.prepare import Preparer
 from start_llm.prompt.template_audit.facts import TemplateFacts
 from tests.prompt.fakes import (
+    FakeTokenizer,
     call,
     function,
     prepared,
@@ -594,6 +597,31 @@ def test_a_result_of_an_unknown_call_has_no_id():
         None, "call0", None, "call0",
     ]  # fmt: skip
     assert ids_of(result("", None)) == [None]
+
+
+SYSTEM_WITH_LAST_QUESTION = """
+{%- set opens = messages[0].role == 'system' -%}
+{%- for message in messages if message.role != 'system' -%}
+    {%- if message.role == 'tool' or message.tool_calls -%}
+        {{- raise_exception('There are no calls') -}}
+    {%- endif -%}
+    {%- if message.role == 'user' -%}
+        {{- '<open>' ~ (messages[0].content ~ '\n' if opens and loop.last else '') -}}
+    {%- endif -%}
+    {{- message.content ~ '<close>' -}}
+{%- endfor -%}
+"""
+"""Codestral and other early models of Mistral's have such a template."""
+
+
+@pytest.mark.parametrize("call_id", ["unknown", "c_1"])
+def test_a_result_is_shown_where_calls_are_text_and_the_system_text_moves(call_id):
+    tokenizer = FakeTokenizer(SYSTEM_WITH_LAST_QUESTION, ("<open>", "<close>"), ("<close>",))
+    preparer = Preparer(tokenizer, Family(name="generic"))
+    assert preparer.facts.moving == {"system"}
+    talk = (system("s"), user("a"), reply("", call("c1")), result("shown507x", call_id), user("b"))
+    prompt = preparer.prepare(ChatRequest(messages=talk))
+    assert "shown507x" in tokenizer.decode(prompt.tokens.ids)
 
 
 def test_only_results_answer_calls():

@@ -12,7 +12,7 @@ from start_llm.core.images import FIRST_IMAGE_TOKEN, Image, image_spans
 from start_llm.core.prompt import Prompt
 from start_llm.prompt.adapt import needed
 from start_llm.prompt.canonical_form import canonical
-from start_llm.prompt.pieces import PieceEncoder, PlacedRun
+from start_llm.prompt.pieces import PieceEncoder
 from start_llm.prompt.prepare import Preparer
 from start_llm.prompt.template_audit.audit import audit, described
 from tests.images.fakes import FakeVision, by_digest, image, network_ids, vision_of
@@ -62,7 +62,8 @@ def written(trait: str, image: Image) -> str:
     """What a prompt holds for an image, as text."""
     around = preparer_of(trait).facts.image_text
     assert around
-    return around.before + vision(trait).text(image) + around.after
+    before, after = around
+    return before + vision(trait).text(image) + after
 
 
 # ------------------------------------------------------------------------------- as the template writes them
@@ -388,7 +389,7 @@ def test_a_run_takes_the_place_of_its_placeholder_and_the_rest_is_as_in_the_whol
     text = "<a>x<img>y<a><img>"
     run = vision("sees_everywhere").expand(CAT)
     places = [at for at in range(len(text)) if text.startswith("<img>", at)]
-    encoded = PieceEncoder(tokenizer).encode(text, [0, 10], [PlacedRun(at, run) for at in places])
+    encoded = PieceEncoder(tokenizer).encode(text, [0, 10], images=dict.fromkeys(places, run))
     plain = [
         token
         for piece in ("<a>x", "y<a>")
@@ -402,7 +403,7 @@ def test_a_run_takes_the_place_of_its_placeholder_and_the_rest_is_as_in_the_whol
 def test_an_image_at_the_start_and_a_cut_there_are_one_place():
     tokenizer = FakeTokenizer("", ("<img>",))
     run = vision("sees_everywhere").expand(CAT)
-    encoded = PieceEncoder(tokenizer).encode("<img>", [0], [PlacedRun(0, run)])
+    encoded = PieceEncoder(tokenizer).encode("<img>", [0], images={0: run})
     assert encoded.ids == run.tokens
     assert encoded.cuts == (0,)
     assert list(pairwise(encoded.cuts)) == []

@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 
 from start_llm.core.chat import ChatRequest, Message
-from start_llm.prompt.pieces import PieceEncoder, _weight
+from start_llm.prompt.pieces import PieceEncoder
 from start_llm.prompt.prepare import Preparer
 from tests.prompt.fakes import (
     FakeTokenizer,
@@ -77,18 +77,18 @@ def test_what_is_remembered_is_bounded_and_the_latest_stays():
     assert tokenizer.encoded == []
     encoder.encode("two", [])
     assert tokenizer.encoded == ["two"]
-    assert held(encoder) == encoder._bytes <= 900
+    assert held(encoder) == encoder._known.size <= 900
 
 
 def held(encoder: PieceEncoder) -> int:
-    return sum(_weight(*entry) for entry in encoder._known.items())
+    return sum(known.nbytes for known in encoder._known._values.values())
 
 
 def test_a_short_piece_counts_with_what_it_takes_to_remember_it():
     encoder = PieceEncoder(watched(), max_bytes=100_000)
     for number in range(2000):
         encoder.encode(f"{number}", [])
-    assert 150 < len(encoder._known) < 500
+    assert 150 < len(encoder._known._values) < 500
 
 
 def test_a_piece_that_is_larger_than_the_memory_is_not_kept():
@@ -96,8 +96,8 @@ def test_a_piece_that_is_larger_than_the_memory_is_not_kept():
     encoder = PieceEncoder(tokenizer, max_bytes=900)
     long = "abcdefghi" * 100
     assert list(encoder.encode(long, []).ids) == [ord(char) for char in long]
-    assert encoder._bytes == 0
-    assert not encoder._known
+    assert encoder._known.size == 0
+    assert not encoder._known._values
 
 
 def test_threads_get_the_ids_of_their_own_texts():
@@ -116,7 +116,7 @@ def test_threads_get_the_ids_of_their_own_texts():
 
     with ThreadPoolExecutor(8) as pool:
         assert all(pool.map(encode, range(8)))
-    assert held(encoder) == encoder._bytes <= 20_000
+    assert held(encoder) == encoder._known.size <= 20_000
 
 
 # ----------------------------------------------------------------------------------- conversations that grow

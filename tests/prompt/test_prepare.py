@@ -21,11 +21,14 @@ from start_llm.core.chat import (
     Thinking,
     ToolCall,
 )
-from start_llm.core.errors import InvalidRequest
+from start_llm.core.errors import ContextOverflow, InvalidRequest
 from start_llm.core.prompt import ModelTokens
 from start_llm.formats import registry
 from start_llm.models.tokenizer import Tokenizer
 from start_llm.prompt.prepare import Preparer
+from tests.prompt.fakes import preparer_of
+from tests.prompt.fakes import text_of as trait_text
+from tests.templates.traits import TRAITS
 
 BOS = "<|begin|>"
 SYSTEM_FIRST = """
@@ -245,3 +248,34 @@ def test_arguments_that_are_nested_deeply_are_rendered_or_refused(tokenizer, dep
         assert refusal.param == "messages"
     else:
         assert "bottom" in text_of(tokenizer, prompt.tokens.ids)
+
+
+BARE_TOOL: dict[str, Json] = {"type": "function", "function": {"name": "bare"}}
+
+
+@pytest.mark.parametrize("trait", TRAITS)
+@pytest.mark.parametrize("tools", [(BARE_TOOL, TOOL), ()], ids=["tools", "no tools"])
+@pytest.mark.parametrize("call_id", ["toolu_01A", "unknown"])
+def test_what_cannot_fit_is_refused_for_its_length_whatever_a_template_demands(trait, tools, call_id):
+    def refuse(text: str, param: str):
+        if len(text) > 2**18:
+            raise ContextOverflow(prompt_tokens=2**18, window=2**15, param=param, is_counted=False)
+
+    made = Message(role="assistant", tool_calls=(ToolCall("toolu_01A", "bare", {}),))
+    dumped = Message(role="tool", content="r" * 2**18, tool_call_id=call_id)
+    talk = (TALK[1], made, dumped, TALK[1])
+    with pytest.raises(ContextOverflow):
+        preparer_of(trait).prepare(ChatRequest(messages=talk, tools=tools), refuse)
+
+
+@pytest.mark.parametrize("trait", TRAITS)
+@pytest.mark.parametrize("space", ["\n", " ", "\n\n  "], ids=["line break", "space", "an indented line"])
+def test_a_reply_goes_on_behind_white_space_that_a_template_would_trim(trait, space):
+    begun = "Sure:\n```json"
+
+    def written(content: str) -> str:
+        messages = (TALK[1], Message(role="assistant", content=content))
+        prompt = preparer_of(trait).prepare(ChatRequest(messages=messages, continues_reply=True))
+        return trait_text(trait, prompt.tokens.ids)
+
+    assert written(begun + space) == written(begun) + space

@@ -75,7 +75,7 @@ def test_a_renderer_in_python_is_asked_for_its_marks(rendered_in_python):
     tokenizer = load(rendered_in_python).tokenizer
     assert tokenizer.chat_template == ""
     samples = rendered_samples(tokenizer)
-    assert '<｜DSML｜invoke name="sampletool">' in samples
+    assert '<｜DSML｜invoke name="probetool">' in samples
     family = registry.detect({}, tokenizer.chat_template, (), samples)
     assert family.reasoning
     assert family.reasoning.closing == "</think>"

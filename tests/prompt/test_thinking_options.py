@@ -2,7 +2,7 @@
 
 import pytest
 
-from start_llm.core.chat import ChatRequest, Thinking
+from start_llm.core.chat import ChatRequest, Json, Thinking
 from start_llm.core.family import Family
 from start_llm.core.prompt import Prompt
 from start_llm.core.prompt_policy import PromptPolicy
@@ -43,6 +43,22 @@ def test_the_environment_counts_more_than_the_template_and_less_than_the_request
     assert tail(OFF_BY_DEFAULT, Thinking(on=not default), default=default) == (
         "</think>" if default else "<think>"
     )
+
+
+@pytest.mark.parametrize("value", [0, "false", "off", [], 7])
+def test_a_switch_that_the_server_cannot_read_is_left_to_the_template(value: Json):
+    shown_option = TURNS.replace("TAIL", "'<think>' ~ enable_thinking if enable_thinking else '</think>'")
+    tokenizer = FakeTokenizer(shown_option, ADDED, ("<end>",))
+    preparer = Preparer(tokenizer, Family(name="generic"), policy=PromptPolicy(thinking=True))
+
+    def asked_with(on: bool | None) -> str:
+        request = ChatRequest(
+            messages=(user("Hi."),), thinking=Thinking(on=on), template_options={"enable_thinking": value}
+        )
+        return tokenizer.decode(preparer.prepare(request).tokens.ids).partition("<assistant>")[2]
+
+    assert asked_with(None) == (f"<think>{value}" if value else "</think>")
+    assert asked_with(False) == "</think>"
 
 
 def test_a_word_for_no_effort_turns_thinking_off_whatever_effort_is_named():

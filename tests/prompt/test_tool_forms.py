@@ -156,6 +156,19 @@ def test_a_tool_is_rendered_once_and_then_known():
     assert len(tokenizer.rendered) == before
 
 
+def test_known_tools_are_forgotten_by_their_size():
+    tokenizer = WatchedTokenizer(FakeTokenizer(template_of(NAMES)))
+    forms = ToolForms(tokenizer, TemplateFacts())
+    tools: Any = [{"type": "function", "function": {"name": f"{n}" * 2**20}} for n in range(3)]
+    first, *others = tools
+    forms.shown((first, *others))
+    before = len(tokenizer.rendered)
+    forms.shown(others)
+    assert len(tokenizer.rendered) == before
+    forms.shown((first,))
+    assert len(tokenizer.rendered) > before
+
+
 def test_a_truth_is_another_default_than_one():
     forms = forms_of(ALL)
     for default in (True, 1, 1.0):

@@ -23,7 +23,7 @@ from start_llm.transcripts.guard import ConversationNames
 from start_llm.transcripts.prefix_history import PrefixHistory
 from start_llm.transcripts.reasoning_store import ReasoningStore
 from start_llm.transcripts.recent import RecentConversations
-from start_llm.transcripts.transcript_store import TranscriptLimits, TranscriptStore
+from start_llm.transcripts.transcript_store import TranscriptStore
 from start_llm.transcripts.transcripts import Transcripts
 
 ROOT = Root(CanonicalKey.of(b"no options"), CanonicalKey.of(b"no tools"))
@@ -37,7 +37,7 @@ def transcripts(
 ) -> Transcripts:
     """`policy` may also have stores, which take the place of new ones."""
     stores: dict[str, Any] = {
-        "store": TranscriptStore(TranscriptLimits(max_bytes=max_bytes)),
+        "store": TranscriptStore(max_bytes),
         "reasoning_texts": ReasoningStore(max_bytes),
         "seen": PrefixHistory(),
         "names": ConversationNames(),

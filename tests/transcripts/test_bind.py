@@ -15,14 +15,14 @@ from start_llm.core.canonical import CanonicalMessage, Conversation, Field, Omit
 from start_llm.core.prompt import Boundary
 from start_llm.transcripts.bind import BoundPrompt, PromptBinder, fresh, record_prompt
 from start_llm.transcripts.guard import Claims, Guard, MessageDetails
-from start_llm.transcripts.transcript_store import PrefixNode, TranscriptLimits, TranscriptStore, Variant
+from start_llm.transcripts.transcript_store import PrefixNode, TranscriptStore, Variant
 from tests.transcripts.fakes import conversation_of
 
 CLOSER, NOTE, TAIL = 0, 98, 99
 
 
 def store() -> TranscriptStore:
-    return TranscriptStore(TranscriptLimits(max_bytes=10**9), clock=itertools.count(1).__next__)
+    return TranscriptStore(max_bytes=10**9, clock=itertools.count(1).__next__)
 
 
 def rendered(messages: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], tuple[Boundary, ...]]:

@@ -9,12 +9,7 @@ from typing import Any
 from start_llm.core.canonical import CanonicalKey, CanonicalMessage, Conversation, Root
 from start_llm.core.prompt import Boundary
 from start_llm.core.prompt_report import Divergence
-from start_llm.transcripts.divergence import (
-    AnsweredRequest,
-    AnsweredRequests,
-    ComparedRequest,
-    diverges,
-)
+from start_llm.transcripts.divergence import AnsweredRequest, AnsweredRequests, diverges
 from start_llm.transcripts.recent import ComputedRequest
 from tests.transcripts.fakes import ROOT, conversation_of
 
@@ -41,8 +36,11 @@ def answered(*texts: str, reply: str = REPLY, ids: tuple[int, ...] = IDS, **more
     return AnsweredRequest("model", computed)
 
 
-def asked(*texts: str, ids: tuple[int, ...], end: int, model: str = "model", **more: Any) -> ComparedRequest:
-    return ComparedRequest(model, conversation(*texts, **more), ids, end)
+type Asked = tuple[str, Conversation, tuple[int, ...], int]
+
+
+def asked(*texts: str, ids: tuple[int, ...], end: int, model: str = "model", **more: Any) -> Asked:
+    return model, conversation(*texts, **more), ids, end
 
 
 def parted(at: int, length: int = 130) -> tuple[int, ...]:
@@ -53,30 +51,30 @@ def parted(at: int, length: int = 130) -> tuple[int, ...]:
 def test_a_conversation_that_goes_on_leaves_nothing():
     before = answered(RULES, QUESTION)
     more = asked(RULES, QUESTION, REPLY, "more", ids=tuple(range(130)), end=120)
-    assert diverges(before, more) is None
+    assert diverges(before, *more) is None
 
 
 def test_another_end_token_behind_the_reply_is_no_divergence():
     before = answered(RULES, QUESTION)
-    assert diverges(before, asked(RULES, QUESTION, REPLY, "more", ids=parted(99), end=120)) is None
-    divergence = diverges(before, asked(RULES, QUESTION, "other", "more", ids=parted(90), end=120))
+    assert diverges(before, *asked(RULES, QUESTION, REPLY, "more", ids=parted(99), end=120)) is None
+    divergence = diverges(before, *asked(RULES, QUESTION, "other", "more", ids=parted(90), end=120))
     assert divergence == Divergence("messages", 9)
 
 
 def test_the_generation_prompt_of_one_without_a_reply_is_not_compared():
     before = answered(RULES, QUESTION, reply="")
-    assert diverges(before, asked(RULES, QUESTION, REPLY, "more", ids=parted(90), end=120)) is None
+    assert diverges(before, *asked(RULES, QUESTION, REPLY, "more", ids=parted(90), end=120)) is None
 
 
 def test_what_comes_behind_the_end_of_the_messages_or_in_a_note_is_not_compared():
     before = answered(RULES, QUESTION)
-    assert diverges(before, asked(RULES, QUESTION, ids=parted(90), end=90)) is None
+    assert diverges(before, *asked(RULES, QUESTION, ids=parted(90), end=90)) is None
 
 
 def test_the_first_place_that_differs_counts():
     before, others = answered(RULES, QUESTION), Root(ROOT.options, CanonicalKey.of(b"tools"))
     ids, end = parted(10), 120
-    changed: dict[str, ComparedRequest] = {
+    changed: dict[str, Asked] = {
         "model": asked("rules 2", "x", ids=ids, end=end, root=others, model="other"),
         "system": asked("rules 2", "x", ids=ids, end=end, root=others),
         "tools": asked(RULES, "x", ids=ids, end=end, root=others),
@@ -84,7 +82,7 @@ def test_the_first_place_that_differs_counts():
         "other": asked(RULES, QUESTION, ids=ids, end=end),
     }
     for place, request in changed.items():
-        divergence = diverges(before, request)
+        divergence = diverges(before, *request)
         assert divergence is not None
         assert (divergence.place, divergence.missed) == (place, 99 if place == "model" else 89)
 
@@ -92,13 +90,13 @@ def test_the_first_place_that_differs_counts():
 def test_a_system_text_that_comes_or_goes_has_changed():
     with_rules, without = answered(RULES, QUESTION), answered(QUESTION, "more")
     for before, texts in ((with_rules, (QUESTION,)), (without, (RULES, QUESTION, "more"))):
-        divergence = diverges(before, asked(*texts, ids=parted(0), end=120))
+        divergence = diverges(before, *asked(*texts, ids=parted(0), end=120))
         assert divergence is not None
         assert divergence.place == "system"
 
 
 def test_messages_that_are_missing_have_changed():
-    divergence = diverges(answered(RULES, QUESTION), asked(RULES, ids=parted(30), end=40))
+    divergence = diverges(answered(RULES, QUESTION), *asked(RULES, ids=parted(30), end=40))
     assert divergence == Divergence("messages", 10)
 
 

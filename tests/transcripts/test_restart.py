@@ -19,7 +19,7 @@ from start_llm.storage.database import Database, DatabaseTable
 from start_llm.transcripts.guard import Claims, ConversationNames, MessageDetails
 from start_llm.transcripts.prefix_history import PrefixHistory
 from start_llm.transcripts.reasoning_store import ReasoningStore, RecordedReasoning
-from start_llm.transcripts.transcript_store import PrefixNode, TranscriptLimits, TranscriptStore, Variant
+from start_llm.transcripts.transcript_store import PrefixNode, TranscriptStore, Variant
 from start_llm.transcripts.turn import Turn
 from tests.databases import Twice, WallClock, opened, pending, twice
 from tests.prompt.fakes import reply, user
@@ -28,7 +28,7 @@ from tests.transcripts.fakes import conversation_of, transcripts
 from tests.transcripts.test_turn import prompt_of
 
 ROOT = CanonicalKey.of(b"root")
-PLENTY = TranscriptLimits(max_bytes=10**9)
+PLENTY = 10**9
 REPLY = CanonicalMessage(b"Done.")
 SILENT = MessageDetails(())
 FEW = examples(30, few=10)
@@ -134,8 +134,7 @@ steps = st.lists(
 
 
 def make_transcripts(clock: WallClock, table: DatabaseTable) -> TranscriptStore:
-    limits = TranscriptLimits(max_bytes=7 * 460, cache_ttl_s=60)
-    return TranscriptStore(limits, clock=lambda: clock.now - 1_600_000_000, table=table)
+    return TranscriptStore(7 * 460, 60, clock=lambda: clock.now - 1_600_000_000, table=table)
 
 
 def look_over(store: TranscriptStore) -> None:
@@ -200,10 +199,12 @@ def record(path: Path, **options: Any) -> None:
             last = add(store, key, range(depth + 1), parent=last)
 
 
-def loaded(path: Path, limits: TranscriptLimits = PLENTY, **options: Any) -> tuple[list[int], int]:
+def loaded(
+    path: Path, max_bytes: int = PLENTY, cache_ttl_s: float = 0, **options: Any
+) -> tuple[list[int], int]:
     """Return the depths that a new process finds, and how many rows it rejects."""
     with opened(path, **options) as database:
-        store = TranscriptStore(limits, table=database.table("rows"))
+        store = TranscriptStore(max_bytes, cache_ttl_s, table=database.table("rows"))
         depths = [variant.depth for key in KEYS for variant in store.at(key)]
         return depths, database.metrics.rejected
 
@@ -249,19 +250,19 @@ def test_what_was_not_used_for_too_long_is_not_loaded(tmp_path):
     path, clock = tmp_path / "a.db", WallClock()
     record(path, wall_clock=clock)
     clock.now += 100
-    assert loaded(path, TranscriptLimits(max_bytes=10**9, cache_ttl_s=110), wall_clock=clock) == (
+    assert loaded(path, cache_ttl_s=110, wall_clock=clock) == (
         [0, 1, 2],
         0,
     )
     clock.now += 20
-    assert loaded(path, TranscriptLimits(max_bytes=10**9, cache_ttl_s=110), wall_clock=clock) == ([], 0)
+    assert loaded(path, cache_ttl_s=110, wall_clock=clock) == ([], 0)
     assert loaded(path, wall_clock=clock) == ([], 0), "their rows are gone"
 
 
 def test_what_no_longer_fits_is_not_loaded(tmp_path):
     path = tmp_path / "a.db"
     record(path)
-    assert loaded(path, TranscriptLimits(max_bytes=1000)) == ([0, 1], 0)
+    assert loaded(path, max_bytes=1000) == ([0, 1], 0)
     assert loaded(path) == ([0, 1], 0)
 
 

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 
 from start_llm.core.canonical import CanonicalKey, CanonicalMessage, Field, OmittedText, chain
 from start_llm.transcripts.guard import Claims, MessageDetails
-from start_llm.transcripts.transcript_store import PrefixNode, TranscriptLimits, TranscriptStore, Variant
+from start_llm.transcripts.transcript_store import PrefixNode, TranscriptStore, Variant
 
 ROOT = CanonicalKey.of(b"root")
-PLENTY = TranscriptLimits(max_bytes=10**9)
+PLENTY = 10**9
 SILENT = MessageDetails(())
 """Tokens say nothing of a message that its key does not."""
 
@@ -27,8 +27,8 @@ def keys_of(*texts: str, root: CanonicalKey = ROOT) -> tuple[CanonicalKey, ...]:
     return chain(root, [CanonicalMessage(text.encode()) for text in texts])
 
 
-def store_of(limits: TranscriptLimits = PLENTY) -> TranscriptStore:
-    return TranscriptStore(limits, clock=itertools.count(1).__next__)
+def store_of(max_bytes: int = PLENTY, cache_ttl_s: float = 0) -> TranscriptStore:
+    return TranscriptStore(max_bytes, cache_ttl_s, clock=itertools.count(1).__next__)
 
 
 def add(
@@ -204,7 +204,7 @@ def test_a_prefix_keeps_32_and_forgets_what_was_used_least_recently_with_all_aft
 
 
 def test_what_was_used_least_recently_goes_first_and_never_what_others_build_on():
-    room = TranscriptLimits(max_bytes=4 * 450)
+    room = 4 * 450
     store, kept, other = store_of(room), keys_of("a", "b"), keys_of("x")
     first = add(store, kept[0], 0, range(10))
     add(store, kept[1], 1, range(20), parent=first)
@@ -214,13 +214,13 @@ def test_what_was_used_least_recently_goes_first_and_never_what_others_build_on(
         add(store, keys_of(f"new {number}")[0], 0, range(10))
         assert known_tokens(store, kept)[0][0] == 1, "it is used all the time"
         use(store, kept)
-        assert store.metrics.nbytes <= room.max_bytes
+        assert store.metrics.nbytes <= room
     assert known_tokens(store, other) == []
     assert store.metrics.forgotten > 0
 
 
 def test_a_whole_conversation_goes_for_one_that_needs_its_room():
-    store, old, new = store_of(TranscriptLimits(max_bytes=3000)), keys_of("a", "b", "c"), keys_of("x")
+    store, old, new = store_of(max_bytes=3000), keys_of("a", "b", "c"), keys_of("x")
     last: Variant | None = None
     for depth in range(3):
         last = add(store, old[depth], depth, range(depth + 1), parent=last)
@@ -229,7 +229,7 @@ def test_a_whole_conversation_goes_for_one_that_needs_its_room():
 
 
 def test_what_is_not_used_for_too_long_goes():
-    store = store_of(TranscriptLimits(max_bytes=10**9, cache_ttl_s=10))
+    store = store_of(cache_ttl_s=10)
     old = keys_of("old")
     add(store, old[0], 0, [1])
     for number in range(10):
@@ -253,7 +253,7 @@ def test_without_an_age_nothing_gets_too_old():
 )
 def test_everything_that_is_found_was_added_and_is_counted(added):
     """Against a plain dict, with too little memory for all of it."""
-    store, known = store_of(TranscriptLimits(max_bytes=5 * 450)), dict[CanonicalKey, set[tuple[int, ...]]]()
+    store, known = store_of(max_bytes=5 * 450), dict[CanonicalKey, set[tuple[int, ...]]]()
     for texts, seed in added:
         keys, last = keys_of(*texts), None
         tokens: list[int] = []
@@ -263,7 +263,7 @@ def test_everything_that_is_found_was_added_and_is_counted(added):
             known.setdefault(keys[depth], set()).add(tuple(tokens))
         for depth, there in known_tokens(store, keys):
             assert there in known[keys[depth]]
-        assert store.metrics.nbytes <= store.limits.max_bytes
+        assert store.metrics.nbytes <= store.max_bytes
     assert_all_is_counted(store)
 
 

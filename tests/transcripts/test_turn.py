@@ -28,7 +28,7 @@ from start_llm.prompt.shorten import is_shortened
 from start_llm.transcripts.guard import Claims, ConversationNames
 from start_llm.transcripts.prefix_history import PrefixHistory
 from start_llm.transcripts.reasoning_store import RecordedReasoning
-from start_llm.transcripts.transcript_store import TranscriptLimits, TranscriptStore
+from start_llm.transcripts.transcript_store import TranscriptStore
 from start_llm.transcripts.transcripts import Transcripts
 from start_llm.transcripts.turn import Turn
 from tests.prompt.fakes import reply, user
@@ -318,7 +318,7 @@ def test_restored_reasoning_is_only_shared_if_it_was_drawn_behind_the_same_words
     for output in (REASONING, *HERE):
         turn.add_output(output)
     turn.record_reply(ITSELF, is_whole=True)
-    known = replace(known, store=TranscriptStore(TranscriptLimits(max_bytes=10**8)))
+    known = replace(known, store=TranscriptStore(max_bytes=10**8))
     mine = replace(reply("Here"), reply_name=name)
     later = prompt_of(ASKED, mine, user("And there?"), shown=(None, "Hm."))
     assert later.conversation
@@ -352,7 +352,7 @@ def test_reasoning_behind_tokens_that_say_what_was_said_before_is_only_given_bac
 def test_only_a_submitted_prompt_uses_what_is_kept():
     """Tokens may be counted, and a prompt explained, without a trace."""
     ticks = itertools.count(1).__next__
-    known = kept(store=TranscriptStore(TranscriptLimits(max_bytes=10**8), clock=ticks))
+    known = kept(store=TranscriptStore(max_bytes=10**8, clock=ticks))
     answered(known, (REASONING, *HERE), f"(Hm.)Here{STOP}")
     prompt = prompt_of(ASKED, reply("Here"), user("And there?"), shown=(None, "Hm."))
     assert prompt.conversation

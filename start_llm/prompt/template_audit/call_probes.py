@@ -19,6 +19,7 @@ from start_llm.prompt.template_audit.probe import (
     TemplateProbe,
     between,
     in_order,
+    tool,
 )
 from start_llm.prompt.template_audit.tool_forms import ToolForms, is_changed
 
@@ -224,7 +225,7 @@ def _stays_in_its_turn(probe: TemplateProbe, samples: Samples) -> bool:
     return marks[: len(usual)] == usual
 
 
-_ARGUMENTS: Mapping[str, Json] = {
+ARGUMENTS: Mapping[str, Json] = {
     "probeplain": {"type": "string"},
     "probetold": {"type": "string", "description": "probeabout", "default": "probedefault"},
     "probechoice": {"type": "string", "enum": ["probechoiceone", "probechoicetwo"]},
@@ -239,27 +240,23 @@ _ARGUMENTS: Mapping[str, Json] = {
     },
     "probeeither": {"anyOf": [{"type": "string", "const": "probeconst"}, {"type": "null"}]},
 }
-_FUNCTIONS: tuple[Mapping[str, Json], ...] = (
-    {"name": "probebare"},
-    {"name": "probebare", "description": "probeabout"},
-    {"name": "probebare", "parameters": {"type": "object", "properties": {"probekey": {"type": "string"}}}},
-    {"name": "probebare", "description": "probeabout", "parameters": {}},
-    *(
-        {
-            "name": "probetool",
-            "description": "probedescription",
-            "parameters": {"type": "object", "properties": {name: schema}, "required": [name]},
-        }
-        for name, schema in _ARGUMENTS.items()
-    ),
+BARE_TOOL: Mapping[str, Json] = {"type": "function", "function": {"name": "probebare"}}
+_HALF_BARE: tuple[Mapping[str, Json], ...] = (
+    {"description": "probeabout"},
+    {"parameters": {"type": "object", "properties": {"probekey": {"type": "string"}}}},
+    {"description": "probeabout", "parameters": {}},
+)
+_TOOLS: tuple[Mapping[str, Json], ...] = (
+    BARE_TOOL,
+    *({"type": "function", "function": {"name": "probebare", **more}} for more in _HALF_BARE),
+    *(tool("probetool", {name: schema}) for name, schema in ARGUMENTS.items()),
 )
 
 
 def tool_facts(probe: TemplateProbe, facts: TemplateFacts) -> TemplateFacts:
     """Add what must be done for tools, if the template shows tools."""
-    tools = [{"type": "function", "function": dict(function)} for function in _FUNCTIONS]
-    forms = ToolForms(probe.tokenizer, facts).shown(tools)
-    changes = [is_changed(tool, form) for tool, form in zip(tools, forms, strict=True)]
+    forms = ToolForms(probe.tokenizer, facts).shown(_TOOLS)
+    changes = [is_changed(*pair) for pair in zip(_TOOLS, forms, strict=True)]
     return replace(
         facts,
         takes_bare_tools=not any(is_filled for is_filled, _ in changes),

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from start_llm.core.chat import Json
 from start_llm.core.family import CallIds, WriteCalls
@@ -15,13 +15,6 @@ BUDGET_OPTION = "thinking_budget"
 """The template option for a number of tokens of reasoning."""
 
 type HiddenByReasoning = Literal["answers", "calls"]
-
-
-class ImageText(NamedTuple):
-    """What a template writes before and after the placeholder of an image."""
-
-    before: str
-    after: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,7 +100,8 @@ class TemplateFacts:
         moving: what is shown with the last question, and so in another place in each turn.
         dates: formats of the dates that the template itself writes.
         closers: texts of added tokens that end an assistant message.
-        image_text: what is written around the placeholder of an image; None for models that see none.
+        image_text: what is written before and after the placeholder of an image; None for models that see
+            none.
         images_in_results: an image in a tool result is shown in its place.
         write_calls: writes calls as text where the template shows none; None: in the form of Hermes.
         can_be_cut: pieces cut before added tokens tokenise to the same ids as the whole.
@@ -151,7 +145,7 @@ class TemplateFacts:
     moving: frozenset[Moving] = frozenset()
     dates: tuple[str, ...] = ()
     closers: frozenset[str] = frozenset()
-    image_text: ImageText | None = None
+    image_text: tuple[str, str] | None = None
     images_in_results: bool = True
     write_calls: WriteCalls | None = field(default=None, compare=False)
     can_be_cut: bool = True

@@ -5,7 +5,7 @@ from dataclasses import replace
 from start_llm.core.chat import Json
 from start_llm.prompt.template import TemplateMessage
 from start_llm.prompt.template_audit.call_probes import samples_for
-from start_llm.prompt.template_audit.facts import ImageText, TemplateFacts
+from start_llm.prompt.template_audit.facts import TemplateFacts
 from start_llm.prompt.template_audit.probe import TOOL, USER, TemplateProbe, between
 
 _PARTS: tuple[dict[str, Json], ...] = ({"type": "image"}, {"type": "image_url", "image_url": {"url": ""}})
@@ -19,10 +19,10 @@ def image_facts(probe: TemplateProbe, facts: TemplateFacts, placeholder: str) ->
         written = between(probe.text(USER | {"content": _parts(part)}), _BEFORE, _AFTER)
         if placeholder in written:
             before, _, after = written.partition(placeholder)
-            facts = replace(facts, image_text=ImageText(before, after))
+            facts = replace(facts, image_text=(before, after))
             is_in_place = _shows_in_results(probe, facts, part, written)
             return replace(facts, images_in_results=is_in_place)
-    return replace(facts, image_text=ImageText("", ""))
+    return replace(facts, image_text=("", ""))
 
 
 def _parts(part: Json) -> Json:

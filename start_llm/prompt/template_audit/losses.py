@@ -6,8 +6,9 @@ from dataclasses import dataclass, replace
 from start_llm.core.chat import ChatRequest, Json, Message, ToolCall
 from start_llm.prompt.adapt import adapt
 from start_llm.prompt.call_ids import in_native_form
+from start_llm.prompt.template_audit.call_probes import ARGUMENTS, BARE_TOOL
 from start_llm.prompt.template_audit.facts import TemplateFacts
-from start_llm.prompt.template_audit.probe import TOOL, TemplateProbe
+from start_llm.prompt.template_audit.probe import TOOL, TemplateProbe, tool
 from start_llm.prompt.template_audit.tool_forms import ToolForms
 
 
@@ -22,26 +23,7 @@ class _Sample:
 
 _ASKED = Message(role="user", content="probeasked")
 _THANKED = Message(role="user", content="probethanked")
-_BARE_TOOL: Mapping[str, Json] = {"type": "function", "function": {"name": "probebare"}}
-_NESTED_TOOL: Mapping[str, Json] = {
-    "type": "function",
-    "function": {
-        "name": "probetool",
-        "description": "probedescription",
-        "parameters": {
-            "type": "object",
-            "properties": {
-                "probelist": {
-                    "type": "array",
-                    "items": {
-                        "type": "object",
-                        "properties": {"probefield": {"type": "string", "enum": ["probechoice"]}},
-                    },
-                }
-            },
-        },
-    },
-}
+_NESTED_TOOL = tool("probetool", {"probelist": ARGUMENTS["probelist"]})
 
 
 def _reply(content: str = "", *values: str, reasoning: str | None = None) -> Message:
@@ -62,8 +44,8 @@ def _samples(facts: TemplateFacts) -> Mapping[str, _Sample]:
         "all that is said": _Sample("probeasked", (_ASKED,), ()),
         "system messages": _Sample("probesystem probeasked", (system, _ASKED)),
         "tools": _Sample("probetool probedescription probekey", (_ASKED,)),
-        "tools without a description": _Sample("probebare", (_ASKED,), (_BARE_TOOL,)),
-        "nested schemas of tools": _Sample("probelist probefield probechoice", (_ASKED,), (_NESTED_TOOL,)),
+        "tools without a description": _Sample("probebare", (_ASKED,), (BARE_TOOL,)),
+        "nested schemas of tools": _Sample("probelist probefield probestate", (_ASKED,), (_NESTED_TOOL,)),
         "calls and results": _Sample(
             "probevalue proberesult0", (_ASKED, _reply("", "probevalue"), _result())
         ),

@@ -21,18 +21,18 @@ SAMPLE_IDS: Mapping[CallIds, tuple[str, str]] = {
     "nine": ("000000000", "000000001"),
     "kimi": ("functions.probetool:0", "functions.probeother:1"),
 }
-TOOL: Mapping[str, Json] = {
-    "type": "function",
-    "function": {
-        "name": "probetool",
-        "description": "probedescription",
-        "parameters": {
-            "type": "object",
-            "properties": {"probekey": {"type": "string", "description": "probewhat"}},
-            "required": ["probekey"],
-        },
-    },
-}
+
+
+def tool(name: str, properties: Mapping[str, Json], description: str = "probedescription") -> dict[str, Json]:
+    """Return a tool definition in which every parameter is required."""
+    parameters: Json = {"type": "object", "properties": dict(properties), "required": list[Json](properties)}
+    return {
+        "type": "function",
+        "function": {"name": name, "description": description, "parameters": parameters},
+    }
+
+
+TOOL: Mapping[str, Json] = tool("probetool", {"probekey": {"type": "string", "description": "probewhat"}})
 _NUMBERS = ("one", "two")
 _NAMES = ("probetool", "probeother")
 SYSTEM: TemplateMessage = {"role": "system", "content": "probesystem"}
@@ -92,18 +92,16 @@ class TemplateProbe:
         except InvalidRequest:
             return ""
 
-    def texts(self, *messages: TemplateMessage, options: Mapping[str, Json] | None = None) -> list[str]:
+    def texts(self, *messages: TemplateMessage) -> list[str]:
         """Return the prompts with these messages: plain, and with tools and a system message."""
         return [
-            self.text(*lead, *messages, tools=tools, options=options, add_generation_prompt=True)
+            self.text(*lead, *messages, tools=tools, add_generation_prompt=True)
             for lead, tools in self._settings(messages)
         ]
 
-    def shows(
-        self, words: Sequence[str], *messages: TemplateMessage, options: Mapping[str, Json] | None = None
-    ) -> bool:
+    def shows(self, words: Sequence[str], *messages: TemplateMessage) -> bool:
         """Return whether every prompt contains all the words in this order."""
-        return all(in_order(text, words) for text in self.texts(*messages, options=options))
+        return all(in_order(text, words) for text in self.texts(*messages))
 
     def has(self, words: Iterable[str], *messages: TemplateMessage) -> bool:
         """Return whether every prompt contains all the words in any order."""

@@ -12,6 +12,7 @@ from functools import cached_property
 
 from start_llm.core.chat import Json
 from start_llm.core.errors import InvalidRequest
+from start_llm.core.recently_used import RecentlyUsed
 from start_llm.prompt.template import Rendering, TemplateMessage, TemplateTokenizer
 from start_llm.prompt.template_audit.facts import TemplateFacts
 
@@ -32,7 +33,9 @@ _NO_SYSTEM: TemplateMessage = {"role": "system", "content": ""}
 _ANY_TIME = datetime(2000, 1, 1, tzinfo=UTC)
 _NOTHING: Function = {"name": "ꙮ", "description": "ꙮ", "parameters": {**_NO_ARGUMENTS, "required": []}}
 """A function whose words are in no other."""
-_MAX_KNOWN = 4096
+_MAX_BYTES = 16 * 2**20
+_BYTES_A_CHARACTER = 6
+"""Approximate size of a form and its key for each character of its JSON."""
 
 
 class ToolForms:
@@ -45,7 +48,9 @@ class ToolForms:
         self._tokenizer = tokenizer
         self._takes_tools = facts.takes_tools
         self._talk = (_NO_SYSTEM, _QUESTION) if facts.tools_need_system else (_QUESTION,)
-        self._known: dict[str, Tool] = {}
+        self._known = RecentlyUsed[str, Tool](
+            _MAX_BYTES, lambda form: _BYTES_A_CHARACTER * len(json.dumps(form))
+        )
 
     def shown(self, tools: Sequence[Tool]) -> tuple[Tool, ...]:
         """Return the tools as the template needs them."""
@@ -56,11 +61,11 @@ class ToolForms:
         if not isinstance(function, dict):
             return tool
         key = json.dumps(tool)
-        if key not in self._known:
-            if len(self._known) >= _MAX_KNOWN:
-                self._known.clear()
-            self._known[key] = {**tool, "function": self._shown(function)}
-        return self._known[key]
+        form = self._known.get(key)
+        if form is None:
+            form = {**tool, "function": self._shown(function)}
+            self._known.put(key, form)
+        return form
 
     def _shown(self, function: Function) -> Function:
         """Return the first form that shows everything; else the first of those that hide the least."""

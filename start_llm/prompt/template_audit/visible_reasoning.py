@@ -4,7 +4,7 @@ import hashlib
 import json
 import re
 from bisect import bisect_left
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from start_llm.core.chat import Message
@@ -33,32 +33,30 @@ def shown_reasoning(
         words: renders the prompt with other messages.
     """
     apart = [split_inline_reasoning(message, marks) for message in messages]
-    visible = _visible(apart, text)
+    visible = [_is_visible(index, apart, text) for index in range(len(apart))]
     if None in visible:
-        unsure = [index for index, is_shown in enumerate(visible) if is_shown is None]
-        names = dict(zip(unsure, _names(len(unsure), text.whole), strict=True))
-        named = set(_NAME.findall(words(_with_reasoning(messages, marks, names))))
+        begins = (
+            "named" + hashlib.blake2b(text.whole.encode(errors="surrogatepass"), digest_size=16).hexdigest()
+        )
+        names = {index: f"{begins}x{index}x" for index, is_shown in enumerate(visible) if is_shown is None}
+        renamed = [
+            with_reasoning(message, marks, names[index]) if index in names else message
+            for index, message in enumerate(messages)
+        ]
+        named = set(_NAME.findall(words(renamed)))
         return [
             names[index] in named if is_shown is None else is_shown for index, is_shown in enumerate(visible)
         ]
     return list(map(bool, visible))
 
 
-def _visible(messages: Sequence[Message], text: RenderedText) -> list[bool | None]:
-    """Return for each message whether its reasoning is shown; None: other texts may have the same words."""
-    visible: list[bool | None] = [False] * len(messages)
-    for index, message in enumerate(messages):
-        reasoning = message.reasoning and message.reasoning.strip()
-        if reasoning:
-            visible[index] = _is_visible(reasoning, index, messages, text)
-    return visible
-
-
-def _is_visible(reasoning: str, index: int, messages: Sequence[Message], text: RenderedText) -> bool | None:
+def _is_visible(index: int, messages: Sequence[Message], text: RenderedText) -> bool | None:
+    """Return whether a message's reasoning is shown; None: other texts may have the same words."""
+    reasoning = (messages[index].reasoning or "").strip()
     at = bisect_left(text.places, index, key=lambda place: place.message)
     before, start = text.places[at - 1] if at else (-1, 0)
     last, end = text.places[at] if at < len(text.places) else (len(messages) - 1, None)
-    if text.whole.find(reasoning, start, end) < 0:
+    if not reasoning or text.whole.find(reasoning, start, end) < 0:
         return False
     others = (*messages[before + 1 : index], *messages[index + 1 : last + 1])
     others = (*others, replace(messages[index], reasoning=None))
@@ -78,18 +76,3 @@ def _occurs_in(reasoning: str, messages: Sequence[Message]) -> bool:
     )
     written = [json.dumps(parts, ensure_ascii=False) for parts in texts]
     return any(form in text for text in written for form in (reasoning, escaped))
-
-
-def _names(count: int, text: str) -> list[str]:
-    """Return `count` words that do not occur in the text."""
-    begins = "named" + hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=16).hexdigest()
-    return [f"{begins}x{number}x" for number in range(count)]
-
-
-def _with_reasoning(
-    messages: Sequence[Message], marks: ReasoningMarks | None, reasoning_texts: Mapping[int, str]
-) -> list[Message]:
-    return [
-        with_reasoning(message, marks, reasoning_texts[index]) if index in reasoning_texts else message
-        for index, message in enumerate(messages)
-    ]
