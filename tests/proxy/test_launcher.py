@@ -77,6 +77,24 @@ def test_an_interpreter_that_does_not_exist_is_reported(tmp_path: Path):
     proxy.stop()
 
 
+def test_a_proxy_is_started_though_the_system_has_removed_its_temporary_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """As systemd-tmpfiles and macOS do with folders that nobody has used for days."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    reader, lines = tmp_path / "reader", list[str]()
+    reader.write_text('#!/bin/sh\ncat "$3"\n')
+    reader.chmod(0o700)
+    proxy = Proxy(config_of(reader), say=lines.append, patience_s=1, logs=tmp_path / "logs")
+    (folder,) = tmp_path.glob("start_llm-proxy-*")
+    folder.rmdir()
+    proxy.start()
+    until(lambda: any("Starting it again" in line for line in lines), within_s=10)
+    assert "model_list" in (tmp_path / "logs" / "proxy.log").read_text()
+    proxy.stop()
+    assert not [*tmp_path.glob("start_llm-proxy-*")], "nothing is left"
+
+
 def test_a_proxy_that_cannot_be_written_down_serves_all_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
