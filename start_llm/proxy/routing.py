@@ -90,7 +90,7 @@ class Routing:
     async def _answer(self, request: RoutedRequest, scope: Any, receive: Receive, send: Send) -> None:
         """Let servers answer, one after the other, until one is there that does."""
         tried: set[str] = set()
-        while able := self._group.able(request.model, tried):
+        while able := self._able(request, tried):
             server = await self._choose(request, able)
             held = _HeldError(send)
             with _busy(server):
@@ -101,10 +101,15 @@ class Routing:
                 return
         await refuse(scope, send, Overloaded("No server that has this model takes requests now."))
 
+    def _able(self, request: RoutedRequest, tried: Collection[str]) -> list[RoutedServer]:
+        """Return who may answer: if only a response is named, any server, as its model is not known here."""
+        names_no_model = bool(request.response) and request.model is None
+        return self._group.able(request.model, tried, any_model=names_no_model)
+
     async def _is_gone(self, server: RoutedServer, request: RoutedRequest, tried: Collection[str]) -> bool:
         """Return whether a server has failed because it takes no requests any more, and another one does."""
         await self._group.look_at(server)
-        return not server.is_able and bool(self._group.able(request.model, tried))
+        return not server.is_able and bool(self._able(request, tried))
 
     async def _choose(self, request: RoutedRequest, able: Sequence[RoutedServer]) -> RoutedServer:
         server = await self._known(request, able) or self._any(request, able)

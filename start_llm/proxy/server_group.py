@@ -111,15 +111,18 @@ class ServerGroup:
         elif server.state != was:
             self._tell(f"{server.url} is {server.state}.")
 
-    def able(self, model: object, without: Collection[str] = ()) -> list[RoutedServer]:
+    def able(
+        self, model: object, without: Collection[str] = (), *, any_model: bool = False
+    ) -> list[RoutedServer]:
         """Return the servers that take a request for this model now.
 
         A name that no server has means the default model of the first server that answers.
 
         Args:
             without: addresses of servers that are left out.
+            any_model: return those with other models too.
         """
-        having = [server for server in self.servers if model in server.models]
+        having = [server for server in self.servers if any_model or model in server.models]
         if not having:
             default = next((server.default_model for server in self.servers if server.is_able), None)
             having = [server for server in self.servers if server.default_model == default]

@@ -272,11 +272,14 @@ def test_a_new_conversation_is_explained_by_nobody():
         ("DELETE", "/v1/responses/resp_1", None),
     ],
 )
-def test_a_stored_response_is_found_where_it_is(method: str, path: str, body: Any):
+@pytest.mark.parametrize("others_model", ["m", "small"])
+def test_a_stored_response_is_found_where_it_is(method: str, path: str, body: Any, others_model: str):
+    """Whether or not the others have its model: the request names none."""
+
     async def story(door: Door) -> None:
         assert await door.ask(path, body, method=method) == (200, B)
 
-    played(story, b={"responses": {"resp_1"}})
+    played(story, a={"models": (others_model,)}, b={"responses": {"resp_1"}})
 
 
 def test_equal_words_behind_two_responses_go_to_two_servers():
