@@ -92,6 +92,15 @@ def _asked(url: str, key: str) -> tuple[str, Mapping[str, Any]]:
         return _SILENT, {}
 
 
+def answers(url: str, key: str) -> bool:
+    """Return whether a server is at a URL that says how it is, whatever it does. Loads no model for it."""
+    try:
+        health = ask(f"{url}/health", key, _PATIENCE_S)
+        return health is not None and "status" in json.loads(health.body)
+    except (LaunchError, ValueError, TypeError):
+        return False
+
+
 def _counts(stats: Mapping[str, Any]) -> dict[str, Any]:
     model, requests, cache = stats["server"]["model"], stats["requests"], stats["prompt_cache"]
     loaded = (entry["id"] for entry in stats["models"] if entry["state"] == "loaded")
