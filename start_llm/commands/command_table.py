@@ -96,8 +96,8 @@ def _upgrade(settings: Settings, _: argparse.Namespace) -> int:
     return 0
 
 
-def _service(_: Settings, options: argparse.Namespace) -> int:
-    manager = manager_of(sys.platform, Path.home(), os.environ)
+def _service(of_shell: Settings, options: argparse.Namespace) -> int:
+    manager = manager_of(sys.platform, Path.home(), os.environ, service_command(of_shell, ()).stop_s)
     if options.action == "uninstall":
         return uninstall_service(manager, _say)
     if options.action == "status":
