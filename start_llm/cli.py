@@ -13,7 +13,7 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 from start_llm import __version__
 from start_llm.cache.disk.disk_maintenance import clear, report
@@ -306,19 +306,14 @@ _COMMANDS: Mapping[str, Callable[[argparse.Namespace], int]] = {
 }
 
 
-def _leave(message: str, status: int) -> NoReturn:
-    """End the process at once, even if a thread cannot be interrupted."""
-    with suppress(OSError):
-        # No print: the signal may have interrupted one.
-        os.write(sys.stdout.fileno(), f"{message}\n".encode())
-    os._exit(status)
-
-
 def _leave_on_signals() -> None:
     """Exit at once on a signal, until the server is ready. An exception would wait for download threads."""
 
     def on_signal(number: int, _frame: FrameType | None) -> None:
-        _leave("Interrupted before the server was ready.", 128 + number)
+        with suppress(OSError):
+            # No print: the signal may have interrupted one.
+            os.write(sys.stdout.fileno(), b"Interrupted before the server was ready.\n")
+        os._exit(128 + number)
 
     for number in _SIGNALS:
         signal.signal(number, on_signal)

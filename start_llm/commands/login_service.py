@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from start_llm.commands.server_status import NOT_RUNNING
 from start_llm.config.paths import IS_CHECKOUT, ROOT, from_root, program
@@ -101,54 +100,12 @@ _POLL_S = 0.2
 _SHOWN = " `start_llm service install --print` shows the file that it would get."
 
 
-class ServiceManager(Protocol):
-    """Runs the service of a user.
+class Systemd:
+    """The systemd of a Linux user.
 
     Attributes:
         path: the file that describes the service.
     """
-
-    path: Path
-
-    def describe(self, command: ServiceCommand) -> bytes:
-        """Return the content of the file."""
-        ...
-
-    def hints(self, command: ServiceCommand) -> Mapping[str, str]:
-        """Return commands for the user, by their purpose."""
-        ...
-
-    def check(self) -> None:
-        """Check that services can be installed.
-
-        Raises:
-            CommandError: they cannot.
-        """
-        ...
-
-    def start(self) -> None:
-        """Read the file, start the service, and start it at every login from now on.
-
-        Raises:
-            CommandError: it cannot be started.
-        """
-        ...
-
-    def stop(self) -> None:
-        """Stop the service, and start it no more."""
-        ...
-
-    def forget(self) -> None:
-        """Tell the manager that the file is gone."""
-        ...
-
-    def state(self) -> str:
-        """Return what the manager says of the service; `active` if it runs."""
-        ...
-
-
-class Systemd:
-    """The systemd of a Linux user."""
 
     def __init__(self, home: Path, environment: Mapping[str, str], stop_s: float = 0) -> None:
         self._patience_s = stop_s + _PATIENCE_S
@@ -156,15 +113,22 @@ class Systemd:
         self.path = Path(config) / "systemd" / "user" / _UNIT
 
     def describe(self, command: ServiceCommand) -> bytes:
+        """Return the content of the file."""
         return systemd_unit(command).encode()
 
     def hints(self, command: ServiceCommand) -> Mapping[str, str]:  # noqa: ARG002 - launchd needs it
+        """Return commands for the user, by their purpose."""
         return {
             "logs": "journalctl --user --unit start_llm --follow",
             "also without a login": "loginctl enable-linger",
         }
 
     def check(self) -> None:
+        """Check that services can be installed.
+
+        Raises:
+            CommandError: they cannot.
+        """
         _require("systemctl", "systemd")
         environment = _ask("systemctl", "--user", "show-environment")
         if environment.returncode != 0:
@@ -173,16 +137,24 @@ class Systemd:
             )
 
     def start(self) -> None:
+        """Read the file, start the service, and start it at every login from now on.
+
+        Raises:
+            CommandError: it cannot be started.
+        """
         for words in (("daemon-reload",), ("enable", _UNIT), ("restart", _UNIT)):
             _demand("systemctl", "--user", *words, patience_s=self._patience_s)
 
     def stop(self) -> None:
+        """Stop the service, and start it no more."""
         _ask("systemctl", "--user", "disable", "--now", _UNIT, patience_s=self._patience_s)
 
     def forget(self) -> None:
+        """Tell the manager that the file is gone."""
         _ask("systemctl", "--user", "daemon-reload")
 
     def state(self) -> str:
+        """Return what the manager says of the service; `active` if it runs."""
         return _ask("systemctl", "--user", "is-active", _UNIT).stdout.strip() or "inactive"
 
 
@@ -228,6 +200,10 @@ class Launchd:
     @property
     def _name(self) -> str:
         return f"{self._domain}/{LABEL}"
+
+
+type ServiceManager = Systemd | Launchd
+"""Runs the service of a user. Both have the same methods."""
 
 
 def manager_of(system: str, home: Path, environment: Mapping[str, str], stop_s: float) -> ServiceManager:

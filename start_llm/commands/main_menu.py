@@ -102,16 +102,9 @@ class Menu:
             return False
 
     def _tell_state(self) -> None:
-        settings, output = self._world.settings, io.StringIO()
-        key = next(iter(settings.access.keys), NO_KEY)
+        output = io.StringIO()
         self._say(f"start_llm {__version__}\n")
-        tell_status(
-            servers_of(settings),
-            own_url(settings.server.host, settings.server.port),
-            key,
-            as_json=False,
-            stream=output,
-        )
+        tell_status(self._world.settings, as_json=False, stream=output)
         self._say(output.getvalue())
 
     def _choices(self) -> list[Choice]:

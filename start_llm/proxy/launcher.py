@@ -17,7 +17,7 @@ from start_llm.access.backend_secret import READINESS_HEADER
 from start_llm.core.errors import PortError
 from start_llm.proxy.config import ProxyConfig, configuration, environment
 from start_llm.proxy.ports import Process, ProcessRecord, is_free, owner
-from start_llm.proxy.proxy_log import ProcessOutput, ProxyLog, Say, TellRefusal, nobody
+from start_llm.proxy.proxy_log import ProcessOutput, ProxyLog, Say, TellRefusal
 from start_llm.storage.private_files import Lock
 
 _ROOT = Path(__file__).resolve().parent.parent.parent
@@ -144,7 +144,7 @@ class Proxy:
         say: Say,
         patience_s: float,
         logs: Path,
-        tell_refusal: TellRefusal = nobody,
+        tell_refusal: TellRefusal = lambda _: None,
         check_every_s: float = _CHECK_EVERY_S,
     ) -> None:
         self._config = config

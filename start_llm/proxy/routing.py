@@ -27,7 +27,7 @@ from start_llm.proxy.bodies import LONG_BYTES, Body, body_of
 from start_llm.proxy.chosen_server import choose
 from start_llm.proxy.merged_pages import MergedPages
 from start_llm.proxy.open_routes import OPEN_ROUTES
-from start_llm.proxy.refusals import ProxyRefusal, refuse, tell_refusal, with_note
+from start_llm.proxy.refusals import ProxyRefusal, refuse, tell_server, with_note
 from start_llm.proxy.routing_names import RoutedConversations, RoutingNames, routing_names
 from start_llm.proxy.server_group import RoutedServer, ServerGroup
 
@@ -186,9 +186,9 @@ async def _ask_all(
 def _cached_share(answer: WholeAnswer | None) -> float:
     """Return the share of a prompt that a server says is cached; 0 if it says nothing of it."""
     try:
-        explanation = answer.json() if answer and answer.is_ok else {}
+        explanation = answer.fields if answer and answer.is_ok else {}
         return explanation["cached_tokens"] / explanation["prompt_tokens"]
-    except (ValueError, LookupError, TypeError, ZeroDivisionError):
+    except (LookupError, TypeError, ZeroDivisionError):
         return 0.0
 
 
@@ -222,6 +222,6 @@ class _HeldError:
 
     async def release(self) -> None:
         for refusal in self.refusals:
-            tell_refusal(refusal)
+            tell_server(refusal)
         for message in self.messages:
             await self._send(message)

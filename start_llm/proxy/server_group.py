@@ -141,12 +141,7 @@ class ServerGroup:
 
 def entries_of(answer: WholeAnswer | None) -> list[dict[str, Any]]:
     """Return the entries of a list of models; none if the answer is none."""
-    if answer is None or not answer.is_ok:
-        return []
-    try:
-        data = answer.json()["data"]
-    except (ValueError, LookupError, TypeError):
-        return []
+    data = answer.fields.get("data") if answer and answer.is_ok else None
     entries = data if isinstance(data, list) else []
     return [entry for entry in entries if isinstance(entry, dict) and isinstance(entry.get("id"), str)]
 
@@ -155,10 +150,7 @@ def _state(health: WholeAnswer | None) -> str:
     """Return the word with which a server says how it is."""
     if health is None:
         return _UNREACHABLE
-    try:
-        state = health.json()["status"]
-    except (ValueError, LookupError, TypeError):
-        state = None
+    state = health.fields.get("status")
     return state if isinstance(state, str) and state.isalpha() else f"answering {health.status}"
 
 

@@ -211,11 +211,12 @@ def test_every_name_leads_to_the_server():
     assert {entry["litellm_params"]["api_base"] for entry in models} == {"http://127.0.0.1:1/v1"}
 
 
-def test_a_request_that_the_proxy_refuses_is_reported_to_the_server_and_logged(tmp_path: Path):
+def test_a_request_that_the_proxy_refuses_is_reported_to_the_server_and_logged(tmp_path: Path, capsys):
     refusals: list[ProxyRefusal] = []
     refusal = ProxyRefusal(method="GET", path="/x", status=403, reason="a name with ü")
     log = ProxyLog(tmp_path / "proxy.log", print, refusals.append)
-    ProcessOutput(log).drain(io.BytesIO(f"LiteLLM: hello\n{refusal.as_line()}\n".encode()))
+    tell_server(refusal)
+    ProcessOutput(log).drain(io.BytesIO(f"LiteLLM: hello\n{capsys.readouterr().out}".encode()))
     log.close()
     assert refusals == [refusal]
     assert "403" in (tmp_path / "proxy.log").read_text()
@@ -315,7 +316,7 @@ def test_a_notice_of_the_proxy_is_reported_and_is_no_last_word(tmp_path: Path, c
     printed = capsys.readouterr().out
     log = ProxyLog(tmp_path / "proxy.log", notices.append)
     output = ProcessOutput(log)
-    output.drain(io.BytesIO(f"hello\n{printed}start_llm notice {{\nstart_llm notice 1\n".encode()))
+    output.drain(io.BytesIO(f"hello\n{printed}start_llm tells {{\nstart_llm tells 1\n".encode()))
     log.close()
     assert notices == ["a field [2J is left out"]
-    assert output.last_words().startswith("start_llm notice 1")
+    assert output.last_words().startswith("start_llm tells 1")
