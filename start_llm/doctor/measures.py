@@ -256,7 +256,8 @@ def _together(server: ExaminedServer, bias: Mapping[str, float]) -> float:
         asked = [_rules_of(_TRIAL_WORDS), {"role": "assistant", "content": "Yes."}, _user(f"reply {number}")]
         return server.chat(asked, _DECODED_TOKENS, logit_bias=bias)
 
-    with ThreadPoolExecutor(_AT_ONCE) as pool:
-        answers = [*pool.map(ask, range(_AT_ONCE))]
+    pool = ThreadPoolExecutor(_AT_ONCE)  # no `with`: who interrupts it would wait for the replies
+    answers = [*pool.map(ask, range(_AT_ONCE))]
+    pool.shutdown()
     longest = max(answer.decode_s for answer in answers)
     return sum(answer.completion - 1 for answer in answers) / max(longest, 1e-6)
