@@ -11,7 +11,7 @@ from io import TextIOWrapper
 from pathlib import Path
 from typing import IO, cast
 
-from start_llm.proxy.refusals import ProxyRefusal, told_in
+from start_llm.proxy.refusals import ProxyRefusal, message_in
 from start_llm.storage.private_files import private_folder, private_opener
 
 _LOG_BYTES = 2 * 2**20
@@ -84,14 +84,14 @@ class ProcessOutput:
         """Log every line until the pipe closes. Runs on a thread of its own."""
         for line in pipe:
             text = line.decode("utf-8", errors="replace").rstrip()
-            told = told_in(text)
-            if isinstance(told, str):
+            message = message_in(text)
+            if isinstance(message, str):
                 self._log.write(text)
-                self._log.say(told)
+                self._log.say(message)
                 continue
             self.note(text)
-            if told:
-                self._log.tell_refusal(told)
+            if message:
+                self._log.tell_refusal(message)
 
     def note(self, text: str) -> None:
         self._last.append(text)

@@ -25,14 +25,14 @@ class ProxyRefusal:
     reason: str
 
 
-def tell_server(told: ProxyRefusal | str) -> None:
+def tell_server(message: ProxyRefusal | str) -> None:
     """Print a refusal or a notice as one line of ASCII, whatever the client has sent."""
-    fields = {"notice": told} if isinstance(told, str) else asdict(told)
+    fields = {"notice": message} if isinstance(message, str) else asdict(message)
     clipped = {name: value[:_LONGEST] if isinstance(value, str) else value for name, value in fields.items()}
     print(_MARK + json.dumps(clipped), flush=True)
 
 
-def told_in(line: str) -> ProxyRefusal | str | None:
+def message_in(line: str) -> ProxyRefusal | str | None:
     """Return what a line of the proxy's output tells the server; None if it is another line."""
     if not line.startswith(_MARK):
         return None

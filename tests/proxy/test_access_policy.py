@@ -15,7 +15,7 @@ from start_llm.access.cross_origin import AllowedOrigins
 from start_llm.access.tenants import TENANT_HEADER, tenant_of_key
 from start_llm.protocols.routes import ROUTES
 from start_llm.proxy.proxy_access import ProxyAccessPolicy
-from start_llm.proxy.refusals import ProxyRefusal, told_in
+from start_llm.proxy.refusals import ProxyRefusal, message_in
 from tests.server.paths import with_name
 
 KEY = "open-sesame"
@@ -297,7 +297,7 @@ def test_what_the_proxy_refuses_it_tells_in_a_line_without_the_key(capsys):
     assert len(line) < 1000
     assert "\x1b" not in line
     assert "guess" not in line
-    refusal = told_in(line)
+    refusal = message_in(line)
     assert isinstance(refusal, ProxyRefusal)
     assert (refusal.method, refusal.status, refusal.path[:8]) == ("GET", 401, "/v1/x\x1b[2")
     assert status("POST", "/v1/messages", KEYED) == 200
@@ -308,7 +308,7 @@ def test_what_the_proxy_refuses_it_tells_in_a_line_without_the_key(capsys):
     "line", ["LiteLLM: hello", "start_llm tells {", 'start_llm tells {"a": 1}', "start_llm tells 1", ""]
 )
 def test_another_line_of_the_proxy_tells_nothing(line):
-    assert told_in(line) is None
+    assert message_in(line) is None
 
 
 def test_only_headers_that_the_server_reads_go_on():

@@ -16,7 +16,7 @@ from start_llm.core.errors import Overloaded
 from start_llm.proxy.backend import Backend, WholeAnswer
 from start_llm.proxy.bodies import Bodies, body_of
 from start_llm.proxy.chosen_server import chosen_api_base
-from start_llm.proxy.refusals import ProxyRefusal, refuse, told_in
+from start_llm.proxy.refusals import ProxyRefusal, message_in, refuse
 from start_llm.proxy.routing import Routing
 from start_llm.proxy.server_group import ServerGroup
 
@@ -340,8 +340,8 @@ def test_the_user_learns_of_no_refusal_that_its_client_was_not_sent(
 
     answers: list[tuple[int, str]] = []
     played(story)
-    told = map(told_in, capsys.readouterr().out.splitlines())
-    reasons = [refusal.reason for refusal in told if isinstance(refusal, ProxyRefusal)]
+    messages = map(message_in, capsys.readouterr().out.splitlines())
+    reasons = [refusal.reason for refusal in messages if isinstance(refusal, ProxyRefusal)]
     if gone == "a":
         assert (answers, reasons) == ([(200, B)], [])
     else:
