@@ -212,6 +212,8 @@ def test_a_command_that_is_interrupted_may_put_away_what_it_has_made(
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         assert menu.compute(["doctor"]) == 130
+    except KeyboardInterrupt:
+        pytest.fail("the interrupt ended the wait for it")
     finally:
         signal.signal(signal.SIGINT, before)
     assert (tmp_path / "put-away").read_text() == "doctor\n"
