@@ -168,7 +168,7 @@ class Server:
     """The server that is probed.
 
     Attributes:
-        url, stats_url: addresses without the API's path. `/stats` may be on another port.
+        url, stats_url: addresses without the API's path. `/stats` may be that of one of several servers.
         timeout_s: the longest silence, in seconds.
     """
 

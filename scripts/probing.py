@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 from chat_client import Reply, Server, Unmeasured
 
-PROXY, BEHIND_THE_PROXY = "http://127.0.0.1:4000", "http://127.0.0.1:8080"
+PROXY = "http://127.0.0.1:4000"
 HEALTHY = 0.97
 """The cached share of a text prompt that is healthy from the third turn on."""
 _WORDS = """
@@ -201,7 +201,7 @@ def parser_of(description: str | None) -> argparse.ArgumentParser:
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--base-url", type=_url, default=PROXY, help="the server (default: %(default)s)")
-    stats = f"where /stats is (default: the base URL; beside {PROXY}, which has none, {BEHIND_THE_PROXY})"
+    stats = "whose /stats counts, if several servers are behind the base URL (default: the base URL)"
     parser.add_argument("--stats-url", type=_url, help=stats)
     parser.add_argument("--model", default="local-model", help="its name there (default: %(default)s)")
     parser.add_argument("--api-key", default="", help="where the server wants one")
@@ -229,10 +229,9 @@ def _url(text: str) -> str:
 
 
 def server_of(options: argparse.Namespace) -> Server:
-    beside = BEHIND_THE_PROXY if options.base_url == PROXY else options.base_url
     return Server(
         url=options.base_url,
-        stats_url=options.stats_url or beside,
+        stats_url=options.stats_url or options.base_url,
         model=options.model,
         api_key=options.api_key,
         timeout_s=options.timeout,

@@ -11,8 +11,7 @@ hit rate         new / computed tokens, from the second turn on, is at least --m
                  it, so its computed state is valid at no other place, and the reply counts as new. A model
                  that answers without a call and at temperature 0 falls short: nothing proves whose reply it
                  is, so the question that loses its id is computed again.
-reasoning twice    The reasoning is not repeated in its reply's text, and no prompt is longer than the last
-one
+reasoning twice  The reasoning is not repeated in its reply's text, and no prompt is longer than the last one
                  with its reply and the added messages. A few small requests measure those messages. Repeated
                  reasoning of some 30 tokens is noticed.
 another session  A first turn restores no more than what both sessions share, later turns no more than their

@@ -13,7 +13,7 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 from start_llm import __version__
 from start_llm.cache.disk.disk_maintenance import clear, report
@@ -23,6 +23,7 @@ from start_llm.commands.main_menu import ListedOnDisk, Menu, MenuWorld, compute
 from start_llm.commands.model_arguments import add_doctor, add_model_commands
 from start_llm.commands.parser import SuggestingParser
 from start_llm.commands.rank_launch import add_rank_flags, launch_of, serve_on_hosts
+from start_llm.commands.server_status import answers
 from start_llm.config import documents
 from start_llm.config import settings as settings_table
 from start_llm.config.env_file import read_env_file
@@ -31,9 +32,9 @@ from start_llm.config.foreign_names import foreign_lines
 from start_llm.config.paths import ENV_FILE, disk_tier_folder
 from start_llm.config.settings import Settings, SettingSource
 from start_llm.core.allocator import limit_malloc_retention
-from start_llm.core.errors import LaunchError, SettingsError, StartupError
+from start_llm.core.errors import SettingsError, StartupError
 from start_llm.core.named_paths import expanded
-from start_llm.launch.server_info import find_running, servers_of
+from start_llm.launch.server_info import addresses, servers_of
 from start_llm.telemetry.terminal import Terminal
 
 if TYPE_CHECKING:
@@ -238,14 +239,11 @@ def _refuse_beside_a_server(settings: Settings) -> None:
         StartupError: one runs.
     """
     running = [server.url for server in servers_of(settings)]
-    if not running:
-        with suppress(LaunchError):
-            running.append(find_running(settings).url)
-    if not running:
-        return
-    raise StartupError(
-        f"A server runs at {running[0]}. It and the examination would disturb each other: stop it first."
-    )
+    running += [url for url, key in addresses(settings) if answers(url, key)]
+    if running:
+        raise StartupError(
+            f"A server runs at {running[0]}. It and the examination would disturb each other: stop it first."
+        )
 
 
 def _cache(options: argparse.Namespace) -> int:
@@ -269,6 +267,8 @@ def _cache(options: argparse.Namespace) -> int:
             for kind, count in sorted(contents.files.items())
         ]
     )
+    if not contents.files:
+        terminal.say(f"{folder} holds no files of the disk tier.")
     for path, reason in sorted(contents.unusable.items()):
         terminal.say(f"{path.relative_to(folder)}: {reason}")
     if options.action == "verify":
@@ -307,19 +307,14 @@ _COMMANDS: Mapping[str, Callable[[argparse.Namespace], int]] = {
 }
 
 
-def _leave(message: str, status: int) -> NoReturn:
-    """End the process at once, even if a thread cannot be interrupted."""
-    with suppress(OSError):
-        # No print: the signal may have interrupted one.
-        os.write(sys.stdout.fileno(), f"{message}\n".encode())
-    os._exit(status)
-
-
 def _leave_on_signals() -> None:
     """Exit at once on a signal, until the server is ready. An exception would wait for download threads."""
 
     def on_signal(number: int, _frame: FrameType | None) -> None:
-        _leave("Interrupted before the server was ready.", 128 + number)
+        with suppress(OSError):
+            # No print: the signal may have interrupted one.
+            os.write(sys.stdout.fileno(), b"Interrupted before the server was ready.\n")
+        os._exit(128 + number)
 
     for number in _SIGNALS:
         signal.signal(number, on_signal)

@@ -41,7 +41,7 @@ class _TrialsOfTexts(TemplateTrials):
         self._texts: set[tuple[bytes, ...]] = set()
 
     def check(self, folder: Path) -> None:
-        texts = (*(path.read_bytes() for path in files_with_templates(folder) if path.is_file()),)
+        texts = (*(path.read_bytes() for path in files_with_templates(folder)),)
         if texts not in self._texts:
             super().check(folder)
             self._texts.add(texts)

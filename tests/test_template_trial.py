@@ -60,6 +60,22 @@ def test_a_second_template_is_rendered_too(tmp_path: Path):
         TemplateTrials().check(tmp_path)
 
 
+@pytest.mark.thorough
+def test_templates_are_tried_though_a_folder_and_a_dead_link_are_called_like_one(tmp_path: Path):
+    (tmp_path / "a.jinja").mkdir()
+    (tmp_path / "b.jinja").symlink_to(tmp_path / "nowhere")
+    (tmp_path / "chat_template.jinja").write_text("{{ '%9999999999d' % 1 }}")
+    assert templates_in(tmp_path) == ["{{ '%9999999999d' % 1 }}"]
+    with pytest.raises(ModelError, match="takes more than a gigabyte"):
+        TemplateTrials().check(tmp_path)
+
+
+def test_a_model_whose_trial_ends_in_an_error_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("start_llm.models.trial._MODULE", "start_llm.no_such_module")
+    with pytest.raises(ModelError, match=r"cannot be tried: .* ends with status 1"):
+        TemplateTrials().check(tmp_path)
+
+
 @pytest.mark.parametrize("family", tiny_models.FAMILIES)
 def test_the_counts_of_a_model_are_those_of_its_weights(family: str, tiny_model: TinyModel):
     check_loadable(tiny_model(family, hidden=128, layers=2))

@@ -17,14 +17,13 @@ from start_llm.commands.login_service import (
 )
 from start_llm.commands.server_status import tell_status
 from start_llm.commands.stop import stop
-from start_llm.commands.upgrade import Checkout, upgrade_lines
+from start_llm.commands.upgrade import Checkout, lines_for, origin_of_package
 from start_llm.config.env_file import read_env_file
 from start_llm.config.flags import add_flags, variables_of, words_of
 from start_llm.config.paths import ENV_FILE, IS_CHECKOUT, ROOT
 from start_llm.config.settings import Settings, SettingSource, all_rows, load
 from start_llm.core.errors import CommandError
-from start_llm.launch.http_requests import NO_KEY
-from start_llm.launch.server_info import own_url, servers_of
+from start_llm.launch.server_info import servers_of
 
 _NOT_UPGRADED = 1
 _END_S = 20.0
@@ -65,8 +64,7 @@ def _add_service(parser: argparse.ArgumentParser) -> None:
 
 
 def _status(settings: Settings, options: argparse.Namespace) -> int:
-    key, url = next(iter(settings.access.keys), NO_KEY), own_url(settings.server.host, settings.server.port)
-    return tell_status(servers_of(settings), url, key, as_json=options.json, stream=sys.stdout)
+    return tell_status(settings, as_json=options.json, stream=sys.stdout)
 
 
 def _stop(settings: Settings, options: argparse.Namespace) -> int:
@@ -85,7 +83,7 @@ def _upgrade(settings: Settings, _: argparse.Namespace) -> int:
     """Upgrade a checkout, or say how a package is upgraded."""
     if not IS_CHECKOUT:
         _say("This start_llm is a package. Upgrade it with:")
-        for line in upgrade_lines(Path(sys.prefix), sys.executable):
+        for line in lines_for(origin_of_package(), Path(sys.prefix), sys.executable):
             _say(f"  {line}")
         return _NOT_UPGRADED
     if running := servers_of(settings):
@@ -96,8 +94,8 @@ def _upgrade(settings: Settings, _: argparse.Namespace) -> int:
     return 0
 
 
-def _service(_: Settings, options: argparse.Namespace) -> int:
-    manager = manager_of(sys.platform, Path.home(), os.environ)
+def _service(of_shell: Settings, options: argparse.Namespace) -> int:
+    manager = manager_of(sys.platform, Path.home(), os.environ, service_command(of_shell, ()).stop_s)
     if options.action == "uninstall":
         return uninstall_service(manager, _say)
     if options.action == "status":

@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from start_llm.commands.server_status import NOT_RUNNING
 from start_llm.config.paths import IS_CHECKOUT, ROOT, from_root, program
@@ -101,22 +100,28 @@ _POLL_S = 0.2
 _SHOWN = " `start_llm service install --print` shows the file that it would get."
 
 
-class ServiceManager(Protocol):
-    """Runs the service of a user.
+class Systemd:
+    """The systemd of a Linux user.
 
     Attributes:
         path: the file that describes the service.
     """
 
-    path: Path
+    def __init__(self, home: Path, environment: Mapping[str, str], stop_s: float = 0) -> None:
+        self._patience_s = stop_s + _PATIENCE_S
+        config = environment.get("XDG_CONFIG_HOME") or home / ".config"
+        self.path = Path(config) / "systemd" / "user" / _UNIT
 
     def describe(self, command: ServiceCommand) -> bytes:
         """Return the content of the file."""
-        ...
+        return systemd_unit(command).encode()
 
-    def hints(self, command: ServiceCommand) -> Mapping[str, str]:
+    def hints(self, command: ServiceCommand) -> Mapping[str, str]:  # noqa: ARG002 - launchd needs it
         """Return commands for the user, by their purpose."""
-        ...
+        return {
+            "logs": "journalctl --user --unit start_llm --follow",
+            "also without a login": "loginctl enable-linger",
+        }
 
     def check(self) -> None:
         """Check that services can be installed.
@@ -124,46 +129,6 @@ class ServiceManager(Protocol):
         Raises:
             CommandError: they cannot.
         """
-        ...
-
-    def start(self) -> None:
-        """Read the file, start the service, and start it at every login from now on.
-
-        Raises:
-            CommandError: it cannot be started.
-        """
-        ...
-
-    def stop(self) -> None:
-        """Stop the service, and start it no more."""
-        ...
-
-    def forget(self) -> None:
-        """Tell the manager that the file is gone."""
-        ...
-
-    def state(self) -> str:
-        """Return what the manager says of the service; `active` if it runs."""
-        ...
-
-
-class Systemd:
-    """The systemd of a Linux user."""
-
-    def __init__(self, home: Path, environment: Mapping[str, str]) -> None:
-        config = environment.get("XDG_CONFIG_HOME") or home / ".config"
-        self.path = Path(config) / "systemd" / "user" / _UNIT
-
-    def describe(self, command: ServiceCommand) -> bytes:
-        return systemd_unit(command).encode()
-
-    def hints(self, command: ServiceCommand) -> Mapping[str, str]:  # noqa: ARG002 - launchd needs it
-        return {
-            "logs": "journalctl --user --unit start_llm --follow",
-            "also without a login": "loginctl enable-linger",
-        }
-
-    def check(self) -> None:
         _require("systemctl", "systemd")
         environment = _ask("systemctl", "--user", "show-environment")
         if environment.returncode != 0:
@@ -172,23 +137,32 @@ class Systemd:
             )
 
     def start(self) -> None:
+        """Read the file, start the service, and start it at every login from now on.
+
+        Raises:
+            CommandError: it cannot be started.
+        """
         for words in (("daemon-reload",), ("enable", _UNIT), ("restart", _UNIT)):
-            _demand("systemctl", "--user", *words)
+            _demand("systemctl", "--user", *words, patience_s=self._patience_s)
 
     def stop(self) -> None:
-        _ask("systemctl", "--user", "disable", "--now", _UNIT)
+        """Stop the service, and start it no more."""
+        _ask("systemctl", "--user", "disable", "--now", _UNIT, patience_s=self._patience_s)
 
     def forget(self) -> None:
+        """Tell the manager that the file is gone."""
         _ask("systemctl", "--user", "daemon-reload")
 
     def state(self) -> str:
+        """Return what the manager says of the service; `active` if it runs."""
         return _ask("systemctl", "--user", "is-active", _UNIT).stdout.strip() or "inactive"
 
 
 class Launchd:
     """The launchd of a user of macOS."""
 
-    def __init__(self, home: Path) -> None:
+    def __init__(self, home: Path, stop_s: float = 0) -> None:
+        self._patience_s = stop_s + _PATIENCE_S
         self.path = home / "Library" / "LaunchAgents" / f"{LABEL}.plist"
         self._domain = f"gui/{os.getuid()}"
 
@@ -208,8 +182,8 @@ class Launchd:
 
     def stop(self) -> None:
         """Stop the agent, and wait until it has ended: launchd starts none beside one that is ending."""
-        _ask("launchctl", "bootout", self._name)
-        deadline = time.monotonic() + _PATIENCE_S
+        deadline = time.monotonic() + self._patience_s
+        _ask("launchctl", "bootout", self._name, patience_s=self._patience_s)
         while self._shown().returncode == 0 and time.monotonic() < deadline:
             time.sleep(_POLL_S)
 
@@ -228,16 +202,23 @@ class Launchd:
         return f"{self._domain}/{LABEL}"
 
 
-def manager_of(system: str, home: Path, environment: Mapping[str, str]) -> ServiceManager:
+type ServiceManager = Systemd | Launchd
+"""Runs the service of a user. Both have the same methods."""
+
+
+def manager_of(system: str, home: Path, environment: Mapping[str, str], stop_s: float) -> ServiceManager:
     """Return the manager of a system.
+
+    Args:
+        stop_s: seconds that the service may take to end.
 
     Raises:
         CommandError: services are not known there.
     """
     if system == "darwin":
-        return Launchd(home)
+        return Launchd(home, stop_s)
     if system == "linux":
-        return Systemd(home, environment)
+        return Systemd(home, environment, stop_s)
     raise CommandError(f"There are no services on {system}: they need systemd (Linux) or launchd (macOS).")
 
 
@@ -246,21 +227,21 @@ def _require(program: str, manager: str) -> None:
         raise CommandError(f"{program} is not on PATH: there is no {manager} to run a service.{_SHOWN}")
 
 
-def _demand(*command: str) -> None:
+def _demand(*command: str, patience_s: float = _PATIENCE_S) -> None:
     """Run a command.
 
     Raises:
         CommandError: it failed; says what it printed.
     """
-    done = _ask(*command)
+    done = _ask(*command, patience_s=patience_s)
     if done.returncode != 0:
         message = (done.stderr or done.stdout).strip() or f"status {done.returncode}"
         raise CommandError(f"`{' '.join(command)}` failed: {message}")
 
 
-def _ask(*command: str) -> subprocess.CompletedProcess[str]:
+def _ask(*command: str, patience_s: float = _PATIENCE_S) -> subprocess.CompletedProcess[str]:
     try:
-        return subprocess.run(command, check=False, capture_output=True, text=True, timeout=_PATIENCE_S)
+        return subprocess.run(command, check=False, capture_output=True, text=True, timeout=patience_s)
     except (OSError, subprocess.TimeoutExpired) as error:
         return subprocess.CompletedProcess(command, returncode=126, stdout="", stderr=str(error))
 
@@ -299,6 +280,7 @@ def install_service(manager: ServiceManager, settings: Settings, flags: Sequence
     try:
         manager.start()
     except CommandError:
+        manager.stop()
         manager.path.unlink(missing_ok=True)
         manager.forget()
         raise

@@ -102,16 +102,9 @@ class Menu:
             return False
 
     def _tell_state(self) -> None:
-        settings, output = self._world.settings, io.StringIO()
-        key = next(iter(settings.access.keys), NO_KEY)
+        output = io.StringIO()
         self._say(f"start_llm {__version__}\n")
-        tell_status(
-            servers_of(settings),
-            own_url(settings.server.host, settings.server.port),
-            key,
-            as_json=False,
-            stream=output,
-        )
+        tell_status(self._world.settings, as_json=False, stream=output)
         self._say(output.getvalue())
 
     def _choices(self) -> list[Choice]:
@@ -157,12 +150,12 @@ class Menu:
         self._say(
             "\n  A number or a name serves that model. Here too: search WORDS, pull NAME, fit NAME, rm NAME."
         )
-        words = shlex.split(self._world.read("Model, or Enter to go back: "))
+        words = _words(self._world.read("Model, or Enter to go back: "))
         if words[:1] and words[0] in _MODEL_COMMANDS:
             self._world.run(words)
             return self._models()
-        if words:
-            self._use(models[int(words[0]) - 1].word if _is_number(words[0], len(models)) else words[0])
+        if name := " ".join(words):
+            self._use(models[int(name) - 1].word if _is_number(name, len(models)) else name)
         return False
 
     def _use(self, model: str) -> None:
@@ -181,10 +174,13 @@ class Menu:
 
     def _load(self, served: ServerInfo, name: str) -> None:
         """Load a model through the server's own port: the proxy has no way to it."""
-        (server, *_) = servers_of(self._world.settings)
-        key = next(iter(self._world.settings.access.keys), NO_KEY)
+        settings = self._world.settings
+        of_settings = own_url(settings.server.host, settings.server.port)
+        urls = (server.url for server in servers_of(settings) if served.url in (server.url, server.proxy_url))
+        key = next(iter(settings.access.keys), NO_KEY)
         self._say(f"Loading {name} ...")
-        answer = ask(f"{server.url}/v1/models/{quote(name, safe='')}/load", key, _LOAD_S, {})
+        path = f"/v1/models/{quote(name, safe='')}/load"
+        answer = ask(next(urls, of_settings) + path, key, _LOAD_S, {})
         if answer is None or answer.status != 200:
             raise LaunchError(f"{served.url} did not load {name}.")
         self._say(f"{name} is loaded, and answers requests that name it.")
@@ -253,6 +249,20 @@ def _is_number(text: str, most: int) -> bool:
     return text.isascii() and text.isdigit() and 1 <= int(text) <= most
 
 
+def _words(text: str) -> list[str]:
+    """Return words as a shell reads them; those between blanks, if a shell would not understand the text."""
+    try:
+        return shlex.split(text)
+    except ValueError:
+        return text.split()
+
+
 def compute(words: Sequence[str]) -> int:
-    """Run a command in a process of its own, and return its exit status."""
-    return subprocess.run([program(), *words], check=False).returncode
+    """Run a command in a process of its own, and return its exit status.
+
+    Ctrl-C reaches that process too, and it takes its time to put away what it has made.
+    """
+    with subprocess.Popen([program(), *words]) as process:
+        while True:
+            with suppress(KeyboardInterrupt):
+                return process.wait()

@@ -2,6 +2,7 @@
 
 import argparse
 import shutil
+import signal
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -68,11 +69,14 @@ def pull_model(settings: Settings, options: argparse.Namespace, out: TextIO) -> 
     """Download a model; 130 if it was interrupted."""
     if not REPOSITORY.fullmatch(options.repo):
         raise ModelError(f"{options.repo!r} is not the name of a repository (owner/name).")
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         folder = pull(options.repo, Hub(), Progress())
     except KeyboardInterrupt:
         out.write("\nStopped. What has come is kept: the same command goes on.\n")
         return _INTERRUPTED
+    finally:
+        signal.signal(signal.SIGINT, before)
     out.write(f"{folder}\n")
     out.writelines(f"{line}\n" for line in _page(shape_in(options.repo, folder), own_machine(settings)))
     return 0

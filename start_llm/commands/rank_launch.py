@@ -174,18 +174,14 @@ def serve_on_hosts(launch: RankLaunch, say: Callable[[str], None], *, restarts: 
     Args:
         restarts: start it again when it has failed.
     """
-    with tempfile.TemporaryDirectory(prefix="start_llm-") as folder:
-        hostfile = Path(folder) / "hosts.json"
-        hostfile.write_text(json.dumps(launch.hosts), encoding="utf-8")
-        return _Supervisor(launch, hostfile, say).run(restarts=restarts)
+    return _Supervisor(launch, say).run(restarts=restarts)
 
 
 class _Supervisor:
     """Runs `mlx.launch`, again and again if that is wanted, and asks its ranks to stop on a signal."""
 
-    def __init__(self, launch: RankLaunch, hostfile: Path, say: Callable[[str], None]) -> None:
+    def __init__(self, launch: RankLaunch, say: Callable[[str], None]) -> None:
         self._launch = launch
-        self._hostfile = hostfile
         self._say = say
         self._process: subprocess.Popen[bytes] | None = None
         self._is_stopping = threading.Event()
@@ -209,13 +205,28 @@ class _Supervisor:
         """Return 0 if all ranks have ended well, 2 if one could not start, and else 75: also where
         `mlx.launch` has ended without telling what became of them.
         """
+        try:
+            # A new one each time: the system removes temporary folders that nobody has used for days.
+            folder = tempfile.TemporaryDirectory(prefix="start_llm-", ignore_cleanup_errors=True)
+            self._process = process = self._started(Path(folder.name) / "hosts.json")
+        except OSError as error:
+            self._say(f"The service cannot be started: {error}.")
+            return _FAILED
+        with folder:
+            return self._status_of(process)
+
+    def _started(self, hostfile: Path) -> subprocess.Popen[bytes]:
+        hostfile.write_text(json.dumps(self._launch.hosts), encoding="utf-8")
         # A group of its own: Ctrl-C in a terminal is for this process, which passes it on to rank 0 alone.
-        self._process = process = subprocess.Popen(
-            self._launch.words(self._hostfile),
+        return subprocess.Popen(
+            self._launch.words(hostfile),
             stdin=subprocess.PIPE,
             stderr=subprocess.PIPE,
             start_new_session=True,
         )
+
+    def _status_of(self, process: subprocess.Popen[bytes]) -> int:
+        """Wait for the end of a launch, and return the status that it makes."""
         if self._is_stopping.is_set():
             self._ask_to_stop()
         statuses: list[int] = []

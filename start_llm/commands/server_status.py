@@ -2,13 +2,15 @@
 
 import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, TextIO
 
+from start_llm.config.settings import Settings
 from start_llm.core.columns import binary_size
 from start_llm.core.errors import LaunchError
 from start_llm.launch.http_requests import NO_KEY, ask
+from start_llm.launch.server_info import own_url, servers_of
 from start_llm.storage.running_servers import RunningServer
 
 NOT_RUNNING = 3
@@ -43,17 +45,14 @@ class ServerStatus:
     tokens: Mapping[str, int] = field(default_factory=dict)
 
 
-def tell_status(
-    running: Sequence[RunningServer], url: str, key: str, *, as_json: bool, stream: TextIO
-) -> int:
-    """Print the state of the servers. Return 0 if there is one, else 3.
+def tell_status(settings: Settings, *, as_json: bool, stream: TextIO) -> int:
+    """Print the state of this user's servers. Return 0 if there is one, else 3.
 
-    Args:
-        running: the servers of this user.
-        url: where the settings have a server; it is asked if `running` has none.
-        key: the key of the servers.
+    If none has written a file for us, the address is asked that the settings name.
     """
-    statuses = [_status_of(server, key) for server in running] or list(_status_at(url, key))
+    key = next(iter(settings.access.keys), NO_KEY)
+    url = own_url(settings.server.host, settings.server.port)
+    statuses = [_status_of(server, key) for server in servers_of(settings)] or list(_status_at(url, key))
     if as_json:
         servers = [asdict(status) for status in statuses]
         stream.write(json.dumps({"running": bool(statuses), "servers": servers}, indent=2) + "\n")
@@ -90,6 +89,15 @@ def _asked(url: str, key: str) -> tuple[str, Mapping[str, Any]]:
         return json.loads(health.body)["status"], _counts(json.loads(stats.body))
     except (LaunchError, ValueError, LookupError, TypeError):
         return _SILENT, {}
+
+
+def answers(url: str, key: str) -> bool:
+    """Return whether a server is at a URL that says how it is, whatever it does. Loads no model for it."""
+    try:
+        health = ask(f"{url}/health", key, _PATIENCE_S)
+        return health is not None and "status" in json.loads(health.body)
+    except (LaunchError, ValueError, TypeError):
+        return False
 
 
 def _counts(stats: Mapping[str, Any]) -> dict[str, Any]:

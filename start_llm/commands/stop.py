@@ -2,14 +2,12 @@
 
 import os
 import signal
-import subprocess
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 
 from start_llm.commands.server_status import NOT_RUNNING
 from start_llm.core.errors import CommandError
-from start_llm.proxy.ports import is_free, owner
+from start_llm.proxy.ports import is_free, owner, user_of
 from start_llm.storage.running_servers import RunningServer
 
 _POLL_S = 0.1
@@ -65,19 +63,11 @@ def _nobody(port: int) -> str:
     if holder is None:
         reason = "" if is_free(port) else f" A process of another user listens on port {port}."
         return f"No server of yours is running.{reason}"
-    whose = _user_of(holder.pid)
+    whose = user_of(holder.pid)
     return (
         f"No server of yours is running here. On port {port} listens process {holder.pid} of {whose}: "
         f"{holder.command}"
     )
-
-
-def _user_of(pid: int) -> str:
-    asked = ["ps", "-o", "user=", "-p", str(pid)]
-    with suppress(OSError):
-        result = subprocess.run(asked, check=False, capture_output=True, text=True, timeout=10)
-        return result.stdout.strip() or "another user"
-    return "another user"
 
 
 def _signal(server: RunningServer) -> None:
@@ -91,7 +81,7 @@ def _signal(server: RunningServer) -> None:
     except ProcessLookupError:
         return
     except PermissionError:
-        whose = _user_of(server.pid)
+        whose = user_of(server.pid)
         raise CommandError(
             f"The server at {server.url} (process {server.pid}) belongs to {whose}, who alone can stop it."
         ) from None

@@ -248,23 +248,18 @@ def _end_group(process: subprocess.Popen[str]) -> None:
             time.sleep(0.02)
 
 
-def upgrade_lines(prefix: Path, python: str) -> list[str]:
-    """Return commands that upgrade this package, or a sentence if there are none.
-
-    Args:
-        prefix: the folder of the environment.
-        python: its interpreter.
-    """
-    return lines_for(_origin(), prefix, python)
-
-
-def _origin() -> Mapping[str, Any]:
+def origin_of_package() -> Mapping[str, Any]:
     """Return where the package came from, as pip and uv record it; empty for an index."""
     return json.loads(distribution("start_llm").read_text("direct_url.json") or "{}")
 
 
 def lines_for(origin: Mapping[str, Any], prefix: Path, python: str) -> list[str]:
-    """Return the commands for a package that came from `origin` (direct_url.json)."""
+    """Return the commands for a package that came from `origin`, or a sentence if there are none.
+
+    Args:
+        prefix: the folder of the environment.
+        python: its interpreter.
+    """
     url = str(origin.get("url", ""))
     if "dir_info" in origin:
         folder = Path(unquote(urlsplit(url).path))

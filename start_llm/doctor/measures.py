@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import statistics
-import threading
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -251,16 +251,13 @@ def _speed(answer: TimedAnswer) -> float:
 
 def _together(server: ExaminedServer, bias: Mapping[str, float]) -> float:
     """Return the tokens per second of several replies together, from the first one's beginning on."""
-    answers = list[TimedAnswer]()
 
-    def ask(number: int) -> None:
+    def ask(number: int) -> TimedAnswer:
         asked = [_rules_of(_TRIAL_WORDS), {"role": "assistant", "content": "Yes."}, _user(f"reply {number}")]
-        answers.append(server.chat(asked, _DECODED_TOKENS, logit_bias=bias))
+        return server.chat(asked, _DECODED_TOKENS, logit_bias=bias)
 
-    threads = [threading.Thread(target=ask, args=(number,)) for number in range(_AT_ONCE)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    pool = ThreadPoolExecutor(_AT_ONCE)  # no `with`: who interrupts it would wait for the replies
+    answers = [*pool.map(ask, range(_AT_ONCE))]
+    pool.shutdown()
     longest = max(answer.decode_s for answer in answers)
     return sum(answer.completion - 1 for answer in answers) / max(longest, 1e-6)

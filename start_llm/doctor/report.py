@@ -46,7 +46,10 @@ def _model(name: str) -> Path:
 
 
 def _check_writable(report: Path) -> None:
+    is_new = not report.exists()
     try:
         report.open("a", encoding="utf-8").close()
     except OSError as error:
         raise SettingsError(f"--json {str(report)!r}: {error.strerror}.") from error
+    if is_new:
+        report.unlink()  # who interrupts the examination finds no empty report

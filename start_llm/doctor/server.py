@@ -71,7 +71,7 @@ class ExaminedServer:
                 settings.model, path=str(model), dir=None, more=(), adapter_dir=None, pinned=(), aliases=()
             ),
             server=replace(settings.server, host="127.0.0.1", port=0, state_root=state, drain_s=_DRAIN_S),
-            access=replace(settings.access, keys=()),
+            access=replace(settings.access, keys=(), requests_at_once=0, tokens_per_minute=0),
             proxy=replace(settings.proxy, is_on=False),
             ssd=replace(settings.ssd, folder=ssd_folder),
             log=replace(settings.log, traces=False, root=str(folder / "logs")),
@@ -103,8 +103,8 @@ class ExaminedServer:
 
     def tokens(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
         """Return the tokens of a prompt, as a fresh conversation has them."""
-        with closing(self._post("/tokenize", {"messages": messages})) as connection:
-            return list(json.loads(_opened(connection).read())["tokens"])
+        with self._answer("/tokenize", {"messages": messages}) as response:
+            return list(json.loads(response.read())["tokens"])
 
     def chat(self, messages: Sequence[Mapping[str, str]], max_tokens: int, **more: Any) -> TimedAnswer:
         """Ask for a streamed greedy reply, and read it to its end.
@@ -121,15 +121,19 @@ class ExaminedServer:
             **more,
         }
         began = time.perf_counter()
-        with closing(self._post("/v1/chat/completions", body)) as connection:
-            return _read(_opened(connection), began)
+        with self._answer("/v1/chat/completions", body) as response:
+            return _read(response, began)
 
-    def _post(self, path: str, body: object) -> http.client.HTTPConnection:
+    @contextmanager
+    def _answer(self, path: str, body: object) -> Generator[http.client.HTTPResponse]:
         if self._app is None:
             raise ServerFailed("the server does not run")
-        connection = http.client.HTTPConnection("127.0.0.1", self._app.port, timeout=_REPLY_S)
-        connection.request("POST", path, json.dumps(body), {"Content-Type": "application/json"})
-        return connection
+        with closing(http.client.HTTPConnection("127.0.0.1", self._app.port, timeout=_REPLY_S)) as connection:
+            try:
+                connection.request("POST", path, json.dumps(body), {"Content-Type": "application/json"})
+                yield _checked(connection.getresponse())
+            except (OSError, http.client.HTTPException) as error:
+                raise ServerFailed(f"a request is not answered to its end: {error!r}") from error
 
 
 @contextmanager
@@ -150,8 +154,7 @@ def examined_server(settings: Settings, model: Path) -> Generator[ExaminedServer
             server.stop()
 
 
-def _opened(connection: http.client.HTTPConnection) -> http.client.HTTPResponse:
-    response = connection.getresponse()
+def _checked(response: http.client.HTTPResponse) -> http.client.HTTPResponse:
     if response.status != http.client.OK:
         body = response.read(200).decode(errors="replace")
         raise ServerFailed(f"a request is answered with {response.status}: {body}")

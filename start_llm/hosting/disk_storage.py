@@ -55,9 +55,6 @@ class DiskStorage:
 
     Args:
         say: prints a line for the user.
-
-    Attributes:
-        folder: the folder; None if there is no disk tier.
     """
 
     def __init__(self, settings: Settings, say: Callable[[str], None]) -> None:
@@ -69,10 +66,6 @@ class DiskStorage:
         self._listeners: tuple[Notify, ...] = ()
         self._names = {_RESPONSES}
         self._tier = self._open_tier()
-
-    @property
-    def folder(self) -> Path | None:
-        return self._tier.folder.path if self._tier else None
 
     def __str__(self) -> str:
         """Where it is, and how large it may become, in one line."""

@@ -4,13 +4,12 @@ import json
 import time
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from start_llm.cache.buffers import KVShape
-from start_llm.cache.disk.shared_restore import RestorePeers
 from start_llm.cache.kinds import label_of
 from start_llm.cache.layers import Layers
 from start_llm.cache.prompt_cache import PromptCache
@@ -27,7 +26,7 @@ from start_llm.engine.earlier_texts import EARLIER_BYTES
 from start_llm.engine.embedding import LONGEST_TEXT, Embedder
 from start_llm.engine.engine import Engine
 from start_llm.engine.engine_thread import EngineThread
-from start_llm.engine.followers import Followers, as_sampled
+from start_llm.engine.followers import Followers, NoFollowers, as_sampled
 from start_llm.engine.pace import Pace
 from start_llm.engine.pass_times import measure_passes
 from start_llm.engine.resources import EngineResources
@@ -39,6 +38,7 @@ from start_llm.engine.start_measurements import (
     measure_work,
 )
 from start_llm.engine.step_plan import PlanClock
+from start_llm.hosting.disk_storage import DiskStorage
 from start_llm.hosting.model_memory import MemoryNeeds
 from start_llm.models.adapter_loader import Adapters
 from start_llm.models.device import keep_kernels, this_device, wire_memory
@@ -83,34 +83,22 @@ class EngineStartup:
     cache_metrics: CacheMetrics
 
 
-class CacheDisk(Protocol):
-    """Where prompt caches outlive the process."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoaderParts:
+    """What a loader needs of the parts that models share.
 
-    @property
-    def is_on(self) -> bool:
-        """There is a disk tier."""
-        ...
+    Attributes:
+        thread: computes for all of them.
+        ranks: that compute the model together with this process; None: it computes alone.
+        followers: those of them that do what this one decides.
+    """
 
-    def attach(self, cache: PromptCache, shape: KVShape, peers: RestorePeers, *, is_shared: bool) -> None:
-        """Give a model's prompt cache a disk tier, if there is one; see `cache.disk.disk_tier.DiskAccess`."""
-        ...
-
-
-class LoaderParts(Protocol):
-    """What a loader needs of the parts that models share; see `hosting.shared_parts`."""
-
-    @property
-    def settings(self) -> Settings: ...
-    @property
-    def terminal(self) -> Terminal: ...
-    @property
-    def thread(self) -> EngineThread: ...
-    @property
-    def disk(self) -> CacheDisk: ...
-    @property
-    def ranks(self) -> RankGroup | None: ...
-    @property
-    def followers(self) -> Followers: ...
+    settings: Settings
+    terminal: Terminal
+    thread: EngineThread
+    disk: DiskStorage
+    ranks: RankGroup | None = None
+    followers: Followers = field(default_factory=NoFollowers)
 
 
 class EngineLoader:

@@ -74,10 +74,9 @@ def _limit() -> None:
 
 
 def files_with_templates(folder: Path) -> Iterator[Path]:
-    """Yield the files of a model in which a template may be."""
-    yield from (folder / name for name in _IN_JSON)
-    for pattern in _TEMPLATES:
-        yield from sorted(folder.glob(pattern))
+    """Yield the files of a model in which a template may be, not a folder or a dead link of such a name."""
+    for pattern in (*_IN_JSON, *_TEMPLATES):
+        yield from filter(Path.is_file, sorted(folder.glob(pattern)))
 
 
 def templates_in(folder: Path) -> list[str]:
@@ -85,7 +84,8 @@ def templates_in(folder: Path) -> list[str]:
     templates: list[str] = []
     for path in files_with_templates(folder):
         if path.suffix == ".jinja":
-            templates.append(path.read_text(encoding="utf-8", errors="replace"))
+            with suppress(OSError):  # loading tells of it
+                templates.append(path.read_text(encoding="utf-8", errors="replace"))
         else:
             templates += _texts(_json(path).get("chat_template"))
     return list(dict.fromkeys(templates))

@@ -103,7 +103,9 @@ def _judged(child: subprocess.Popen[bytes]) -> str:
         return "takes more than a gigabyte of memory to render."
     if status in (-signal.SIGXCPU, -signal.SIGALRM):
         return "is not rendered to its end in ten seconds of computing."
-    return f"ends the process that renders it (signal {-status})." if status < 0 else ""
+    if status < 0:
+        return f"ends the process that renders it (signal {-status})."
+    return f"cannot be tried: the process that renders it ends with status {status}." if status else ""
 
 
 def _memory(process: int) -> int:

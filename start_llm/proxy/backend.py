@@ -53,13 +53,14 @@ class WholeAnswer:
     def is_ok(self) -> bool:
         return self.status == HTTPStatus.OK
 
-    def json(self) -> Any:
-        """Return the body's value.
-
-        Raises:
-            ValueError: it is not JSON.
-        """
-        return json.loads(self.body)
+    @property
+    def fields(self) -> dict[str, Any]:
+        """The JSON object of the body; an empty one if it has none."""
+        try:
+            value = json.loads(self.body)
+        except ValueError:
+            return {}
+        return value if isinstance(value, dict) else {}
 
 
 def _socket(address: Any) -> socket.socket:

@@ -31,15 +31,15 @@ def main(config_path: str, port: int) -> None:
     import uvicorn  # noqa: PLC0415 - LiteLLM takes seconds, and the parent must be watched before
 
     from start_llm.proxy.around_litellm import application  # noqa: PLC0415
-    from start_llm.proxy.client_times import ClientTimes  # noqa: PLC0415
+    from start_llm.proxy.config import HEADER_S, IDLE_S  # noqa: PLC0415
     from start_llm.proxy.half_open import KeptHalfOpen  # noqa: PLC0415
 
-    times = ClientTimes.of(os.environ)
-    protocol: Any = partial(KeptHalfOpen, times)
+    idle_s, header_s = (float(os.environ[name]) for name in (IDLE_S, HEADER_S))
+    protocol: Any = partial(KeptHalfOpen, idle_s, header_s)
     config = uvicorn.Config(
         application(),
         http=protocol,
-        timeout_keep_alive=math.ceil(times.idle_s),
+        timeout_keep_alive=math.ceil(idle_s),
         log_level="warning",
         access_log=False,
         timeout_graceful_shutdown=_GRACE_S,

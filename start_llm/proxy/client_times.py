@@ -5,46 +5,30 @@ clients keep a connection: they would use it again in the moment in which it is 
 """
 
 import asyncio
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any
 
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
-
-from start_llm.proxy.config import HEADER_S, IDLE_S
 
 _Protocol: Any = AutoHTTPProtocol
 
 
-@dataclass(frozen=True, slots=True)
-class ClientTimes:
-    """Seconds that clients have.
+class TimedProtocol(_Protocol):
+    """uvicorn's HTTP protocol, with times for the first request and for headers. The others are uvicorn's.
 
-    Attributes:
-        idle_s: until a request begins.
-        header_s: from its first byte to the end of its headers.
+    Args:
+        idle_s: seconds until a request begins.
+        header_s: seconds from its first byte to the end of its headers.
     """
 
-    idle_s: float
-    header_s: float
-
-    @classmethod
-    def of(cls, environment: Mapping[str, str]) -> Self:
-        return cls(float(environment[IDLE_S]), float(environment[HEADER_S]))
-
-
-class TimedProtocol(_Protocol):
-    """uvicorn's HTTP protocol, with times for the first request and for headers. The others are uvicorn's."""
-
-    def __init__(self, times: ClientTimes, *of_uvicorn: Any, **named: Any) -> None:
+    def __init__(self, idle_s: float, header_s: float, *of_uvicorn: Any, **named: Any) -> None:
         super().__init__(*of_uvicorn, **named)
-        self._times = times
+        self._idle_s, self._header_s = idle_s, header_s
         self._hang_up: asyncio.TimerHandle | None = None
         self._has_part = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:
         super().connection_made(transport)
-        self._hang_up_in(self._times.idle_s)
+        self._hang_up_in(self._idle_s)
 
     def data_received(self, data: bytes) -> None:
         before = self.cycle
@@ -54,7 +38,7 @@ class TimedProtocol(_Protocol):
         if not self._has_part:
             self._let_stay()
         elif not had_part:
-            self._hang_up_in(self._times.header_s)
+            self._hang_up_in(self._header_s)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._let_stay()

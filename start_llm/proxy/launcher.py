@@ -17,7 +17,7 @@ from start_llm.access.backend_secret import READINESS_HEADER
 from start_llm.core.errors import PortError
 from start_llm.proxy.config import ProxyConfig, configuration, environment
 from start_llm.proxy.ports import Process, ProcessRecord, is_free, owner
-from start_llm.proxy.proxy_log import ProcessOutput, ProxyLog, Say, TellRefusal, nobody
+from start_llm.proxy.proxy_log import ProcessOutput, ProxyLog, Say, TellRefusal
 from start_llm.storage.private_files import Lock
 
 _ROOT = Path(__file__).resolve().parent.parent.parent
@@ -144,7 +144,7 @@ class Proxy:
         say: Say,
         patience_s: float,
         logs: Path,
-        tell_refusal: TellRefusal = nobody,
+        tell_refusal: TellRefusal = lambda _: None,
         check_every_s: float = _CHECK_EVERY_S,
     ) -> None:
         self._config = config
@@ -153,7 +153,7 @@ class Proxy:
         self._check_every_s = check_every_s
         self._log = ProxyLog(logs / "proxy.log", say, tell_refusal)
         self._record = _record(logs, config.port)
-        self._folder = tempfile.TemporaryDirectory(prefix="start_llm-proxy-")
+        self._folder = _private_folder()
         self._stopping = threading.Event()
         self._ready = threading.Event()
         self._child: subprocess.Popen[bytes] | None = None
@@ -211,8 +211,9 @@ class Proxy:
         try:
             child = self._spawn()
         except OSError as error:
-            # PROXY_PYTHON is not a program, or the system is out of resources. The server runs on without it.
-            output.note(f"{self._config.python} cannot be started: {error.strerror}.")
+            # PROXY_PYTHON is not a program, the disk is full, or the system is out of resources. The server
+            # runs on without it.
+            output.note(f"{error.filename or self._config.python} cannot be used: {error.strerror}.")
             return f"ended: {output.last_words()}"
         drain = threading.Thread(target=output.drain, args=(child.stdout,), daemon=True)
         try:
@@ -240,6 +241,9 @@ class Proxy:
                     return
 
     def _spawn(self) -> subprocess.Popen[bytes]:
+        # A new one each time: the system removes temporary folders that nobody has used for days.
+        self._folder.cleanup()
+        self._folder = _private_folder()
         path = Path(self._folder.name) / "config.yaml"
         path.write_text(configuration(self._config))
         child = subprocess.Popen(
@@ -277,6 +281,10 @@ class Proxy:
             if waited > self._patience_s and not is_reported:
                 is_reported = True
                 self._say(f"The proxy does not answer after {waited:.0f} s: {output.last_words()}")
+
+
+def _private_folder() -> tempfile.TemporaryDirectory[str]:
+    return tempfile.TemporaryDirectory(prefix="start_llm-proxy-", ignore_cleanup_errors=True)
 
 
 def _ending(status: int | None) -> str:

@@ -55,13 +55,16 @@ class MergedPages:
         for entry in (entry for answer in answers for entry in entries_of(answer)):
             entries.setdefault(entry["id"], entry)
         ids = [*entries]
-        body = answers[0].json() | {"data": [*entries.values()]}
+        body = answers[0].fields | {"data": [*entries.values()]}
         ends = {"first_id": ids[0], "last_id": ids[-1]} if "first_id" in body else {}
         await _respond_json(send, body | ends)
 
     async def _stats(self, scope: Any, send: Send) -> None:
         """Send the counters of each server, and the sums of those that make up the efficiency."""
-        answered = [(server, _object(answer)) for server, answer in await self._ask_all("/stats", scope)]
+        answered = [
+            (server, answer.fields if answer and answer.is_ok else {})
+            for server, answer in await self._ask_all("/stats", scope)
+        ]
         servers: list[Json] = [
             {"url": server.url, "state": server.state, "in_flight": server.in_flight, "stats": stats or None}
             for server, stats in answered
@@ -120,17 +123,6 @@ class _Merged(Collector):
 
 def _families(answer: WholeAnswer | None) -> Iterable[Metric]:
     return text_string_to_metric_families(answer.body.decode()) if answer and answer.is_ok else ()
-
-
-def _object(answer: WholeAnswer | None) -> dict[str, Any]:
-    """Return the JSON object of an answer; an empty one if it has none."""
-    if answer is None or not answer.is_ok:
-        return {}
-    try:
-        value = answer.json()
-    except ValueError:
-        return {}
-    return value if isinstance(value, dict) else {}
 
 
 def _summed(caches: Iterable[Any]) -> dict[str, Json]:

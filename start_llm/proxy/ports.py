@@ -143,6 +143,11 @@ def _owner_from_lsof(port: int) -> int | None:
     return int(pids[0]) if pids else None
 
 
+def user_of(pid: int) -> str:
+    """Return the user of a process."""
+    return _output("ps", "-o", "user=", "-p", str(pid)) or "another user"
+
+
 def _output(*command: str) -> str:
     """Return the output of a system tool; empty if it is missing, finds nothing or takes over 10 s."""
     try:

@@ -11,7 +11,7 @@ from io import TextIOWrapper
 from pathlib import Path
 from typing import IO, cast
 
-from start_llm.proxy.refusals import ProxyRefusal, notice_in, refusal_in
+from start_llm.proxy.refusals import ProxyRefusal, message_in
 from start_llm.storage.private_files import private_folder, private_opener
 
 _LOG_BYTES = 2 * 2**20
@@ -19,11 +19,6 @@ _LOG_FILES = 3
 
 type Say = Callable[[str], None]
 type TellRefusal = Callable[[ProxyRefusal], None]
-
-
-def nobody(refusal: ProxyRefusal) -> None:
-    """Tell no one of a refusal."""
-    del refusal
 
 
 class _PrivateFile(logging.handlers.RotatingFileHandler):
@@ -52,7 +47,7 @@ def _opener(path: str, flags: int) -> int:
 class ProxyLog:
     """Writes the proxy's output into rotating files."""
 
-    def __init__(self, path: Path, say: Say, tell_refusal: TellRefusal = nobody) -> None:
+    def __init__(self, path: Path, say: Say, tell_refusal: TellRefusal = lambda _: None) -> None:
         self.path = path
         self.say = say
         self.tell_refusal = tell_refusal
@@ -89,13 +84,14 @@ class ProcessOutput:
         """Log every line until the pipe closes. Runs on a thread of its own."""
         for line in pipe:
             text = line.decode("utf-8", errors="replace").rstrip()
-            if (notice := notice_in(text)) is not None:
+            message = message_in(text)
+            if isinstance(message, str):
                 self._log.write(text)
-                self._log.say(notice)
+                self._log.say(message)
                 continue
             self.note(text)
-            if refusal := refusal_in(text):
-                self._log.tell_refusal(refusal)
+            if message:
+                self._log.tell_refusal(message)
 
     def note(self, text: str) -> None:
         self._last.append(text)

@@ -10,8 +10,7 @@ from start_llm.protocols.base import new_id
 from start_llm.protocols.dialects import dialect
 from start_llm.proxy.asgi import Send
 
-_MARK = "start_llm refused "
-_NOTICE = "start_llm notice "
+_MARK = "start_llm tells "
 _LONGEST = 300
 _NOTE = "start_llm.note_refusal"
 
@@ -25,41 +24,26 @@ class ProxyRefusal:
     status: int
     reason: str
 
-    def as_line(self) -> str:
-        """Return it as one line of ASCII, whatever the client has sent."""
-        clipped = asdict(self) | {"path": self.path[:_LONGEST], "reason": self.reason[:_LONGEST]}
-        return _MARK + json.dumps(clipped)
+
+def tell_server(message: ProxyRefusal | str) -> None:
+    """Print a refusal or a notice as one line of ASCII, whatever the client has sent."""
+    fields = {"notice": message} if isinstance(message, str) else asdict(message)
+    clipped = {name: value[:_LONGEST] if isinstance(value, str) else value for name, value in fields.items()}
+    print(_MARK + json.dumps(clipped), flush=True)
 
 
-def tell_server(notice: str) -> None:
-    """Print a notice as one line of ASCII."""
-    print(_NOTICE + json.dumps(notice[:_LONGEST]), flush=True)
-
-
-def notice_in(line: str) -> str | None:
-    """Return the notice in a line of the proxy's output; None if it is another line."""
-    if not line.startswith(_NOTICE):
-        return None
-    try:
-        notice = json.loads(line.removeprefix(_NOTICE))
-    except ValueError:
-        return None
-    return "".join(filter(str.isprintable, notice)) if isinstance(notice, str) else None
-
-
-def refusal_in(line: str) -> ProxyRefusal | None:
-    """Return the refusal that a line of the proxy's output tells of; None if it is another line."""
+def message_in(line: str) -> ProxyRefusal | str | None:
+    """Return what a line of the proxy's output tells the server; None if it is another line."""
     if not line.startswith(_MARK):
         return None
     try:
-        return ProxyRefusal(**json.loads(line.removeprefix(_MARK)))
+        match json.loads(line.removeprefix(_MARK)):
+            case {"notice": str(notice)}:
+                return "".join(filter(str.isprintable, notice))
+            case fields:
+                return ProxyRefusal(**fields)
     except (ValueError, TypeError):
         return None
-
-
-def tell_refusal(refusal: ProxyRefusal) -> None:
-    """Print a refusal as one line of ASCII."""
-    print(refusal.as_line(), flush=True)
 
 
 def with_note(scope: Any, note: Callable[[ProxyRefusal], None]) -> Any:
@@ -71,7 +55,7 @@ async def refuse(scope: Any, send: Send, error: RequestError) -> None:
     """Send an error in the form of the protocol that the path belongs to, and tell the server of it."""
     path = scope["path"].rstrip("/") or "/"
     refusal = ProxyRefusal(method=scope["method"], path=path, status=error.status, reason=error.message)
-    scope.get(_NOTE, tell_refusal)(refusal)
+    scope.get(_NOTE, tell_server)(refusal)
     spoken, name = dialect(path), new_id("req_")
     body = json.dumps(spoken.refusal(error, name)).encode()
     headers = {"Content-Type": "application/json", "Content-Length": str(len(body)), **error.headers}

@@ -27,7 +27,7 @@ from start_llm.proxy.bodies import LONG_BYTES, Body, body_of
 from start_llm.proxy.chosen_server import choose
 from start_llm.proxy.merged_pages import MergedPages
 from start_llm.proxy.open_routes import OPEN_ROUTES
-from start_llm.proxy.refusals import ProxyRefusal, refuse, tell_refusal, with_note
+from start_llm.proxy.refusals import ProxyRefusal, refuse, tell_server, with_note
 from start_llm.proxy.routing_names import RoutedConversations, RoutingNames, routing_names
 from start_llm.proxy.server_group import RoutedServer, ServerGroup
 
@@ -90,7 +90,7 @@ class Routing:
     async def _answer(self, request: RoutedRequest, scope: Any, receive: Receive, send: Send) -> None:
         """Let servers answer, one after the other, until one is there that does."""
         tried: set[str] = set()
-        while able := self._group.able(request.model, tried):
+        while able := self._able(request, tried):
             server = await self._choose(request, able)
             held = _HeldError(send)
             with _busy(server):
@@ -101,10 +101,15 @@ class Routing:
                 return
         await refuse(scope, send, Overloaded("No server that has this model takes requests now."))
 
+    def _able(self, request: RoutedRequest, tried: Collection[str]) -> list[RoutedServer]:
+        """Return who may answer: if only a response is named, any server, as its model is not known here."""
+        names_no_model = bool(request.response) and request.model is None
+        return self._group.able(request.model, tried, any_model=names_no_model)
+
     async def _is_gone(self, server: RoutedServer, request: RoutedRequest, tried: Collection[str]) -> bool:
         """Return whether a server has failed because it takes no requests any more, and another one does."""
         await self._group.look_at(server)
-        return not server.is_able and bool(self._group.able(request.model, tried))
+        return not server.is_able and bool(self._able(request, tried))
 
     async def _choose(self, request: RoutedRequest, able: Sequence[RoutedServer]) -> RoutedServer:
         server = await self._known(request, able) or self._any(request, able)
@@ -181,9 +186,9 @@ async def _ask_all(
 def _cached_share(answer: WholeAnswer | None) -> float:
     """Return the share of a prompt that a server says is cached; 0 if it says nothing of it."""
     try:
-        explanation = answer.json() if answer and answer.is_ok else {}
+        explanation = answer.fields if answer and answer.is_ok else {}
         return explanation["cached_tokens"] / explanation["prompt_tokens"]
-    except (ValueError, LookupError, TypeError, ZeroDivisionError):
+    except (LookupError, TypeError, ZeroDivisionError):
         return 0.0
 
 
@@ -217,6 +222,6 @@ class _HeldError:
 
     async def release(self) -> None:
         for refusal in self.refusals:
-            tell_refusal(refusal)
+            tell_server(refusal)
         for message in self.messages:
             await self._send(message)

@@ -111,15 +111,18 @@ class ServerGroup:
         elif server.state != was:
             self._tell(f"{server.url} is {server.state}.")
 
-    def able(self, model: object, without: Collection[str] = ()) -> list[RoutedServer]:
+    def able(
+        self, model: object, without: Collection[str] = (), *, any_model: bool = False
+    ) -> list[RoutedServer]:
         """Return the servers that take a request for this model now.
 
         A name that no server has means the default model of the first server that answers.
 
         Args:
             without: addresses of servers that are left out.
+            any_model: return those with other models too.
         """
-        having = [server for server in self.servers if model in server.models]
+        having = [server for server in self.servers if any_model or model in server.models]
         if not having:
             default = next((server.default_model for server in self.servers if server.is_able), None)
             having = [server for server in self.servers if server.default_model == default]
@@ -138,12 +141,7 @@ class ServerGroup:
 
 def entries_of(answer: WholeAnswer | None) -> list[dict[str, Any]]:
     """Return the entries of a list of models; none if the answer is none."""
-    if answer is None or not answer.is_ok:
-        return []
-    try:
-        data = answer.json()["data"]
-    except (ValueError, LookupError, TypeError):
-        return []
+    data = answer.fields.get("data") if answer and answer.is_ok else None
     entries = data if isinstance(data, list) else []
     return [entry for entry in entries if isinstance(entry, dict) and isinstance(entry.get("id"), str)]
 
@@ -152,10 +150,7 @@ def _state(health: WholeAnswer | None) -> str:
     """Return the word with which a server says how it is."""
     if health is None:
         return _UNREACHABLE
-    try:
-        state = health.json()["status"]
-    except (ValueError, LookupError, TypeError):
-        state = None
+    state = health.fields.get("status")
     return state if isinstance(state, str) and state.isalpha() else f"answering {health.status}"
 
 

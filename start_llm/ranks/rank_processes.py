@@ -9,15 +9,13 @@ import threading
 import traceback
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass, field
 
 from start_llm.config.settings import Settings
 from start_llm.core.errors import StartLLMError, StartupError
 from start_llm.engine.engine_thread import EngineThread
-from start_llm.engine.followers import Followers, NoFollowers
 from start_llm.engine.resources import EngineResources
 from start_llm.hosting.disk_storage import DiskStorage
-from start_llm.hosting.model_loading import EngineLoader
+from start_llm.hosting.model_loading import EngineLoader, LoaderParts
 from start_llm.library.download import resolve
 from start_llm.models.model_names import name_of
 from start_llm.models.rank_group import RankGroup
@@ -129,18 +127,6 @@ def _follow(settings: Settings, terminal: Terminal, ranks: RankGroup) -> int:
     return _FollowerProcess(followed(own, sent), terminal, ranks, link).run(incoming)
 
 
-@dataclass(frozen=True, slots=True)
-class _FollowerParts:
-    """What the loader needs in a process that serves nobody."""
-
-    settings: Settings
-    terminal: Terminal
-    thread: EngineThread
-    disk: DiskStorage
-    ranks: RankGroup
-    followers: Followers = field(default_factory=NoFollowers)
-
-
 class _FollowerProcess:
     """Loads a shard on an engine thread, and follows rank 0 there."""
 
@@ -188,5 +174,11 @@ class _FollowerProcess:
         folder = resolve(model_name(self._settings))
         self._terminal.say(f"{self._ranks.name.capitalize()}: loading {name_of(folder)} ...")
         # What the loader would say of the model, rank 0 says.
-        parts = _FollowerParts(self._settings, Terminal(io.StringIO()), self._thread, self._disk, self._ranks)
+        parts = LoaderParts(
+            settings=self._settings,
+            terminal=Terminal(io.StringIO()),
+            thread=self._thread,
+            disk=self._disk,
+            ranks=self._ranks,
+        )
         return EngineLoader(parts, self._settings, name_of(folder), folder, 0).assemble()

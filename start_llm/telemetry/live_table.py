@@ -11,10 +11,10 @@ from rich.table import Table
 from rich.text import Text
 from rich.theme import Theme
 
+from start_llm.core.columns import binary_size
 from start_llm.telemetry.activity import Activity
 from start_llm.telemetry.request_record import RequestRecord
 
-_GIB, _MIB = 2**30, 2**20
 _LEAST_ROWS = 3
 _WIDE = 90
 _ROWS_AROUND = 4
@@ -121,7 +121,7 @@ class LiveTable:
         memory, (hour, _) = self._memory(), self._activity.savings()
         parts = [
             f"{running} running" if running else "waiting for requests",
-            f"memory {_size(memory.used_bytes)} of {_size(memory.budget_bytes)}",
+            f"memory {binary_size(memory.used_bytes)} of {binary_size(memory.budget_bytes)}",
         ]
         if asked := hour.cached + hour.computed:
             parts.append(f"{hour.cached / asked:.0%} of the last hour's {asked:,} prompt tokens cached")
@@ -155,7 +155,3 @@ def _table(rows: Sequence[Sequence[str]], width: int) -> Table:
     for row in rows:
         table.add_row(*(Text(row[place]) for place, _ in shown))
     return table
-
-
-def _size(count: int) -> str:
-    return f"{count / _GIB:,.1f} GiB" if count >= _GIB else f"{count / _MIB:,.0f} MiB"

@@ -92,7 +92,7 @@ class Terminal:
     def summary(self, rows: Iterable[tuple[str, str]]) -> None:
         """Print aligned name and value pairs."""
         pairs = list(rows)
-        width = max(len(name) for name, _ in pairs)
+        width = max((len(name) for name, _ in pairs), default=0)
         for name, value in pairs:
             self.say(f"  {name:<{width}}  {value}")
 

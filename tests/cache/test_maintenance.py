@@ -73,6 +73,12 @@ def test_a_folder_that_is_not_there_is_an_error(
     assert f"SSD_CACHE_DIR='{tmp_path / 'none'}': No such file or directory." in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("action", ["status", "verify"])
+def test_an_empty_folder_is_fine(tmp_path: Path, action: str, capsys: pytest.CaptureFixture[str]):
+    assert run(action, "--ssd-cache-dir", tmp_path) == 0
+    assert f"{tmp_path} holds no files of the disk tier." in capsys.readouterr().out
+
+
 def test_without_a_folder_there_is_nothing_to_tell(monkeypatch, capsys: pytest.CaptureFixture[str]):
     monkeypatch.setenv("SSD_CACHE_DIR", "off")
     assert run("status") == 2

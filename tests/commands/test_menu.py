@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,9 @@ from start_llm.commands import main_menu as menu
 from start_llm.commands.main_menu import ListedOnDisk, Menu, MenuWorld
 from start_llm.config.settings import Settings
 from start_llm.core.errors import CommandError
+from start_llm.launch.http_requests import HttpAnswer
+from start_llm.launch.server_info import ServerInfo
+from start_llm.storage.running_servers import RunningServer
 from tests.commands.conftest import ROOT, Shell
 from tests.conftest import TinyModel
 from tests.flat_settings import settings_of
@@ -99,7 +103,16 @@ def test_without_a_server_the_menu_starts_one(tmp_path: Path, started: list[Sequ
 
 @pytest.mark.parametrize(
     ("answer", "flags"),
-    [("1", "/models/demo"), ("2", "lab/tiny"), ("own/model", "own/model"), ("/a/folder", "/a/folder")],
+    [
+        ("1", "/models/demo"),
+        ("2", "lab/tiny"),
+        ("own/model", "own/model"),
+        ("/a/folder", "/a/folder"),
+        ("/models/John's model", "/models/John's model"),
+        (r"/models/John\'s\ model", "/models/John's model"),
+        ("'/my models/demo'", "/my models/demo"),
+        ("/my models/demo", "/my models/demo"),
+    ],
 )
 @pytest.mark.sample(2)
 def test_a_model_is_chosen_by_number_or_name(
@@ -167,6 +180,43 @@ def test_a_model_that_the_server_has_is_loaded(server: Server, started: list[Seq
     assert "llama is loaded, and answers requests that name it." in user.lines
     assert {model["id"]: model["state"] for model in server.get("/v1/models")["data"]}["llama"] == "loaded"
     assert (started, user.ran) == ([], [])
+
+
+@pytest.mark.parametrize("files", [(), ("http://127.0.0.1:7", "{url}")], ids=["none", "a newer server's"])
+def test_the_server_that_was_asked_for_its_models_loads_one(
+    files: Sequence[str], server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though it has written no file for us, or another server runs that is newer."""
+    running = [
+        RunningServer(pid=1, url=url.format(url=server.url), proxy_url=None, version="1", started_at=1.0)
+        for url in files
+    ]
+    monkeypatch.setattr(menu, "servers_of", lambda _: running)
+    loads: list[str] = []
+    monkeypatch.setattr(menu, "ask", lambda url, *_: loads.append(url) or HttpAnswer(200, b""))
+    user = User(state_of(server))
+    world = replace(user.world, settings=settings_of(proxy_is_on=False, server_port=server.port))
+    served = ServerInfo(url=server.url, key="local", model="qwen3", window=5000, reply=1000)
+    Menu(world)._load(served, "llama")
+    assert loads == [f"{server.url}/v1/models/llama/load"]
+
+
+@pytest.mark.thorough
+def test_a_command_that_is_interrupted_may_put_away_what_it_has_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tidies = f'sleep 0.2; kill -INT $PPID; sleep 0.5; echo "$*" > {tmp_path}/put-away; exit 130'
+    (tmp_path / "command").write_text(f"#!/bin/sh\n{tidies}\n")
+    (tmp_path / "command").chmod(0o755)
+    monkeypatch.setattr(menu, "program", lambda: str(tmp_path / "command"))
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        assert menu.compute(["doctor"]) == 130
+    except KeyboardInterrupt:
+        pytest.fail("the interrupt ended the wait for it")
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert (tmp_path / "put-away").read_text() == "doctor\n"
 
 
 @pytest.mark.thorough

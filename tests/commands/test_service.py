@@ -9,6 +9,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ from start_llm.commands.login_service import (
     install_service,
     launchd_plist,
     manager_of,
+    service_command,
     systemd_unit,
     tell_service,
     uninstall_service,
@@ -114,7 +116,7 @@ def test_a_service_that_cannot_be_started_leaves_no_file(systemd):
         "`systemctl --user restart start_llm.service` failed: Failed to restart the unit\n"
     )
     assert not (systemd.home / UNIT).exists()
-    assert calls(systemd.home)[-1] == "daemon-reload"
+    assert calls(systemd.home)[-2:] == ["disable --now start_llm.service", "daemon-reload"]
 
 
 @linux
@@ -183,6 +185,25 @@ def test_a_second_server_on_the_port_is_refused(systemd):
 
 def test_the_folder_of_xdg_counts(tmp_path):
     assert Systemd(tmp_path, {"XDG_CONFIG_HOME": "/c"}).path == Path("/c/systemd/user/start_llm.service")
+
+
+@pytest.mark.parametrize("system", ["linux", "darwin"])
+def test_who_ends_a_service_waits_as_long_as_its_requests_may_take(
+    system: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    waits: list[float] = []
+
+    def run(words: Sequence[str], *, timeout: float, **_: object) -> subprocess.CompletedProcess[str]:
+        waits.append(timeout)
+        return subprocess.CompletedProcess(words, int("print" in words), "", "")
+
+    monkeypatch.setattr(subprocess, "run", run)
+    settings = settings_of(drain_s=600.0)
+    manager = manager_of(system, tmp_path, {}, service_command(settings, ()).stop_s)
+    for act in (manager.start, manager.stop):
+        waits.clear()
+        act()
+        assert max(waits) > 620
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd-analyze")
@@ -279,7 +300,7 @@ def test_without_launchd_the_reason_is_reported(settings, tmp_path, monkeypatch)
 
 
 def test_each_system_has_its_manager(tmp_path):
-    assert isinstance(manager_of("darwin", tmp_path, {}), Launchd)
-    assert isinstance(manager_of("linux", tmp_path, {}), Systemd)
+    assert isinstance(manager_of("darwin", tmp_path, {}, 50), Launchd)
+    assert isinstance(manager_of("linux", tmp_path, {}, 50), Systemd)
     with pytest.raises(CommandError, match="There are no services on freebsd14"):
-        manager_of("freebsd14", tmp_path, {})
+        manager_of("freebsd14", tmp_path, {}, 50)

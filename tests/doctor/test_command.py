@@ -14,11 +14,13 @@ from typing import Any
 import pytest
 
 from start_llm.cli import main
+from start_llm.commands import server_status
 from start_llm.config.settings import Settings
 from start_llm.doctor import report
 from start_llm.doctor.examination import QUICK, Extent, judged_rounding, judged_sense
 from start_llm.doctor.findings import Finding, Findings
 from start_llm.doctor.network import Rounding, Sense
+from start_llm.launch.http_requests import HttpAnswer
 from tests.conftest import TinyModel
 from tests.serving import serving
 
@@ -100,6 +102,34 @@ def test_it_does_not_measure_beside_a_server(model: Path, tmp_path: Path, capsys
     with serving(model) as server:
         assert main(["doctor", "--model", str(model), "--no-proxy", "--mlx-port", str(server.port)]) == 2
     assert f"A server runs at {server.url}" in capsys.readouterr().err
+
+
+def test_it_does_not_measure_beside_a_server_that_has_another_key_and_no_file_here(
+    model: Path, monkeypatch, capsys
+):
+    monkeypatch.setattr(server_status, "ask", lambda url, *_: HttpAnswer(503, b'{"status": "draining"}'))
+    assert run("--model", model) == 2
+    assert "A server runs at http://127.0.0.1:0" in capsys.readouterr().err
+
+
+def test_what_is_no_server_does_not_keep_it_from_measuring(model: Path, tmp_path: Path, monkeypatch, capsys):
+    monkeypatch.setattr(server_status, "ask", lambda url, *_: HttpAnswer(404, b'"a page"'))
+    monkeypatch.setattr(report, "examine", findings_of())
+    assert run("--model", model, "--json", tmp_path / "doctor.json") == 0
+
+
+def test_who_interrupts_it_finds_no_empty_report(model: Path, tmp_path: Path, monkeypatch, capsys):
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(report, "examine", interrupted)
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        assert run("--model", model, "--json", tmp_path / "doctor.json") == 130
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    assert not (tmp_path / "doctor.json").exists()
 
 
 @pytest.mark.long

@@ -4,24 +4,29 @@ from __future__ import annotations
 
 import os
 import shutil
+import socket
+import threading
 from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 from unittest.mock import patch
 
 import mlx.core as mx
 import mlx.nn
 import pytest
 
+from start_llm.app import App
 from start_llm.cache.disk.restore_pace import RestorePace
 from start_llm.cache.layers import Layers
+from start_llm.doctor import measures
 from start_llm.doctor.examination import Extent, examine
 from start_llm.doctor.findings import Finding, Findings
 from start_llm.doctor.measures import draft_finding
-from start_llm.doctor.server import ExaminedServer
+from start_llm.doctor.server import ExaminedServer, ServerFailed, TimedAnswer
 from start_llm.telemetry.metrics import DraftMetrics
 from tests.cache.test_guards_of_disk import cache_conversation, files
 from tests.conftest import TinyModel
@@ -98,6 +103,37 @@ def test_it_says_whether_drafts_pay_and_what_they_saved():
     assert "12 of 15 drafted tokens were right" in draft_finding(with_drafts).text
     assert "1.3 s saved" in draft_finding(with_drafts).text
     assert not draft_finding(without).figures["pays"]
+
+
+def test_limits_of_the_users_keys_do_not_hold_for_it(tmp_path: Path):
+    """They would refuse what the doctor asks, and that is no fault of the server."""
+    settings = settings_of(requests_at_once=1, tokens_per_minute=10_000)
+    access = ExaminedServer(settings, tmp_path, tmp_path)._settings.access
+    assert (access.keys, access.requests_at_once, access.tokens_per_minute) == ((), 0, 0)
+
+
+def test_one_of_several_replies_at_once_that_fails_is_reported():
+    class OneFails:
+        def chat(self, messages: list[dict[str, str]], *_: object, **__: object) -> TimedAnswer:
+            if messages[-1] == measures._user("reply 2"):
+                raise ServerFailed("a reply breaks off")
+            return TimedAnswer({}, prompt=9, cached=0, completion=9, ttft_s=0.1, decode_s=0.1)
+
+    with pytest.raises(ServerFailed, match="breaks off"):
+        measures._together(cast("ExaminedServer", OneFails()), {})
+
+
+def test_a_server_that_hangs_up_fails(tmp_path: Path):
+    server = ExaminedServer(settings_of(), tmp_path, tmp_path)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        server._app = cast("App", SimpleNamespace(port=listener.getsockname()[1]))
+
+        def hang_up() -> None:
+            listener.accept()[0].close()
+
+        threading.Thread(target=hang_up, daemon=True).start()
+        with pytest.raises(ServerFailed, match="not answered to its end"):
+            server.tokens([])
 
 
 @pytest.mark.long

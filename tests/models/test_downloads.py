@@ -22,11 +22,6 @@ US, THEM = b"us", b"them"
 SIZE = 8 * 2**20
 FILES = {"config.json": b"{}", WEIGHTS: os.urandom(SIZE)}
 REPO = "lab/tiny"
-PULL = """
-import sys
-from start_llm.cli import main
-sys.exit(main(["pull", "lab/tiny"]))
-"""
 
 
 @pytest.fixture
@@ -249,7 +244,7 @@ def test_there_is_one_thread_and_none_before_the_first_download(downloads, serve
 
 def pulling(server: FakeHub, home: Path) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-c", PULL],
+        [sys.executable, "-m", "start_llm", "pull", "lab/tiny"],
         cwd=REPOSITORY,
         env=environment(home, server.url),
         stdout=subprocess.PIPE,

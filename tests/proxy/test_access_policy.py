@@ -15,7 +15,7 @@ from start_llm.access.cross_origin import AllowedOrigins
 from start_llm.access.tenants import TENANT_HEADER, tenant_of_key
 from start_llm.protocols.routes import ROUTES
 from start_llm.proxy.proxy_access import ProxyAccessPolicy
-from start_llm.proxy.refusals import refusal_in
+from start_llm.proxy.refusals import ProxyRefusal, message_in
 from tests.server.paths import with_name
 
 KEY = "open-sesame"
@@ -297,16 +297,18 @@ def test_what_the_proxy_refuses_it_tells_in_a_line_without_the_key(capsys):
     assert len(line) < 1000
     assert "\x1b" not in line
     assert "guess" not in line
-    refusal = refusal_in(line)
-    assert refusal
+    refusal = message_in(line)
+    assert isinstance(refusal, ProxyRefusal)
     assert (refusal.method, refusal.status, refusal.path[:8]) == ("GET", 401, "/v1/x\x1b[2")
     assert status("POST", "/v1/messages", KEYED) == 200
     assert capsys.readouterr().out == ""
 
 
-@pytest.mark.parametrize("line", ["LiteLLM: hello", "start_llm refused {", 'start_llm refused {"a": 1}', ""])
-def test_another_line_of_the_proxy_tells_of_no_refusal(line):
-    assert refusal_in(line) is None
+@pytest.mark.parametrize(
+    "line", ["LiteLLM: hello", "start_llm tells {", 'start_llm tells {"a": 1}', "start_llm tells 1", ""]
+)
+def test_another_line_of_the_proxy_tells_nothing(line):
+    assert message_in(line) is None
 
 
 def test_only_headers_that_the_server_reads_go_on():

@@ -13,8 +13,7 @@ from typing import Any
 import uvicorn
 
 from start_llm.access.backend_secret import BackendSecret
-from start_llm.proxy.client_times import ClientTimes
-from start_llm.proxy.config import ProxyConfig, environment
+from start_llm.proxy.config import HEADER_S, IDLE_S, ProxyConfig, environment
 from start_llm.proxy.half_open import KeptHalfOpen
 from tests.flat_settings import settings_of
 
@@ -32,7 +31,7 @@ async def echo(scope: Any, _receive: Any, send: Any) -> None:
 @contextmanager
 def connected(*, idle_s: float = LATER_S, header_s: float = LATER_S) -> Generator[socket.socket]:
     """A connection to an application behind the proxy's HTTP protocol."""
-    protocol: Any = partial(KeptHalfOpen, ClientTimes(idle_s, header_s))
+    protocol: Any = partial(KeptHalfOpen, idle_s, header_s)
     keep_alive: Any = idle_s
     config = uvicorn.Config(
         echo, http=protocol, timeout_keep_alive=keep_alive, lifespan="off", log_config=None
@@ -123,4 +122,5 @@ def test_the_times_are_those_of_the_server():
     config = ProxyConfig(
         settings=settings, backend="http://127.0.0.1:1", first_model="m", secret=BackendSecret("both")
     )
-    assert ClientTimes.of(environment(config, {})) == ClientTimes(77, 8)
+    given = environment(config, {})
+    assert (float(given[IDLE_S]), float(given[HEADER_S])) == (77, 8)

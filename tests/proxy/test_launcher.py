@@ -77,6 +77,24 @@ def test_an_interpreter_that_does_not_exist_is_reported(tmp_path: Path):
     proxy.stop()
 
 
+def test_a_proxy_is_started_though_the_system_has_removed_its_temporary_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """As systemd-tmpfiles and macOS do with folders that nobody has used for days."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    reader, lines = tmp_path / "reader", list[str]()
+    reader.write_text('#!/bin/sh\ncat "$3"\n')
+    reader.chmod(0o700)
+    proxy = Proxy(config_of(reader), say=lines.append, patience_s=1, logs=tmp_path / "logs")
+    (folder,) = tmp_path.glob("start_llm-proxy-*")
+    folder.rmdir()
+    proxy.start()
+    until(lambda: any("Starting it again" in line for line in lines), within_s=10)
+    assert "model_list" in (tmp_path / "logs" / "proxy.log").read_text()
+    proxy.stop()
+    assert not [*tmp_path.glob("start_llm-proxy-*")], "nothing is left"
+
+
 def test_a_proxy_that_cannot_be_written_down_serves_all_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -193,11 +211,12 @@ def test_every_name_leads_to_the_server():
     assert {entry["litellm_params"]["api_base"] for entry in models} == {"http://127.0.0.1:1/v1"}
 
 
-def test_a_request_that_the_proxy_refuses_is_reported_to_the_server_and_logged(tmp_path: Path):
+def test_a_request_that_the_proxy_refuses_is_reported_to_the_server_and_logged(tmp_path: Path, capsys):
     refusals: list[ProxyRefusal] = []
     refusal = ProxyRefusal(method="GET", path="/x", status=403, reason="a name with ü")
     log = ProxyLog(tmp_path / "proxy.log", print, refusals.append)
-    ProcessOutput(log).drain(io.BytesIO(f"LiteLLM: hello\n{refusal.as_line()}\n".encode()))
+    tell_server(refusal)
+    ProcessOutput(log).drain(io.BytesIO(f"LiteLLM: hello\n{capsys.readouterr().out}".encode()))
     log.close()
     assert refusals == [refusal]
     assert "403" in (tmp_path / "proxy.log").read_text()
@@ -297,7 +316,7 @@ def test_a_notice_of_the_proxy_is_reported_and_is_no_last_word(tmp_path: Path, c
     printed = capsys.readouterr().out
     log = ProxyLog(tmp_path / "proxy.log", notices.append)
     output = ProcessOutput(log)
-    output.drain(io.BytesIO(f"hello\n{printed}start_llm notice {{\nstart_llm notice 1\n".encode()))
+    output.drain(io.BytesIO(f"hello\n{printed}start_llm tells {{\nstart_llm tells 1\n".encode()))
     log.close()
     assert notices == ["a field [2J is left out"]
-    assert output.last_words().startswith("start_llm notice 1")
+    assert output.last_words().startswith("start_llm tells 1")

@@ -16,7 +16,7 @@ from start_llm.core.errors import Overloaded
 from start_llm.proxy.backend import Backend, WholeAnswer
 from start_llm.proxy.bodies import Bodies, body_of
 from start_llm.proxy.chosen_server import chosen_api_base
-from start_llm.proxy.refusals import refusal_in, refuse
+from start_llm.proxy.refusals import ProxyRefusal, message_in, refuse
 from start_llm.proxy.routing import Routing
 from start_llm.proxy.server_group import ServerGroup
 
@@ -272,11 +272,14 @@ def test_a_new_conversation_is_explained_by_nobody():
         ("DELETE", "/v1/responses/resp_1", None),
     ],
 )
-def test_a_stored_response_is_found_where_it_is(method: str, path: str, body: Any):
+@pytest.mark.parametrize("others_model", ["m", "small"])
+def test_a_stored_response_is_found_where_it_is(method: str, path: str, body: Any, others_model: str):
+    """Whether or not the others have its model: the request names none."""
+
     async def story(door: Door) -> None:
         assert await door.ask(path, body, method=method) == (200, B)
 
-    played(story, b={"responses": {"resp_1"}})
+    played(story, a={"models": (others_model,)}, b={"responses": {"resp_1"}})
 
 
 def test_equal_words_behind_two_responses_go_to_two_servers():
@@ -337,8 +340,8 @@ def test_the_user_learns_of_no_refusal_that_its_client_was_not_sent(
 
     answers: list[tuple[int, str]] = []
     played(story)
-    refusals = filter(None, map(refusal_in, capsys.readouterr().out.splitlines()))
-    reasons = [refusal.reason for refusal in refusals]
+    messages = map(message_in, capsys.readouterr().out.splitlines())
+    reasons = [refusal.reason for refusal in messages if isinstance(refusal, ProxyRefusal)]
     if gone == "a":
         assert (answers, reasons) == ([(200, B)], [])
     else:

@@ -129,6 +129,23 @@ def test_a_service_that_has_failed_is_started_again(tmp_path: Path, monkeypatch:
     assert count.read_text() == "xxx"
 
 
+def test_a_service_is_started_again_though_the_system_has_removed_its_file_of_hosts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """As systemd-tmpfiles and macOS do with folders that nobody has used for days."""
+    monkeypatch.setattr(rank_launch, "_PAUSES_S", (0.0, 0.0))
+    count = tmp_path / "count"
+    program = (
+        "import json, pathlib, shutil, sys; hosts = pathlib.Path(sys.argv[1])\n"
+        f"with open({str(count)!r}, 'a') as file: print(len(json.loads(hosts.read_text())), file=file)\n"
+        "shutil.rmtree(hosts.parent)\n"
+        f"if len(open({str(count)!r}).readlines()) < 2:\n"
+        "    print('Node with rank 1 exited with code 75', file=sys.stderr)\n"
+    )
+    assert played(program, restarts=True)[0] == 0
+    assert count.read_text() == "2\n2\n"
+
+
 def test_ranks_that_do_not_find_each_other_may_when_they_try_again(monkeypatch, capsys):
     def serve(_: object) -> int:
         raise RanksApart("Rank 1 cannot reach the others.")
