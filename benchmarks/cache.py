@@ -24,7 +24,7 @@ from benchmarks.cache_engine import (
 )
 from benchmarks.harness import Part
 from benchmarks.networks import FAMILIES
-from start_llm.cache.tail_index import common_length
+from start_llm.core.common_beginning import common_length
 from start_llm.core.events import Finished
 from tests.engine.harness import engine_request
 

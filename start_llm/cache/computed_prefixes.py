@@ -8,7 +8,7 @@ from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 
 from start_llm.cache.pages import Page, page_key
-from start_llm.cache.tail_index import common_length
+from start_llm.core.common_beginning import common_length
 from start_llm.core.thread_owners import ENGINE, owned_by
 
 _MAX_BYTES = 16 * 2**20

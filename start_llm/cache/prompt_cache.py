@@ -33,7 +33,7 @@ from start_llm.cache.pages import KeptUntil, SequenceCache
 from start_llm.cache.plan import RestorePlan, in_front_of_image, without_cutting
 from start_llm.cache.prompt_lookup import PromptLookup, PromptMatch, message_ends
 from start_llm.cache.restore import Restorer
-from start_llm.cache.tail_index import common_length
+from start_llm.core.common_beginning import common_length
 from start_llm.core.events import Restored
 from start_llm.core.prompt import KeptPrefix
 from start_llm.core.thread_owners import ENGINE, owned_by

@@ -1,7 +1,9 @@
 """Find, among many sequences of tokens, those that begin like a prompt."""
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
+
+from start_llm.core.common_beginning import common_length
 
 type Tokens = tuple[int, ...]
 
@@ -59,7 +61,7 @@ class TailIndex[Item]:
         if not 0 <= place < len(self._tails):
             return -1
         tail = self._tails[place]
-        return common_length(tail[: len(tokens)], tokens[: len(tail)])
+        return common_length(tail, tokens)
 
     def beginnings_of(self, tokens: Tokens) -> Iterator[Item]:
         """Yield the items whose tail `tokens` begins with, the longest tail first."""
@@ -84,11 +86,3 @@ class TailIndex[Item]:
     def equal_to(self, tokens: Tokens) -> list[Item]:
         """Return the items with this very tail."""
         return self._items[bisect_left(self._tails, tokens) : bisect_right(self._tails, tokens)]
-
-
-def common_length(left: Sequence[int], right: Sequence[int]) -> int:
-    """Return the length of the common prefix."""
-    length = min(len(left), len(right))
-    if left[:length] == right[:length]:  # not if one is a list and the other is not
-        return length
-    return next((index for index in range(length) if left[index] != right[index]), length)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from start_llm.cache.computed_prefixes import ComputedPrefixIndex
 from start_llm.cache.pages import Page, PageTree
-from start_llm.cache.tail_index import common_length
+from start_llm.core.common_beginning import common_length
 from tests.cache.fakes import run
 
 SIZE = 4

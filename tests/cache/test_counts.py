@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from start_llm.cache import pages
 from start_llm.cache.prompt_cache import PromptCache
-from start_llm.cache.tail_index import common_length
+from start_llm.core.common_beginning import common_length
 from start_llm.core.events import Restored
 from start_llm.telemetry.metrics import CacheMetrics
 from tests.cache import integrity

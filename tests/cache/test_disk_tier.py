@@ -670,7 +670,8 @@ def test_a_share_is_of_what_is_free_or_ours(plain: EngineResources, tmp_path: Pa
 
 @pytest.mark.thorough
 def test_what_a_killed_server_left_behind_is_cleaned_up(resources, stored: Path, expected: list[int]):
-    left = files(stored)[0].with_name("0" * 32 + "-" + "1" * 32 + ".safetensors.tmp")
+    whole = files(stored)[0]
+    left = whole.with_name(f"{whole.name}.tmp")
     left.write_bytes(b"half a page")
     with on_disk(resources, stored) as engine:
         settled(lambda: engine.tier.worker.scanned.is_over)

@@ -18,7 +18,7 @@ from start_llm.cache.pages import (
     SequenceCache,
     page_key,
 )
-from start_llm.cache.tail_index import common_length
+from start_llm.core.common_beginning import common_length
 from tests.cache.fakes import BYTES_OF_A_TOKEN, FakeCut, FakeState, kept_state, run
 from tests.cache.integrity import BrokenInvariant, check_tree
 

@@ -23,7 +23,7 @@ from start_llm.cache import computed_prefixes, pages
 from start_llm.cache.eviction import EvictionLimits
 from start_llm.cache.pages import SequenceCache
 from start_llm.cache.prompt_cache import OpenedSequence, PromptCache
-from start_llm.cache.tail_index import common_length
+from start_llm.core.common_beginning import common_length
 from start_llm.telemetry.metrics import CacheMetrics
 from tests.cache import integrity
 from tests.cache.desk import ALL_NETWORKS, NETWORKS, PLENTY, PROMPT, REPLY, Desk, is_pinned, prompt_cache

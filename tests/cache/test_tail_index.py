@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from start_llm.cache.tail_index import TailIndex, common_length
+from start_llm.cache.tail_index import TailIndex
+from start_llm.core.common_beginning import common_length
 
 type Tokens = tuple[int, ...]
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from start_llm.cache.tail_index import common_length
+from start_llm.core.common_beginning import common_length
 from start_llm.models.loader import load
 from tests.conftest import TinyModel
 from tests.server.client import ask, events_in

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from start_llm.cache.disk.disk_index import CachedFile, DiskIndex
 from start_llm.cache.pages import Page, page_key
 from start_llm.cache.plan import in_front_of_image
-from start_llm.cache.tail_index import common_length
+from start_llm.core.common_beginning import common_length
 
 _LEAST_GAIN = 16
 """Tokens that a restore from the disk must save at least."""
@@ -123,7 +123,7 @@ def _deepest_tokens(
         return unread
     best, saved = None, 0
     for file, tokens in _tokens(after):
-        length = common_length(tokens[: len(rest)], rest[: len(tokens)])
+        length = common_length(tokens, rest)
         if length > saved:
             best, saved = file, length
     return chain.plan(end + saved, depth, best, None)
