@@ -60,8 +60,7 @@ class Talk:
         return self.server.post("/v1/chat/completions", body)
 
     def length(self, text: str) -> int:
-        server_context = self.server.app._listener.context
-        return len(server_context.models.default.service._requests._tokenizer.encode(text, as_document=False))
+        return len(self.server.app.runtime.service._requests._tokenizer.encode(text, as_document=False))
 
     def reply_to(self, messages: Sequence[Message], **more: Any) -> tuple[Message, int]:
         """Return the parts of the reply that a client keeps, and how many prompt tokens were computed."""
@@ -277,7 +276,7 @@ def test_a_conversation_that_was_edited_is_another_one_from_there_on(talk: Talk)
 
 
 def text_of(talk: Talk, ids: Sequence[int]) -> str:
-    token_bytes = talk.server.app._listener.context.models.default.token_bytes
+    token_bytes = talk.server.app.runtime.token_bytes
     return b"".join(map(token_bytes, ids)).decode(errors="replace")
 
 

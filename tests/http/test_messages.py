@@ -291,7 +291,7 @@ def noting_prompts(server: Server) -> list[str]:
     """The texts of the prompts that the engine is given from now on."""
     engine: Any = server.app.runtime.engine
     submit, texts = engine.submit, list[str]()
-    token_bytes = server.app._listener.context.models.default.token_bytes
+    token_bytes = server.app.runtime.token_bytes
 
     def noting(engine_request: Any) -> Any:
         texts.append(b"".join(map(token_bytes, engine_request.prompt.ids)).decode(errors="replace"))

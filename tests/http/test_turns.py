@@ -28,15 +28,15 @@ RESULT = "Fifty-two, says the file."
 def tokens_of(server: Server, **fields: Any) -> tuple[int, ...]:
     """Return the tokens that the model of a server reads for a request."""
     server_context = server.app._listener.context
-    context = RequestContext(server_context.models.default, b"", server_context.seal)
+    context = RequestContext(server.app.runtime, b"", server_context.seal)
     request = parse(parse_body(json.dumps(fields).encode()), {}, context).request
     assert isinstance(request, ChatRequest)
-    return server_context.models.default.service._requests.prepare(request).prompt.tokens.ids
+    return server.app.runtime.service._requests.prepare(request).prompt.tokens.ids
 
 
 def read_by(server: Server, **fields: Any) -> str:
     """The same as text."""
-    token_bytes = server.app._listener.context.models.default.token_bytes
+    token_bytes = server.app.runtime.token_bytes
     return b"".join(map(token_bytes, tokens_of(server, **fields))).decode()
 
 
@@ -248,10 +248,10 @@ def test_a_prompt_is_counted_as_it_is_computed_with_the_reasoning_that_are_kept(
         {"role": "user", "content": "And then?"},
     ]
     server_context = server.app._listener.context
-    context = RequestContext(server_context.models.default, b"", server_context.seal)
+    context = RequestContext(server.app.runtime, b"", server_context.seal)
     request = parse(parse_body(json.dumps(body).encode()), {}, context).request
     before = server.get("/stats")["transcripts"]
-    counted = server_context.models.default.service.count(request)
+    counted = server.app.runtime.service.count(request)
     assert server.get("/stats")["transcripts"] == before
     assert counted == server.post("/v1/chat/completions", body)["usage"]["prompt_tokens"]
     assert server.get("/stats")["transcripts"]["bound"] == before["bound"] + 1
