@@ -134,6 +134,7 @@ class StepExecutor:
                     waiting.sequence.seq_cache.is_paused = False
                     if part.is_cut:
                         waiting.sequence.cut()
+            waiting.generation.cancel()  # whoever waits for events of idle work that had no room sees it
             return
         with self.blaming(sequence):
             if part.is_cut:
