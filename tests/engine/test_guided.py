@@ -17,6 +17,7 @@ from start_llm.engine.resources import EngineResources
 from start_llm.engine.sequence import EngineSequence
 from tests.cache.conversations import Cached
 from tests.engine.harness import FailsOnce, Stepper, Undrafted, Watched, Wrapped, engine_request, seq_cache_of
+from tests.engine.test_guards import VOCABULARY, at_once
 
 PROMPT = (5, 6, 7)
 OTHERS = [(8, 9), (10, 11, 12, 13)]
@@ -178,6 +179,16 @@ def test_a_guide_that_is_lost_fails_its_own_request_and_no_other(
     assert lost.tokens == list(SCRIPT[: len(lost.tokens)])
     assert [reply.tokens for reply in free] == [alone(resources, prompt, 24) for prompt in OTHERS if together]
     assert _still_works(stepper)
+
+
+def test_a_reply_whose_guide_is_lost_ends_beside_many_others_too():
+    """Of many replies most readers are not woken by each token; here nobody is, as no time passes."""
+    stepper = at_once(max_sequences=9)
+    free = [stepper.submit(engine_request((8, place), 12)) for place in range(8)]
+    lost = stepper.submit(engine_request(PROMPT, 12, guide=Reciter(SCRIPT[:5], VOCABULARY)))
+    stepper.finish(*free)
+    assert isinstance(lost.look()[-1], Failed)
+    assert lost.tokens == list(SCRIPT[: len(lost.tokens)])
 
 
 def test_a_reply_that_ends_with_its_script_does_not_fail(stepper: Stepper):
