@@ -219,14 +219,18 @@ class StepPlanner:
     @property
     def _prompts(self) -> list[Generation]:
         """The requests whose prompts are read, from the disk or by the network, up to their first token."""
-        begun = [sequence for sequence in self._executor.running if not sequence.has_begun]
-        return [waiting.generation for waiting in (*self._schedule.restoring, *begun)]
+        return [*(queued.generation for queued in self._schedule.restoring), *self._computing]
+
+    @property
+    def _computing(self) -> list[Generation]:
+        """The requests whose prompts are read by the network."""
+        return [sequence.generation for sequence in self._executor.running if not sequence.has_begun]
 
     @property
     def is_prompt_awaited(self) -> bool:
         """True if somebody waits for a prompt that is read, or can be now."""
         startable = self.startable
-        prompts = [*self._prompts, *([startable.generation] if startable else [])]
+        prompts = [*self._computing, *([startable.generation] if startable else [])]
         return not all(map(self._schedule.yields, prompts))
 
     def _pauses(self, sequence: EngineSequence) -> bool:
