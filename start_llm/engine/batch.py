@@ -237,9 +237,13 @@ class BatchGroup:
             self._verified = self._next = None
             self._logits.forget(self._sequences[0])
 
+    def end_turn(self) -> None:
+        """Note that the next step does not follow at once: how long it takes is not recorded."""
+        self._ended_at = None
+
     def wait(self) -> None:
         """Wait until the launched step has been computed."""
-        self._ended_at = None
+        self.end_turn()
         if self._next:
             mx.eval(self._next.tokens)
 

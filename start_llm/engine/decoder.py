@@ -79,6 +79,11 @@ class Decoder:
         """Bytes of all merged caches, padding included."""
         return sum(group.nbytes for group in self._groups)
 
+    def end_turn(self) -> None:
+        """Note that another loop computes now, whose time is not that of a step."""
+        for group in self._groups:
+            group.end_turn()
+
     def add(self, sequence: EngineSequence) -> None:
         """Queue a sequence that has been prefilled; it decodes from the next step on."""
         self._queued.append(sequence)

@@ -94,6 +94,7 @@ class EngineLoop:
     def end_turn(self) -> None:
         """Note that another loop computes now: no pause is measured. Decode time that is owed stays owed."""
         self.time.end_turn()
+        self.executor.decoder.end_turn()
 
     def finish(self) -> None:
         """Fail every request that is left, and write what is cached to the disk."""
