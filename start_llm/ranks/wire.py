@@ -185,7 +185,7 @@ def decoded(data: bytes) -> Message:
     try:
         fields = json.loads(data)
         return _message(fields.pop("kind"), fields)
-    except (AttributeError, KeyError, TypeError) as error:
+    except (AttributeError, KeyError, TypeError, struct.error) as error:
         raise ValueError(f"no message: {error!r}") from error
 
 
