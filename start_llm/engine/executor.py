@@ -405,10 +405,6 @@ class StepExecutor:
         """If the block raises, this sequence alone fails."""
         return self.failures.on_failure(partial(self._abandon_sequences, [sequence]))
 
-    def fail_waiting(self, number: int) -> None:
-        """Fail a request that waits."""
-        self.failures.add([self._schedule.drop(number).generation])
-
     def _fail(self, sequences: Sequence[EngineSequence]) -> None:
         """Fail these sequences and discard their caches, each of them even if another one raises."""
         self.failures.add(sequence.generation for sequence in sequences)

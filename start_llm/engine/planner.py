@@ -228,7 +228,7 @@ class StepPlanner:
 
     @property
     def is_prompt_awaited(self) -> bool:
-        """True if somebody waits for a prompt that is read, or can be now."""
+        """True if somebody waits for a prompt that the network reads, or can read now."""
         startable = self.startable
         prompts = [*self._computing, *([startable.generation] if startable else [])]
         return not all(map(self._schedule.yields, prompts))
@@ -283,13 +283,13 @@ class StepPlanner:
             return LookAtImage(number)
         return ComputeChunk(number, self._time.chunk_length(prefill, is_decoding=self._is_decoding))
 
-    def _starts(self) -> Iterator[StartRequest]:
+    def _starts(self) -> Iterator[StartRequest | EndRequest]:
         """Start the next request that need not wait for the disk, unless a prompt is being prefilled, and
-        those that share its passes.
+        those that share its passes. End those whose start cannot be planned.
         """
         while (first := self.startable) and self._may_start(first):
             part = self._start_unless_waiting(first)
-            if part and not self._shares_passes(first, part.restored):
+            if isinstance(part, StartRequest) and not self._shares_passes(first, part.restored):
                 return
             if part:
                 yield part
@@ -308,16 +308,15 @@ class StepPlanner:
             and not repeats_others(first, restored, prefills, self._executor.cache)
         )
 
-    def _start_unless_waiting(self, first: QueuedRequest) -> StartRequest | None:
-        """Return the start of a request; None if it has to wait for the disk, or failed."""
-        failed = partial(self._executor.fail_waiting, first.generation.number)
-        with self._executor.failures.on_failure(failed):
+    def _start_unless_waiting(self, first: QueuedRequest) -> StartRequest | EndRequest | None:
+        """Return the start of a request, or its end if it failed; None if it has to wait for the disk."""
+        failures = self._executor.failures
+        with failures.on_failure(partial(failures.add, [first.generation])):
             speed = self._time.speed
             with self._clock.stopped(self._clock()):  # other ranks make room for a restore at this time too
                 has_to_wait = self._disk_waits.has_to_wait(first, speed)
-            if not has_to_wait:
-                return self._start_of(first)
-        return None
+            return None if has_to_wait else self._start_of(first)
+        return EndRequest(first.generation.number)
 
     def _start_of(self, first: QueuedRequest) -> StartRequest:
         restored = self._executor.cache.restorable(first.ids, first.generation.request.salt)

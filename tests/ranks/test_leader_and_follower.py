@@ -266,7 +266,18 @@ def test_a_part_that_rank_0_cannot_execute_ends_the_service(pair, capsys, monkey
     assert "no such request" in capsys.readouterr().err
 
 
-def _refuse(_: object) -> None:
+def test_a_request_whose_start_cannot_be_planned_is_forgotten_on_all_ranks(pair, capsys, monkeypatch):
+    ours = with_cache(10**9)
+    monkeypatch.setattr(ours.cache, "restorable", _refuse)
+    engine = Stepper(ours, clock=ours.clock, followers=pair.leader)
+    asked = engine.submit(engine_request(range(30), 20))
+    engine.finish(asked)
+    assert isinstance(asked.ending, Failed)
+    assert len(followed(pair, with_cache(10**9))._schedule) == len(engine.loop.schedule) == 0
+    assert "no such request" in capsys.readouterr().err
+
+
+def _refuse(*_: object) -> None:
     raise ValueError("no such request")
 
 
