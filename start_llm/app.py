@@ -16,7 +16,7 @@ from start_llm.config.paths import from_root, servers_folder
 from start_llm.config.settings import Settings
 from start_llm.core.model_card import ModelCard
 from start_llm.engine.engine_thread import EngineThread
-from start_llm.engine.followers import NoFollowers
+from start_llm.engine.followers import Followers
 from start_llm.hosting.disk_storage import DiskStorage
 from start_llm.hosting.model_host import ModelHost
 from start_llm.hosting.model_runtime import ModelRuntime
@@ -251,7 +251,7 @@ class App:
             activity=self._activity,
             key_limits=self._key_limits,
             ranks=self._leader.group if self._leader else None,
-            followers=self._leader or NoFollowers(),
+            followers=self._leader or Followers(),
         )
 
     def _begin_computing(self, host: ModelHost, shelf: Shelf) -> None:

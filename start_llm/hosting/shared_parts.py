@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from start_llm.access.key_limits import KeyLimits
 from start_llm.config.settings import Settings
 from start_llm.engine.engine_thread import EngineThread
-from start_llm.engine.followers import Followers, NoFollowers
+from start_llm.engine.followers import Followers
 from start_llm.hosting.disk_storage import DiskStorage
 from start_llm.hosting.model_adapters import AdapterFolders
 from start_llm.hosting.shared_conversations import SharedConversations
@@ -48,4 +48,4 @@ class SharedParts:
     adapters: defaultdict[str, AdapterFolders] = field(default_factory=lambda: defaultdict(dict))
     answered: AnsweredRequests = field(default_factory=AnsweredRequests)
     ranks: RankGroup | None = None
-    followers: Followers = field(default_factory=NoFollowers)
+    followers: Followers = field(default_factory=Followers)

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from start_llm.config.settings import Settings
 from start_llm.core.errors import StartLLMError, StartupError
 from start_llm.engine.engine_thread import EngineThread
-from start_llm.engine.followers import Followers, NoFollowers
+from start_llm.engine.followers import Followers
 from start_llm.engine.resources import EngineResources
 from start_llm.hosting.disk_storage import DiskStorage
 from start_llm.hosting.model_loading import EngineLoader
@@ -140,7 +140,7 @@ class _FollowerParts:
     thread: EngineThread
     disk: DiskStorage
     ranks: RankGroup
-    followers: Followers = field(default_factory=NoFollowers)
+    followers: Followers = field(default_factory=Followers)
 
 
 class _FollowerProcess:
