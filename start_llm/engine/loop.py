@@ -190,7 +190,7 @@ class EngineLoop:
             self._followers.note_failure()
 
     def _accept_task(self, task: EngineTask) -> None:
-        if patience_s := task.command.patience_s:
+        if patience_s := task.patience_s:
             task.yields_until = self._clock() + patience_s
             self._tasks.append(task)
         else:

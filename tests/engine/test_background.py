@@ -10,7 +10,7 @@ from start_llm.cache.disk.disk_reads import DiskWait
 from start_llm.core.engine_request import EngineRequest
 from start_llm.core.sequence_cost import SequenceCost
 from start_llm.engine.admission import Admission
-from start_llm.engine.engine_task import EngineCommand, EngineTask
+from start_llm.engine.engine_task import EngineTask
 from start_llm.engine.generation import Generation
 from start_llm.engine.schedule import BACKGROUND_PATIENCE_S, Schedule
 from tests.cache.conversations import Cached
@@ -253,7 +253,7 @@ def test_a_reply_goes_on_while_a_prompt_waits_for_the_disk():
 
 
 def patient_task(stepper: Cached, name: str, done: list[str]) -> None:
-    stepper.inbox.put(EngineTask(EngineCommand(name, lambda: done.append(name), patience_s=1.0)))
+    stepper.inbox.put(EngineTask(name, lambda: done.append(name), patience_s=1.0))
 
 
 @pytest.mark.thorough
