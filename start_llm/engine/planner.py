@@ -88,12 +88,10 @@ class StepPlanner:
 
     def _ends(self) -> list[EndRequest]:
         """End requests whose clients went away, and replies that exceeded their deadline."""
-        now, running = self._clock(), self._executor.running
-        gone = [
-            *self._schedule.cancelled,
-            *(sequence.generation for sequence in running if sequence.cancelled),
-        ]
-        gone += [generation for generation in self._schedule.generations if self._has_no_place(generation)]
+        now, running, waiting = self._clock(), self._executor.running, self._schedule.generations
+        requests = [*waiting, *(sequence.generation for sequence in running)]
+        gone = [generation for generation in requests if generation.cancelled]
+        gone += [generation for generation in waiting if self._has_no_place(generation)]
         ended = {generation.number for generation in gone}
         late = [
             sequence

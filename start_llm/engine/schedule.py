@@ -158,10 +158,6 @@ class Schedule:
         """The requests that wait for the disk."""
         return [queued for queued in self._waiting if queued.is_restoring]
 
-    @property
-    def cancelled(self) -> list[Generation]:
-        return [queued.generation for queued in self._waiting if queued.generation.cancelled]
-
     def take(self, number: int) -> QueuedRequest:
         """Remove a request, and return it.
 

@@ -84,10 +84,6 @@ class EngineSequence:
         return self.generation.request.adapters
 
     @property
-    def cancelled(self) -> bool:
-        return self.generation.cancelled
-
-    @property
     def is_guided(self) -> bool:
         """The reply has structured output, so its next step needs to know the token before."""
         return self._guided is not None

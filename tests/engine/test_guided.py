@@ -222,7 +222,7 @@ def test_a_sequence_whose_guide_is_lost_fails_with_its_next_token():
     assert not sequence.accept(20)
     sequence.generation.send()
     assert isinstance(sequence.generation.take(0)[-1], Failed)
-    assert sequence.cancelled
+    assert sequence.generation.cancelled
     assert not sequence.accept(21)
     sequence.generation.send()
     assert sequence.generation.take(0) == [Idle()]
