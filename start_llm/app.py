@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import ExitStack
+from dataclasses import asdict
 from pathlib import Path
 
 from start_llm import __version__
@@ -314,13 +315,7 @@ class App:
         proxy.start()
 
     def _note_proxy_refusal(self, proxy_refusal: ProxyRefusal) -> None:
-        refusal = Refusal(
-            tenant=None,
-            method=proxy_refusal.method,
-            path=proxy_refusal.path,
-            status=proxy_refusal.status,
-            reason=proxy_refusal.reason,
-        )
+        refusal = Refusal(tenant=None, **asdict(proxy_refusal))
         self._activity.refuse(refusal)
         self._terminal.refused(refusal)
 
