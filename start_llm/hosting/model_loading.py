@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from start_llm.cache.buffers import KVShape
-from start_llm.cache.disk.shared_restore import RestorePeers
 from start_llm.cache.kinds import label_of
 from start_llm.cache.layers import Layers
 from start_llm.cache.prompt_cache import PromptCache
@@ -39,6 +38,7 @@ from start_llm.engine.start_measurements import (
     measure_work,
 )
 from start_llm.engine.step_plan import PlanClock
+from start_llm.hosting.disk_storage import DiskStorage
 from start_llm.hosting.model_memory import MemoryNeeds
 from start_llm.models.adapter_loader import Adapters
 from start_llm.models.device import keep_kernels, this_device, wire_memory
@@ -83,19 +83,6 @@ class EngineStartup:
     cache_metrics: CacheMetrics
 
 
-class CacheDisk(Protocol):
-    """Where prompt caches outlive the process."""
-
-    @property
-    def is_on(self) -> bool:
-        """There is a disk tier."""
-        ...
-
-    def attach(self, cache: PromptCache, shape: KVShape, peers: RestorePeers, *, is_shared: bool) -> None:
-        """Give a model's prompt cache a disk tier, if there is one; see `cache.disk.disk_tier.DiskAccess`."""
-        ...
-
-
 class LoaderParts(Protocol):
     """What a loader needs of the parts that models share; see `hosting.shared_parts`."""
 
@@ -106,7 +93,7 @@ class LoaderParts(Protocol):
     @property
     def thread(self) -> EngineThread: ...
     @property
-    def disk(self) -> CacheDisk: ...
+    def disk(self) -> DiskStorage: ...
     @property
     def ranks(self) -> RankGroup | None: ...
     @property
