@@ -87,12 +87,11 @@ class EngineThread:
         self.work_event.set()
         return True
 
-    def collect(self) -> int:
-        """Free the memory of models that nobody refers to any more. Returns MLX's bytes that are left.
+    def collect(self) -> None:
+        """Free the memory of models that nobody refers to any more.
 
         Objects that were frozen after the start are examined too (`gc.freeze`).
         """
-        left: list[int] = []
         done = threading.Event()
 
         def collect() -> None:
@@ -100,12 +99,10 @@ class EngineThread:
             gc.collect()
             mx.clear_cache()
             gc.freeze()
-            left.append(mx.get_active_memory())
             done.set()
 
         if self.submit(collect):
             done.wait(_COLLECT_S)
-        return left[0] if left else 0
 
     def add(self, loop: EngineLoop, on_end: Callable[[], None]) -> None:
         """Run this loop until it is asked to stop. Only for jobs."""

@@ -212,7 +212,8 @@ class StepExecutor:
                 case LookAtImage():
                     self._prefilled(part.number).look()
                 case ComputeChunk():
-                    self._compute_chunk(self._prefilled(part.number), part.tokens)
+                    prefill = self._prefilled(part.number)
+                    self._note_chunk(prefill, self._time.compute_chunk(prefill, part.tokens))
                 case ComputeChunks():
                     self._compute_chunks([self._prefilled(number) for number in part.numbers])
 
@@ -295,9 +296,6 @@ class StepExecutor:
             raise ValueError(f"request {number} is not being prefilled")
         return prefill
 
-    def _compute_chunk(self, prefill: Prefill, tokens: int) -> None:
-        self._note_chunk(prefill, self._time.compute_chunk(prefill, tokens))
-
     def _compute_chunks(self, prefills: Sequence[Prefill]) -> None:
         lengths = self._time.compute_chunks(prefills)
         with self.cache.shrinking_once():
@@ -341,12 +339,12 @@ class StepExecutor:
             numbers = ", ".join(map(str, part.numbers))
             raise ValueError(f"request {numbers} is not the next to decode")
         with self._time.decoding(), self.failures.on_failure(self._abandon_joining):
-            self.decoder.join_next(count, self._decoding(part.beside))
+            self.decoder.join_next(count, self._running_as(part.beside))
 
     def _decode(self, part: DecodeToken) -> None:
         with self._time.decoding():
             for numbers in part.groups:
-                group = self.decoder.group_of(self._decoding(numbers[0]))
+                group = self.decoder.group_of(self._running_as(numbers[0]))
                 if group:  # unless everything was abandoned since
                     with self.failures.on_failure(partial(self._abandon_group, group)):
                         self._step(group, part.draft_lengths)
@@ -393,10 +391,7 @@ class StepExecutor:
             sampled.token, sampled.scored, sampled.surprisal, is_drafted=sampled.is_drafted
         )
 
-    def _decoding(self, number: int | None) -> EngineSequence | None:
-        return next((sequence for sequence in self.decoder.sequences if sequence.number == number), None)
-
-    def _running_as(self, number: int) -> EngineSequence | None:
+    def _running_as(self, number: int | None) -> EngineSequence | None:
         return next((sequence for sequence in self.running if sequence.number == number), None)
 
     # ----------------------------------------------------------------------------------------------- failures
