@@ -16,6 +16,7 @@ from start_llm.engine.batch import BatchGroup, ReleasedCaches
 from start_llm.engine.decoder import Decoder
 from start_llm.engine.earlier_texts import EarlierTexts
 from start_llm.engine.failures import Failures
+from start_llm.engine.followers import ExecutorState
 from start_llm.engine.generation import Generation
 from start_llm.engine.image_reader import ImageReader
 from start_llm.engine.prefill import Prefill
@@ -93,10 +94,16 @@ class StepExecutor:
     def running(self) -> list[EngineSequence]:
         return [*(prefill.sequence for prefill in self.prefills), *self.decoder.sequences]
 
-    @property
-    def image_bytes(self) -> int:
-        """Memory of images that are kept as the vision tower has seen them."""
-        return self._reader.kept_bytes if self._reader else 0
+    def state(self) -> ExecutorState:
+        """Return what this executor has in common with another one that has done the same."""
+        running = self.running
+        return ExecutorState(
+            running=len(running),
+            tokens=sum(len(sequence.tokens) for sequence in running),
+            computed=sum(prefill.done for prefill in self.prefills),
+            free_bytes=self.cache.free_bytes,
+            image_bytes=self._reader.kept_bytes if self._reader else 0,
+        )
 
     def execute(self, part: StepPart, at: float) -> None:
         """Do a part of a step.

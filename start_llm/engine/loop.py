@@ -12,7 +12,6 @@ from start_llm.engine.cache_probe import CacheProbe
 from start_llm.engine.disk_waits import DiskWaits
 from start_llm.engine.engine_task import EngineTask
 from start_llm.engine.executor import StepExecutor
-from start_llm.engine.executor_state import state_of
 from start_llm.engine.generation import Generation
 from start_llm.engine.inbox import DiskNews, Inbox, InboxItem, MemoryShare, StopRequest
 from start_llm.engine.planner import StepPlanner
@@ -144,7 +143,7 @@ class EngineLoop:
 
     def _execute(self, part: StepPart) -> None:
         at, failed = self._clock(), self._metrics.failures
-        self._followers.take_part(part, at, partial(state_of, self.executor))
+        self._followers.take_part(part, at, self.executor.state)
         with ExitStack() as failing:
             failing.callback(self._followers.note_failure)
             self.executor.execute(part, at)
