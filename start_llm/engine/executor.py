@@ -81,14 +81,7 @@ class StepExecutor:
         self.cache = resources.cache
         self.failures = Failures(metrics, self.abandon_everything)
         self.prefills: list[Prefill] = []
-        self.decoder = Decoder(
-            resources.network,
-            resources.batches,
-            resources.admission.fits,
-            mount=resources.mount,
-            gain=resources.gain,
-            agree=resources.agree,
-        )
+        self.decoder = Decoder(resources)
 
     @property
     def running(self) -> list[EngineSequence]:
@@ -239,15 +232,13 @@ class StepExecutor:
             if waiting.sequence
             else self._open_new(waiting.generation, part)
         )
-        resources = self._resources
         self.prefills.append(
             Prefill(
-                resources.network,
+                self._resources,
                 sequence,
                 positions,
                 self._reader,
                 passes_checkpoints=self.cache.passes_checkpoints,
-                mount=resources.mount,
             )
         )
         self._starting = self._starting_cache = None
