@@ -182,11 +182,12 @@ class BatchGroup:
         return [_sampled(self._sequences[0], token, chance, scores[0])]
 
     def _accepted(self, verified: _Verified, launched: _Launched) -> list[Sampled]:
-        """Return the drafted tokens that the sequence's own sampler picks, and the one that it picks then."""
+        """Return the drafted tokens that the sequence's own sampler picks, and the one that it picks then.
+
+        No draft goes beyond where tokens may be forced.
+        """
         sequence, drafted = self._sequences[0], verified.draft.tokens
         picked, chances = cast("list[int]", launched.tokens.tolist()), _numbers(launched.chances)
-        if sequence.forced_tokens:
-            picked, chances = [sequence.forced_tokens[0]], [1.0]
         accepted = _equal_at_start(drafted, picked)
         self._keep(verified, accepted)
         self._logits.note_accepted(sequence, drafted[:accepted])
