@@ -17,7 +17,7 @@ from start_llm.config.paths import from_root, servers_folder
 from start_llm.config.settings import Settings
 from start_llm.core.model_card import ModelCard
 from start_llm.engine.engine_thread import EngineThread
-from start_llm.engine.followers import NoFollowers
+from start_llm.engine.followers import Followers
 from start_llm.hosting.disk_storage import DiskStorage
 from start_llm.hosting.model_host import ModelHost
 from start_llm.hosting.model_runtime import ModelRuntime
@@ -28,7 +28,6 @@ from start_llm.launch.server_info import own_url
 from start_llm.library.download import resolve
 from start_llm.library.shelf import Shelf
 from start_llm.models.device import this_device
-from start_llm.models.model_names import name_of
 from start_llm.protocols.notices import Notices
 from start_llm.proxy.config import ProxyConfig
 from start_llm.proxy.launcher import Proxy, claim_port
@@ -62,9 +61,8 @@ from start_llm.wiring.model_places import (
     first_start_advice,
     make_shelf,
     model_aliases,
-    model_folders,
     model_name,
-    more_models,
+    served_models,
 )
 
 _STOP_S = 5.0  # the longest prefill chunk that is tried takes 4 s
@@ -230,11 +228,7 @@ class App:
 
     def _find_models(self) -> tuple[str, dict[str, Path]]:
         """Return the id of the model to load first, and the folders of all models by id."""
-        first = resolve(model_name(self._settings))
-        folders = model_folders(self._settings)
-        name = next((model_id for model_id, folder in folders.items() if folder == first), name_of(first))
-        known = folders | {name: first}
-        return name, more_models(self._settings, known)
+        return served_models(self._settings, resolve(model_name(self._settings)))
 
     def _share(self) -> SharedParts:
         """Open what the models share."""
@@ -258,7 +252,7 @@ class App:
             activity=self._activity,
             key_limits=self._key_limits,
             ranks=self._leader.group if self._leader else None,
-            followers=self._leader or NoFollowers(),
+            followers=self._leader or Followers(),
         )
 
     def _begin_computing(self, host: ModelHost, shelf: Shelf) -> None:

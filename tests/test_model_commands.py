@@ -11,9 +11,10 @@ import pytest
 from start_llm.cli import main
 from start_llm.commands import model_commands
 from start_llm.commands.model_commands import remove_model
+from start_llm.core.errors import SettingsError
 from start_llm.library.hub import Hub
 from start_llm.library.well_known import WELL_KNOWN
-from start_llm.wiring.model_places import model_places
+from start_llm.wiring.model_places import model_places, served_models
 from tests.flat_settings import settings_of
 from tests.models.fake_hub import hub_of
 
@@ -247,3 +248,17 @@ def test_a_model_dir_is_seen_from_the_repository(monkeypatch):
     monkeypatch.chdir("/")
     folders = {place.name: place.folder for place in model_places(settings_of(model_dir="models"), Hub())}
     assert folders["model-dir"] == ROOT / "models"
+
+
+def test_a_model_beside_one_of_its_name_in_model_dir_is_refused(tmp_path):
+    for place in ("models/one", "elsewhere/one", "elsewhere/two"):
+        (tmp_path / place).mkdir(parents=True)
+        (tmp_path / place / "config.json").write_text("{}")
+    (tmp_path / "link").symlink_to(tmp_path / "models")
+    elsewhere = tmp_path / "elsewhere"
+    settings = settings_of(model_dir=str(tmp_path / "link"))
+    name, folders = served_models(settings, elsewhere / "two")
+    assert (name, folders.keys()) == ("two", {"one", "two"})
+    assert served_models(settings, tmp_path / "models" / "one")[0] == "one", "it is this one"
+    with pytest.raises(SettingsError, match="MODEL_PATH: two models are called 'one'"):
+        served_models(settings, elsewhere / "one")

@@ -9,7 +9,7 @@ from array import array
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
@@ -17,12 +17,16 @@ from start_llm.core.canonical import CanonicalKey
 from start_llm.core.chat import ChatRequest, Message
 from start_llm.core.engine_request import EngineRequest
 from start_llm.core.events import Event, Finished, Prefilling, Restored, Usage
+from start_llm.core.sequence_cost import SequenceCost
+from start_llm.engine.admission import Admission
+from start_llm.engine.generation import Generation
 from start_llm.serving import read_ahead
 from start_llm.serving.read_ahead import ReadAhead
 from start_llm.telemetry.metrics import IdleMetrics
 from start_llm.transcripts.beginnings import Beginning, Beginnings
 from start_llm.transcripts.guard import Claims, MessageDetails
 from start_llm.transcripts.transcript_store import PrefixNode
+from tests.engine.test_guards import counting
 from tests.transcripts.fakes import transcripts
 
 LENGTH, FROM_DISK = 200, 150
@@ -71,7 +75,11 @@ def of(number: int, length: int = LENGTH) -> Beginning:
 
 @contextmanager
 def reading(
-    *known: Beginning, window: int = 1000, may_work: bool = True, talks: Sequence[Talk] = ()
+    *known: Beginning,
+    window: int = 1000,
+    may_work: bool = True,
+    talks: Sequence[Talk] = (),
+    engine: Any = None,
 ) -> Generator[Any]:
     beginnings = Beginnings()
     for beginning in known:
@@ -83,13 +91,28 @@ def reading(
         details = [MessageDetails(())] * (depth + 1)
         recorded.store.add(place, ids, details, claims=Claims(), session=name)
     requests: Any = SimpleNamespace(model=SimpleNamespace(context_window=window))
-    engine, metrics = FakeEngine(), IdleMetrics()
-    ahead = ReadAhead(cast("Any", engine), requests, recorded, metrics, lambda: may_work)
+    engine, metrics = engine or FakeEngine(), IdleMetrics()
+    ahead = ReadAhead(engine, requests, recorded, metrics, lambda: may_work)
     ahead.begin()
     try:
         yield SimpleNamespace(ahead=ahead, engine=engine, metrics=metrics)
     finally:
         ahead.close()
+
+
+class FullEngine:
+    """A real loop without room for idle work, which takes a step whenever it is asked for something."""
+
+    def __init__(self) -> None:
+        self.stepper = counting(admission=Admission(cost=SequenceCost(token_bytes=256)))
+        self.stepper.cache.resize(0)
+        self.submitted: list[EngineRequest] = []
+
+    def submit(self, request: EngineRequest) -> Generation:
+        self.submitted.append(request)
+        generation = self.stepper.submit(request).generation
+        self.stepper.step()
+        return generation
 
 
 @pytest.fixture(autouse=True)
@@ -163,6 +186,18 @@ def test_conversations_that_came_back_are_read_those_with_most_messages_first():
     assert (len(often.prompt), often.salt, often.is_idle_work) == (1501 - 600 + 1, b"us", True)
     assert (len(twice.prompt), twice.salt) == (501, b"us")
     assert reader.metrics.used_tokens == 499
+
+
+def test_what_has_no_room_in_the_cache_is_passed_over(monkeypatch: pytest.MonkeyPatch):
+    """The thread that waited for its end waited for ever."""
+    monkeypatch.setattr(read_ahead, "_POLL_S", 0.01)
+    engine = FullEngine()
+    with reading(of(0), of(1000), engine=engine) as reader:
+        end = time.monotonic() + 2
+        while len(engine.submitted) < 2 and time.monotonic() < end:
+            time.sleep(0.005)
+    assert [request.prompt.ids[0] for request in engine.submitted] == [1000, 0]
+    assert reader.metrics.works == 0
 
 
 def test_nothing_is_read_while_the_machine_may_not_work():

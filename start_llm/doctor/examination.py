@@ -1,6 +1,7 @@
 """The examination: everything that `start_llm doctor` looks at, in order."""
 
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from start_llm.audit.audit_page import audit_folder
@@ -111,9 +112,11 @@ class _Examination:
     def _before_the_restart(self) -> tuple[Truth, CacheTrial | None]:
         network = self._network()
         samples = [self._encode(prose(f"sample {words}", words)) for words in _ROUNDING_WORDS]
-        rounding = self._engine.run("measure rounding", network.rounding, samples)
+        rounding = self._engine.run("measure rounding", partial(network.rounding, samples))
         self._add(judged_rounding(rounding))
-        self._add(judged_sense(self._engine.run("measure sense", network.sense, self._encode(PASSAGE))))
+        self._add(
+            judged_sense(self._engine.run("measure sense", partial(network.sense, self._encode(PASSAGE))))
+        )
         truth = self._truth(rounding)
         engine, extent = self._engine, self._extent
         comparison = truth.play(engine, network, extent.conversations, extent.truth_s)
@@ -149,7 +152,9 @@ class _Examination:
 
     def _network(self) -> Network:
         model = self._server.runtime.startup.model
-        return self._engine.run("look at the network", Network, model.network, model.tokenizer.eos_token_ids)
+        return self._engine.run(
+            "look at the network", partial(Network, model.network, model.tokenizer.eos_token_ids)
+        )
 
     def _encode(self, text: str) -> list[int]:
         return self._server.runtime.startup.model.tokenizer.encode(text, as_document=False)

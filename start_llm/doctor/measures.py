@@ -6,6 +6,7 @@ import statistics
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from start_llm.core.common_beginning import common_length
@@ -198,7 +199,9 @@ def decode_findings(server: ExaminedServer, network: Network) -> Iterator[Findin
     bare, ours = list[float](), list[float]()
     for _ in range(_DECODE_RUNS):
         bare.append(
-            runtime.engine.run("decode without a server", network.decode_speed, prompt, _DECODED_TOKENS)
+            runtime.engine.run(
+                "decode without a server", partial(network.decode_speed, prompt, _DECODED_TOKENS)
+            )
         )
         ours.append(_speed(server.chat([_rules_of(_TRIAL_WORDS)], _DECODED_TOKENS, logit_bias=bias)))
     own, theirs = statistics.median(ours), statistics.median(bare)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, fields
+from functools import partial
 
 from start_llm.core.engine_request import EngineRequest
 from start_llm.core.events import Failed, Finished, Idle, Restored, Text
@@ -150,7 +151,7 @@ class Truth:
         asked = [(conversation, engine.submit(self._request(conversation))) for conversation in group]
         replies = [(conversation, self._read(generation, comparison)) for conversation, generation in asked]
         for conversation, reply in replies:
-            difference = engine.run("compare a reply", network.difference, reply, self._tolerance)
+            difference = engine.run("compare a reply", partial(network.difference, reply, self._tolerance))
             comparison.replies += 1
             comparison.tokens += len(reply.tokens)
             if difference and difference.is_rounding:

@@ -6,21 +6,19 @@ draft was being verified, it may hold the KV of fewer tokens.
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple, cast
 
 import mlx.core as mx
 
 from start_llm.cache.rollback import RollbackPoint, can_roll_back
-from start_llm.core.adapters import AdapterStack
 from start_llm.core.thread_owners import ENGINE, owned_by
 from start_llm.engine import merging
 from start_llm.engine.admission import planned_tokens
-from start_llm.engine.draft_gain import DraftGain
 from start_llm.engine.draft_index import Draft
-from start_llm.engine.followers import Agreement, as_sampled
 from start_llm.engine.processed_logits import ProcessedLogits
+from start_llm.engine.resources import EngineResources
 from start_llm.engine.sampler import BatchSampler
 from start_llm.engine.scores import Scores
 from start_llm.engine.sequence import EngineSequence, Sampled
@@ -82,28 +80,14 @@ class BatchGroup:
     sampler picks the drafted tokens, they are the reply. Afterwards its caches may hold fewer tokens than it
     has: what they could not keep is carried into the next pass.
 
-    Args:
-        mount: makes the network compute under adapters.
-        gain: learns how long passes take and which drafts were right; None: nothing is ever drafted.
-        agree: see `engine.followers`.
-
     Attributes:
         adapters: all sequences of the group have the same.
         is_broken: a sequence was taken out by half, so the caches of the others may be, too.
     """
 
-    def __init__(
-        self,
-        network: Any,
-        sequence: EngineSequence,
-        mount: Callable[[AdapterStack], None] = lambda _: None,
-        gain: DraftGain | None = None,
-        agree: Agreement = as_sampled,
-    ) -> None:
-        self._network = network
-        self._mount = mount
-        self._agree = agree
-        self._gain = gain if can_roll_back(sequence.layer_caches) else None
+    def __init__(self, resources: EngineResources, sequence: EngineSequence) -> None:
+        self._resources = resources
+        self._gain = resources.gain if can_roll_back(sequence.layer_caches) else None
         self.adapters = sequence.adapters
         self.is_broken = False
         self._sequences = [sequence]
@@ -198,11 +182,12 @@ class BatchGroup:
         return [_sampled(self._sequences[0], token, chance, scores[0])]
 
     def _accepted(self, verified: _Verified, launched: _Launched) -> list[Sampled]:
-        """Return the drafted tokens that the sequence's own sampler picks, and the one that it picks then."""
+        """Return the drafted tokens that the sequence's own sampler picks, and the one that it picks then.
+
+        No draft goes beyond where tokens may be forced.
+        """
         sequence, drafted = self._sequences[0], verified.draft.tokens
         picked, chances = cast("list[int]", launched.tokens.tolist()), _numbers(launched.chances)
-        if sequence.forced_tokens:
-            picked, chances = [sequence.forced_tokens[0]], [1.0]
         accepted = _equal_at_start(drafted, picked)
         self._keep(verified, accepted)
         self._logits.note_accepted(sequence, drafted[:accepted])
@@ -237,9 +222,13 @@ class BatchGroup:
             self._verified = self._next = None
             self._logits.forget(self._sequences[0])
 
+    def end_turn(self) -> None:
+        """Note that the next step does not follow at once: how long it takes is not recorded."""
+        self._ended_at = None
+
     def wait(self) -> None:
         """Wait until the launched step has been computed."""
-        self._ended_at = None
+        self.end_turn()
         if self._next:
             mx.eval(self._next.tokens)
 
@@ -268,8 +257,8 @@ class BatchGroup:
         self._give_up_draft()
         missing = self._sequences[0].tokens[self._held[0] : -1]
         if missing:
-            self._mount(self.adapters)
-            self._network(mx.array([missing], dtype=mx.uint32), cache=self._positioned)
+            self._resources.mount(self.adapters)
+            self._resources.network(mx.array([missing], dtype=mx.uint32), cache=self._positioned)
             self._held[0] += len(missing)
 
     def _plan_growth(self) -> None:
@@ -379,15 +368,15 @@ class BatchGroup:
         Args:
             drafted: the last ones of a single sequence's; what comes before them is sampled too.
         """
-        self._mount(self.adapters)
+        self._resources.mount(self.adapters)
         rows = len(drafted) + 1
-        computed = self._network(tokens, cache=self._positioned)
+        computed = self._resources.network(tokens, cache=self._positioned)
         logits = computed[0, -rows:, :] if drafted else computed[:, -1, :]
         logits = self._logits.process(self._sequences, tokens[:, -rows], logits, drafted)
         self._held = [held + tokens.shape[1] for held in self._held]
         positions = [*range(self._held[0] - len(drafted), self._held[0]), *self._held]
         sampled, chances = self._sampler(rows, logits.shape[-1])(logits, positions)
-        sampled = self._agree(computed, sampled)
+        sampled = self._resources.agree(computed, sampled)
         places = range(len(self._sequences)) if not drafted else [0] * rows
         scores = [self._scores(place, logits[row], sampled[row]) for row, place in enumerate(places)]
         mx.async_eval(sampled, chances, [score.arrays for score in scores if score])

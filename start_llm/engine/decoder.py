@@ -1,13 +1,10 @@
 """All decoding sequences, in groups."""
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
 
-from start_llm.core.adapters import AdapterStack
 from start_llm.core.thread_owners import ENGINE, owned_by
 from start_llm.engine.batch import BatchGroup, ReleasedCaches, width
-from start_llm.engine.draft_gain import DraftGain
-from start_llm.engine.followers import Agreement, as_sampled
+from start_llm.engine.resources import EngineResources
 from start_llm.engine.sequence import EngineSequence, Sampled
 
 _CHEAP_PADDING = 2048
@@ -31,32 +28,12 @@ def padding(lengths: Sequence[int]) -> int:
 class Decoder:
     """All decoding sequences, each alone or in a group with others of similar length.
 
-    Args:
-        batches: whether sequences of this network may share a forward pass; if not, each is a group of its
-            own.
-        fits_memory: whether sequences of these lengths, in tokens, fit into memory. Every sequence of a batch
-            counts as long as the longest, with the largest growth.
-        mount: makes the network compute under adapters.
-        gain: of drafts; None: nothing is drafted.
-        agree: see `engine.followers`.
+    A network that does not batch has each in a group of its own. Every sequence of a batch counts in memory
+    as long as the longest, with the largest growth.
     """
 
-    def __init__(
-        self,
-        network: Any,
-        batches: bool,
-        fits_memory: Callable[[Sequence[int]], bool] = lambda _: True,
-        *,
-        mount: Callable[[AdapterStack], None] = lambda _: None,
-        gain: DraftGain | None = None,
-        agree: Agreement = as_sampled,
-    ) -> None:
-        self._network = network
-        self._mount = mount
-        self._gain = gain
-        self._agree = agree
-        self._can_batch = batches
-        self._fits_memory = fits_memory
+    def __init__(self, resources: EngineResources) -> None:
+        self._resources = resources
         self._queued: list[EngineSequence] = []
         self._groups: list[BatchGroup] = []
         self._starting: list[EngineSequence] = []
@@ -78,6 +55,11 @@ class Decoder:
     def batched_bytes(self) -> int:
         """Bytes of all merged caches, padding included."""
         return sum(group.nbytes for group in self._groups)
+
+    def end_turn(self) -> None:
+        """Note that another loop computes now, whose time is not that of a step."""
+        for group in self._groups:
+            group.end_turn()
 
     def add(self, sequence: EngineSequence) -> None:
         """Queue a sequence that has been prefilled; it decodes from the next step on."""
@@ -158,10 +140,7 @@ class Decoder:
         if self._joining:
             self._joining.join(*self._starting)
         else:
-            self._groups += [
-                BatchGroup(self._network, sequence, self._mount, self._gain, self._agree)
-                for sequence in self._starting
-            ]
+            self._groups += [BatchGroup(self._resources, sequence) for sequence in self._starting]
         self._starting, self._joining = [], None
         del self._queued[:count]
 
@@ -194,7 +173,7 @@ class Decoder:
         members: Mapping[BatchGroup, list[EngineSequence]],
     ) -> bool:
         sequences = [*members[group], sequence]
-        if not self._can_batch:
+        if not self._resources.batches:
             return False
         if sequence.adapters != group.adapters or any(other.excluded_from_batches for other in sequences):
             return False
@@ -202,7 +181,7 @@ class Decoder:
             return False
         others = [batch for other, batch in members.items() if other is not group]
         widths = [[width(batch)] * len(batch) for batch in (sequences, *others)]
-        return self._fits_memory([tokens for batch in widths for tokens in batch])
+        return self._resources.admission.fits([tokens for batch in widths for tokens in batch])
 
 
 def _lengths(sequences: Sequence[EngineSequence]) -> list[int]:

@@ -64,11 +64,12 @@ class DiskWaits:
             except Exception:  # noqa: BLE001 - whatever is wrong with the disk tier, the prompt can be computed
                 self._metrics.failures += 1
                 first.wait = None
-            if first.wait is None or first.is_restoring:
-                break
-        if first.wait and first.is_restoring:
-            first.waits_until = self._clock() + max(first.wait.saves / speed, _LEAST_PATIENCE_S)
-        return first.is_restoring
+            if first.wait is None:
+                return False
+            if first.is_restoring:  # the disk thread may end it at any time: this is decided once
+                first.waits_until = self._clock() + max(first.wait.saves / speed, _LEAST_PATIENCE_S)
+                return True
+        return False
 
     def end_late(self, restoring: Sequence[QueuedRequest]) -> None:
         """Let those go on that have waited long enough."""

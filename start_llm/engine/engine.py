@@ -5,13 +5,12 @@ import threading
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
 
 from start_llm.core.engine_request import EngineRequest
 from start_llm.core.errors import EngineDied, ModelError, Overloaded, StartLLMError
 from start_llm.core.events import Failed, Restored
 from start_llm.engine.cache_probe import CacheProbe
-from start_llm.engine.engine_task import EngineCommand, EngineTask
+from start_llm.engine.engine_task import EngineTask
 from start_llm.engine.engine_thread import EngineThread
 from start_llm.engine.generation import Generation
 from start_llm.engine.inbox import DiskNews, Inbox, MemoryShare, StopRequest
@@ -97,38 +96,18 @@ class Engine:
                 return restored
         raise EngineDied("The engine cannot tell what it has of this prompt.")
 
-    def run[**Values, Result](
-        self,
-        name: str,
-        work: Callable[Values, Result],
-        *arguments: Values.args,
-        **options: Values.kwargs,
-    ) -> Result:
+    def run[Result](self, name: str, work: Callable[[], Result], patience_s: float = 0.0) -> Result:
         """Do some work on the engine thread, between two steps, and return what it returns.
 
         Args:
             name: what it is, in words.
+            patience_s: seconds for which requests that somebody waits for go first.
 
         Raises:
             RequestError: the work raised it.
             EngineDied: the engine has stopped.
         """
-        return self._run(EngineCommand(name, work, arguments, options))
-
-    def run_patiently[Result](self, patience_s: float, name: str, work: Callable[[], Result]) -> Result:
-        """Do some work as `run` does, but let requests that somebody waits for go first.
-
-        Args:
-            patience_s: seconds for which they do.
-
-        Raises:
-            RequestError: the work raised it.
-            EngineDied: the engine has stopped.
-        """
-        return self._run(EngineCommand(name, work, patience_s=patience_s))
-
-    def _run(self, command: EngineCommand) -> Any:
-        task = EngineTask(command)
+        task = EngineTask(name, work, patience_s)
         self._inbox.put(task)
         while self.is_alive():
             with suppress(queue.Empty):

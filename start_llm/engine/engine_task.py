@@ -2,44 +2,29 @@
 
 import queue
 import traceback
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from typing import Any
 
 from start_llm.core.errors import InternalError, RequestError
 from start_llm.core.thread_owners import ENGINE, REQUEST, owned_by
 
 
-@dataclass(frozen=True, slots=True)
-class EngineCommand:
-    """What is to be done.
+class EngineTask:
+    """Work and its outcome. The engine thread does it; one other thread waits.
 
-    Attributes:
+    Args:
         name: what it is, in words.
         work: returns what the waiting thread wants, or raises a `RequestError` for it.
-        arguments, options: values for it.
-        patience_s: seconds for which it makes way for requests that somebody waits for; 0: none.
-    """
-
-    name: str
-    work: Callable[..., Any]
-    arguments: tuple[Any, ...] = ()
-    options: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    patience_s: float = 0.0
-
-    def __call__(self) -> Any:
-        return self.work(*self.arguments, **self.options)
-
-
-class EngineTask:
-    """A command and its outcome. The engine thread runs it; one other thread waits.
 
     Attributes:
+        patience_s: seconds for which it makes way for requests that somebody waits for; 0: none.
         yields_until: seconds on the engine's clock until which it makes way for requests.
     """
 
-    def __init__(self, command: EngineCommand) -> None:
-        self.command = command
+    def __init__(self, name: str, work: Callable[[], Any], patience_s: float = 0.0) -> None:
+        self._name = name
+        self._work = work
+        self.patience_s = patience_s
         self.yields_until = 0.0
         self._outcome: queue.SimpleQueue[tuple[Any, RequestError | None]] = queue.SimpleQueue()
 
@@ -47,12 +32,12 @@ class EngineTask:
     def run(self) -> None:
         """Do the work. Nothing is raised here: requests that run have no part in it."""
         try:
-            self._outcome.put((self.command(), None))
+            self._outcome.put((self._work(), None))
         except RequestError as error:
             self._outcome.put((None, error))
         except Exception as error:  # noqa: BLE001 - whatever it is, it belongs to the thread that waits
             traceback.print_exc()
-            message = f"{self.command.name}: {type(error).__name__}: {error}"
+            message = f"{self._name}: {type(error).__name__}: {error}"
             self._outcome.put((None, InternalError(message)))
 
     @owned_by(REQUEST)

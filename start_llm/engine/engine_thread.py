@@ -5,8 +5,8 @@ import queue
 import threading
 import time
 import traceback
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Generator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 import mlx.core as mx
@@ -87,12 +87,11 @@ class EngineThread:
         self.work_event.set()
         return True
 
-    def collect(self) -> int:
-        """Free the memory of models that nobody refers to any more. Returns MLX's bytes that are left.
+    def collect(self) -> None:
+        """Free the memory of models that nobody refers to any more.
 
         Objects that were frozen after the start are examined too (`gc.freeze`).
         """
-        left: list[int] = []
         done = threading.Event()
 
         def collect() -> None:
@@ -100,12 +99,10 @@ class EngineThread:
             gc.collect()
             mx.clear_cache()
             gc.freeze()
-            left.append(mx.get_active_memory())
             done.set()
 
         if self.submit(collect):
             done.wait(_COLLECT_S)
-        return left[0] if left else 0
 
     def add(self, loop: EngineLoop, on_end: Callable[[], None]) -> None:
         """Run this loop until it is asked to stop. Only for jobs."""
@@ -135,10 +132,12 @@ class EngineThread:
         """Run the jobs that are there and a step of the loop whose turn it is, or wait for work."""
         self.work_event.clear()
         self._run_jobs()
-        now = self._clock()
-        ready = [entry for entry in self._entries if entry.is_ready(now)]
-        awaited = [entry for entry in ready if not entry.loop.yields]
-        chosen = self._choose(awaited or ready, now)
+        now, awaited, yielding = self._clock(), list[_LoopEntry](), list[_LoopEntry]()
+        for entry in list(self._entries):
+            with self._ending_on_failure(entry):
+                if entry.is_ready(now):
+                    (yielding if entry.loop.yields else awaited).append(entry)
+        chosen = self._choose(awaited or yielding, now)
         if chosen:
             self._step(chosen)
         elif self._has_work or not self._is_closing:
@@ -172,12 +171,17 @@ class EngineThread:
         return self._current
 
     def _step(self, entry: _LoopEntry) -> None:
-        """Run a step. A loop that raises ends, and all its requests fail; the others go on."""
         entry.due = None
-        try:
+        with self._ending_on_failure(entry):
             entry.loop.step()
             if entry.loop.is_stopping:
                 self._end(entry, entry.loop.finish)
+
+    @contextmanager
+    def _ending_on_failure(self, entry: _LoopEntry) -> Generator[None]:
+        """If the block raises, the loop ends, and all its requests fail; the others go on."""
+        try:
+            yield
         except BaseException:  # noqa: BLE001 - whatever it is, nobody may wait for this loop any more
             traceback.print_exc()
             self._end(entry, entry.loop.fail_the_rest)

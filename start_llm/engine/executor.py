@@ -16,6 +16,7 @@ from start_llm.engine.batch import BatchGroup, ReleasedCaches
 from start_llm.engine.decoder import Decoder
 from start_llm.engine.earlier_texts import EarlierTexts
 from start_llm.engine.failures import Failures
+from start_llm.engine.followers import ExecutorState
 from start_llm.engine.generation import Generation
 from start_llm.engine.image_reader import ImageReader
 from start_llm.engine.prefill import Prefill
@@ -80,23 +81,22 @@ class StepExecutor:
         self.cache = resources.cache
         self.failures = Failures(metrics, self.abandon_everything)
         self.prefills: list[Prefill] = []
-        self.decoder = Decoder(
-            resources.network,
-            resources.batches,
-            resources.admission.fits,
-            mount=resources.mount,
-            gain=resources.gain,
-            agree=resources.agree,
-        )
+        self.decoder = Decoder(resources)
 
     @property
     def running(self) -> list[EngineSequence]:
         return [*(prefill.sequence for prefill in self.prefills), *self.decoder.sequences]
 
-    @property
-    def image_bytes(self) -> int:
-        """Memory of images that are kept as the vision tower has seen them."""
-        return self._reader.kept_bytes if self._reader else 0
+    def state(self) -> ExecutorState:
+        """Return what this executor has in common with another one that has done the same."""
+        running = self.running
+        return ExecutorState(
+            running=len(running),
+            tokens=sum(len(sequence.tokens) for sequence in running),
+            computed=sum(prefill.done for prefill in self.prefills),
+            free_bytes=self.cache.free_bytes,
+            image_bytes=self._reader.kept_bytes if self._reader else 0,
+        )
 
     def execute(self, part: StepPart, at: float) -> None:
         """Do a part of a step.
@@ -134,6 +134,7 @@ class StepExecutor:
                     waiting.sequence.seq_cache.is_paused = False
                     if part.is_cut:
                         waiting.sequence.cut()
+            waiting.generation.cancel()  # whoever waits for events of idle work that had no room sees it
             return
         with self.blaming(sequence):
             if part.is_cut:
@@ -211,7 +212,8 @@ class StepExecutor:
                 case LookAtImage():
                     self._prefilled(part.number).look()
                 case ComputeChunk():
-                    self._compute_chunk(self._prefilled(part.number), part.tokens)
+                    prefill = self._prefilled(part.number)
+                    self._note_chunk(prefill, self._time.compute_chunk(prefill, part.tokens))
                 case ComputeChunks():
                     self._compute_chunks([self._prefilled(number) for number in part.numbers])
 
@@ -230,15 +232,13 @@ class StepExecutor:
             if waiting.sequence
             else self._open_new(waiting.generation, part)
         )
-        resources = self._resources
         self.prefills.append(
             Prefill(
-                resources.network,
+                self._resources,
                 sequence,
                 positions,
                 self._reader,
                 passes_checkpoints=self.cache.passes_checkpoints,
-                mount=resources.mount,
             )
         )
         self._starting = self._starting_cache = None
@@ -294,9 +294,6 @@ class StepExecutor:
             raise ValueError(f"request {number} is not being prefilled")
         return prefill
 
-    def _compute_chunk(self, prefill: Prefill, tokens: int) -> None:
-        self._note_chunk(prefill, self._time.compute_chunk(prefill, tokens))
-
     def _compute_chunks(self, prefills: Sequence[Prefill]) -> None:
         lengths = self._time.compute_chunks(prefills)
         with self.cache.shrinking_once():
@@ -340,12 +337,12 @@ class StepExecutor:
             numbers = ", ".join(map(str, part.numbers))
             raise ValueError(f"request {numbers} is not the next to decode")
         with self._time.decoding(), self.failures.on_failure(self._abandon_joining):
-            self.decoder.join_next(count, self._decoding(part.beside))
+            self.decoder.join_next(count, self._running_as(part.beside))
 
     def _decode(self, part: DecodeToken) -> None:
         with self._time.decoding():
             for numbers in part.groups:
-                group = self.decoder.group_of(self._decoding(numbers[0]))
+                group = self.decoder.group_of(self._running_as(numbers[0]))
                 if group:  # unless everything was abandoned since
                     with self.failures.on_failure(partial(self._abandon_group, group)):
                         self._step(group, part.draft_lengths)
@@ -392,10 +389,7 @@ class StepExecutor:
             sampled.token, sampled.scored, sampled.surprisal, is_drafted=sampled.is_drafted
         )
 
-    def _decoding(self, number: int | None) -> EngineSequence | None:
-        return next((sequence for sequence in self.decoder.sequences if sequence.number == number), None)
-
-    def _running_as(self, number: int) -> EngineSequence | None:
+    def _running_as(self, number: int | None) -> EngineSequence | None:
         return next((sequence for sequence in self.running if sequence.number == number), None)
 
     # ----------------------------------------------------------------------------------------------- failures
@@ -403,10 +397,6 @@ class StepExecutor:
     def blaming(self, sequence: EngineSequence) -> AbstractContextManager[None]:
         """If the block raises, this sequence alone fails."""
         return self.failures.on_failure(partial(self._abandon_sequences, [sequence]))
-
-    def fail_waiting(self, number: int) -> None:
-        """Fail a request that waits."""
-        self.failures.add([self._schedule.drop(number).generation])
 
     def _fail(self, sequences: Sequence[EngineSequence]) -> None:
         """Fail these sequences and discard their caches, each of them even if another one raises."""

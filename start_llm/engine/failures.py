@@ -26,13 +26,8 @@ class Failures:
         self._abandon_everything = abandon_everything
         self._failed: list[Generation] = []
 
-    @property
-    def count(self) -> int:
-        """How often something has failed."""
-        return self._metrics.failures
-
     @contextmanager
-    def on_failure(self, abandon: Callable[[], None]) -> Generator[None]:
+    def on_failure(self, abandon: Callable[[], None] = lambda: None) -> Generator[None]:
         """If the block raises, run `abandon`, and tell the requests that were added that they failed.
 
         The loop goes on. What nobody expected is printed.
@@ -62,7 +57,3 @@ class Failures:
         for generation in dict.fromkeys(self._failed):
             generation.emit(Failed(message))
         self._failed.clear()
-
-
-def abandon_nothing() -> None:
-    """Let everything go on."""

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import mlx.core as mx
 
-from start_llm.cache.disk.shared_restore import NoPeers, RestorePeers
+from start_llm.cache.disk.shared_restore import RestorePeers
 from start_llm.engine.generation import Generation
 from start_llm.engine.step_plan import StepPart
 
@@ -39,16 +39,17 @@ class ExecutorState(NamedTuple):
     image_bytes: int
 
 
-class Followers(RestorePeers, Protocol):
-    """The other ranks. They get everything in the order in which it is done here."""
+class Followers(RestorePeers):
+    """The other ranks. They get everything in the order in which it is done here.
+
+    This class is for a process that computes alone.
+    """
 
     def on_news(self, notify: Callable[[], object]) -> None:
         """Call this, on any thread, when they have read something that a prompt here waits for."""
-        ...
 
     def take_request(self, generation: Generation) -> None:
         """Send a request that has its number."""
-        ...
 
     def take_part(self, part: StepPart, at: float, state: Callable[[], ExecutorState]) -> None:
         """Send a part of a step that is about to be done here.
@@ -57,45 +58,15 @@ class Followers(RestorePeers, Protocol):
             at: the plan's time.
             state: returns what the executor has before the part. Theirs must have the same.
         """
-        ...
 
     def note_failure(self) -> None:
         """End the service: a part has failed here, and what was cleaned up the others still have."""
-        ...
 
     def take_trimmed(self, arrays: int) -> None:
         """Tell how many arrays of the prompt cache were trimmed here."""
-        ...
 
     def take_budget(self, nbytes: int, at: float) -> None:
         """Tell the budget of the prompt cache from this time of the plan on."""
-        ...
 
     def flush(self, patience_s: float) -> None:
         """Let them write what is not on their disks yet, for so many seconds at most."""
-        ...
-
-
-class NoFollowers(NoPeers):
-    """This process computes alone."""
-
-    def on_news(self, notify: Callable[[], object]) -> None:
-        """There is no news."""
-
-    def take_request(self, generation: Generation) -> None:
-        """Send it to nobody."""
-
-    def take_part(self, part: StepPart, at: float, state: Callable[[], ExecutorState]) -> None:
-        """Send it to nobody."""
-
-    def note_failure(self) -> None:
-        """Let the others of this process go on."""
-
-    def take_trimmed(self, arrays: int) -> None:
-        """Tell nobody."""
-
-    def take_budget(self, nbytes: int, at: float) -> None:
-        """Tell nobody."""
-
-    def flush(self, patience_s: float) -> None:
-        """Nobody has a disk."""

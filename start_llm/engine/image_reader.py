@@ -1,7 +1,6 @@
 """What the vision tower has seen of images, kept for the prompts that need it again."""
 
 import time
-from collections.abc import Callable
 
 import mlx.core as mx
 
@@ -21,19 +20,11 @@ class ImageReader:
 
     Args:
         limit_bytes: for all images that are kept.
-        clock: returns seconds.
     """
 
-    def __init__(
-        self,
-        vision: Vision,
-        metrics: EngineMetrics,
-        limit_bytes: int,
-        clock: Callable[[], float] = time.perf_counter,
-    ) -> None:
+    def __init__(self, vision: Vision, metrics: EngineMetrics, limit_bytes: int) -> None:
         self.vision = vision
         self._metrics = metrics
-        self._clock = clock
         self._kept = RecentlyUsed[tuple[object, ...], ImageFeatures](
             limit_bytes, lambda features: features.nbytes
         )
@@ -57,11 +48,11 @@ class ImageReader:
             salt: what was seen under one salt is never used under another.
         """
         inputs = run.inputs()
-        began = self._clock()
+        began = time.perf_counter()
         features = self.vision.see(inputs, run.network_ids)
         mx.clear_cache()
         self._metrics.tower_runs += 1
-        self._metrics.tower_s += self._clock() - began
+        self._metrics.tower_s += time.perf_counter() - began
         self._kept.put(_name(run, salt), features)
         self._metrics.image_bytes = self._kept.size
         return features

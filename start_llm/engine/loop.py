@@ -12,8 +12,6 @@ from start_llm.engine.cache_probe import CacheProbe
 from start_llm.engine.disk_waits import DiskWaits
 from start_llm.engine.engine_task import EngineTask
 from start_llm.engine.executor import StepExecutor
-from start_llm.engine.executor_state import state_of
-from start_llm.engine.failures import abandon_nothing
 from start_llm.engine.generation import Generation
 from start_llm.engine.inbox import DiskNews, Inbox, InboxItem, MemoryShare, StopRequest
 from start_llm.engine.planner import StepPlanner
@@ -94,6 +92,7 @@ class EngineLoop:
     def end_turn(self) -> None:
         """Note that another loop computes now: no pause is measured. Decode time that is owed stays owed."""
         self.time.end_turn()
+        self.executor.decoder.end_turn()
 
     def finish(self) -> None:
         """Fail every request that is left, and write what is cached to the disk."""
@@ -103,7 +102,7 @@ class EngineLoop:
             self.fail_the_rest()
         patience_s = self._stop.flush_s if self._stop else 0.0
         self._followers.flush(patience_s)
-        with self._failures.on_failure(abandon_nothing):
+        with self._failures.on_failure():
             self._cache.disk.flush(patience_s)
 
     def _close_running(self) -> None:
@@ -133,23 +132,23 @@ class EngineLoop:
             for part in self._planner.parts():
                 self._execute(part)
         self.time.note_step(is_decoding=bool(self._planner.decoding))
-        with self._failures.on_failure(abandon_nothing):
+        with self._failures.on_failure():
             for part in self._planner.upkeep():
                 self._execute(part)
             self._followers.take_trimmed(self._cache.tidy(_CACHE_TIDY_S))
-        with self._failures.on_failure(abandon_nothing):
+        with self._failures.on_failure():
             self._cache.disk.write_due(is_busy=bool(self.executor.running))
         self.executor.report()
         self._metrics.step_began = None
 
     def _execute(self, part: StepPart) -> None:
-        at, failed = self._clock(), self._failures.count
-        self._followers.take_part(part, at, partial(state_of, self.executor))
+        at, failed = self._clock(), self._metrics.failures
+        self._followers.take_part(part, at, self.executor.state)
         with ExitStack() as failing:
             failing.callback(self._followers.note_failure)
             self.executor.execute(part, at)
             failing.pop_all()
-        if self._failures.count > failed:
+        if self._metrics.failures > failed:
             self._followers.note_failure()
 
     def _receive_all(self) -> None:
@@ -174,7 +173,7 @@ class EngineLoop:
                 self._collect()
             case MemoryShare(usable_bytes, cache_bytes):
                 self._resources.admission.usable_bytes = usable_bytes
-                with self._failures.on_failure(abandon_nothing), self._clock.stopped(at := self._clock()):
+                with self._failures.on_failure(), self._clock.stopped(at := self._clock()):
                     self._followers.take_budget(cache_bytes, at)
                     self._cache.resize(cache_bytes)
             case StopRequest():
@@ -182,14 +181,14 @@ class EngineLoop:
 
     def _collect(self) -> None:
         """Take what the disk has read."""
-        failed = self._failures.count
-        with self._failures.on_failure(abandon_nothing), self._clock.stopped(self._clock()):
+        failed = self._metrics.failures
+        with self._failures.on_failure(), self._clock.stopped(self._clock()):
             self._cache.disk.collect()
-        if self._failures.count > failed:
+        if self._metrics.failures > failed:
             self._followers.note_failure()
 
     def _accept_task(self, task: EngineTask) -> None:
-        if patience_s := task.command.patience_s:
+        if patience_s := task.patience_s:
             task.yields_until = self._clock() + patience_s
             self._tasks.append(task)
         else:

@@ -88,12 +88,10 @@ class StepPlanner:
 
     def _ends(self) -> list[EndRequest]:
         """End requests whose clients went away, and replies that exceeded their deadline."""
-        now, running = self._clock(), self._executor.running
-        gone = [
-            *self._schedule.cancelled,
-            *(sequence.generation for sequence in running if sequence.cancelled),
-        ]
-        gone += [generation for generation in self._schedule.generations if self._has_no_place(generation)]
+        now, running, waiting = self._clock(), self._executor.running, self._schedule.generations
+        requests = [*waiting, *(sequence.generation for sequence in running)]
+        gone = [generation for generation in requests if generation.cancelled]
+        gone += [generation for generation in waiting if self._has_no_place(generation)]
         ended = {generation.number for generation in gone}
         late = [
             sequence
@@ -219,14 +217,18 @@ class StepPlanner:
     @property
     def _prompts(self) -> list[Generation]:
         """The requests whose prompts are read, from the disk or by the network, up to their first token."""
-        begun = [sequence for sequence in self._executor.running if not sequence.has_begun]
-        return [waiting.generation for waiting in (*self._schedule.restoring, *begun)]
+        return [*(queued.generation for queued in self._schedule.restoring), *self._computing]
+
+    @property
+    def _computing(self) -> list[Generation]:
+        """The requests whose prompts are read by the network."""
+        return [sequence.generation for sequence in self._executor.running if not sequence.has_begun]
 
     @property
     def is_prompt_awaited(self) -> bool:
-        """True if somebody waits for a prompt that is read, or can be now."""
+        """True if somebody waits for a prompt that the network reads, or can read now."""
         startable = self.startable
-        prompts = [*self._prompts, *([startable.generation] if startable else [])]
+        prompts = [*self._computing, *([startable.generation] if startable else [])]
         return not all(map(self._schedule.yields, prompts))
 
     def _pauses(self, sequence: EngineSequence) -> bool:
@@ -279,13 +281,13 @@ class StepPlanner:
             return LookAtImage(number)
         return ComputeChunk(number, self._time.chunk_length(prefill, is_decoding=self._is_decoding))
 
-    def _starts(self) -> Iterator[StartRequest]:
+    def _starts(self) -> Iterator[StartRequest | EndRequest]:
         """Start the next request that need not wait for the disk, unless a prompt is being prefilled, and
-        those that share its passes.
+        those that share its passes. End those whose start cannot be planned.
         """
         while (first := self.startable) and self._may_start(first):
             part = self._start_unless_waiting(first)
-            if part and not self._shares_passes(first, part.restored):
+            if isinstance(part, StartRequest) and not self._shares_passes(first, part.restored):
                 return
             if part:
                 yield part
@@ -304,16 +306,15 @@ class StepPlanner:
             and not repeats_others(first, restored, prefills, self._executor.cache)
         )
 
-    def _start_unless_waiting(self, first: QueuedRequest) -> StartRequest | None:
-        """Return the start of a request; None if it has to wait for the disk, or failed."""
-        failed = partial(self._executor.fail_waiting, first.generation.number)
-        with self._executor.failures.on_failure(failed):
+    def _start_unless_waiting(self, first: QueuedRequest) -> StartRequest | EndRequest | None:
+        """Return the start of a request, or its end if it failed; None if it has to wait for the disk."""
+        failures = self._executor.failures
+        with failures.on_failure(partial(failures.add, [first.generation])):
             speed = self._time.speed
             with self._clock.stopped(self._clock()):  # other ranks make room for a restore at this time too
                 has_to_wait = self._disk_waits.has_to_wait(first, speed)
-            if not has_to_wait:
-                return self._start_of(first)
-        return None
+            return None if has_to_wait else self._start_of(first)
+        return EndRequest(first.generation.number)
 
     def _start_of(self, first: QueuedRequest) -> StartRequest:
         restored = self._executor.cache.restorable(first.ids, first.generation.request.salt)

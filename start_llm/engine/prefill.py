@@ -1,16 +1,15 @@
 """Prefill of one prompt, chunk by chunk, and of several short ones together."""
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 import mlx.core as mx
 
-from start_llm.core.adapters import AdapterStack
 from start_llm.core.events import Prefilling
 from start_llm.core.images import ImageSpan
 from start_llm.core.thread_owners import ENGINE, owned_by
 from start_llm.engine import merging
 from start_llm.engine.image_reader import ImageReader
+from start_llm.engine.resources import EngineResources
 from start_llm.engine.sequence import EngineSequence
 from start_llm.engine.shifted_cache import shifted
 from start_llm.models.vision import ImageChunk, ImageFeatures
@@ -27,7 +26,6 @@ class Prefill:
         checkpoint_positions: where state is kept.
         passes_checkpoints: a chunk need not end there; see `PromptCache`.
         reader: reads the images; None if the model has no eyes.
-        mount: makes the network compute under adapters.
 
     Raises:
         ValueError: the prompt has images, and the model has no eyes.
@@ -35,18 +33,16 @@ class Prefill:
 
     def __init__(
         self,
-        network: Any,
+        resources: EngineResources,
         sequence: EngineSequence,
         checkpoint_positions: tuple[int, ...] = (),
         reader: ImageReader | None = None,
         *,
         passes_checkpoints: bool = False,
-        mount: Callable[[AdapterStack], None] = lambda _: None,
     ) -> None:
         if sequence.images.spans and reader is None:
             raise ValueError("this model reads no images")
-        self._network = network
-        self._mount = mount
+        self._resources = resources
         self._reader = reader
         self._seen: tuple[ImageSpan, ImageFeatures] | None = None
         self.sequence = sequence
@@ -117,13 +113,13 @@ class Prefill:
         end = self._end(most)
         if end == self.done:
             return 0
-        self._mount(self.sequence.adapters)
+        self._resources.mount(self.sequence.adapters)
         if self.image:
             self._compute_image(self.image, end)
         else:
             shift = self.sequence.images.shift_at(self.done)
             chunk = mx.array([self.sequence.tokens[self.done : end]])
-            self._network(chunk, cache=shifted(self.sequence.layer_caches, shift))
+            self._resources.network(chunk, cache=shifted(self.sequence.layer_caches, shift))
         mx.eval([layer.state for layer in self.sequence.layer_caches])
         mx.clear_cache()
         return self._advance(end)
@@ -154,8 +150,10 @@ class Prefill:
         chunks = [
             prefill.sequence.tokens[prefill.done : end] for prefill, end in zip(prefills, ends, strict=True)
         ]
-        self._mount(self.sequence.adapters)
-        fed = merging.feed(self._network, [prefill.sequence.layer_caches for prefill in prefills], chunks)
+        self._resources.mount(self.sequence.adapters)
+        fed = merging.feed(
+            self._resources.network, [prefill.sequence.layer_caches for prefill in prefills], chunks
+        )
         for prefill, caches in zip(prefills, fed, strict=True):
             prefill.sequence.take_caches(caches)
         mx.clear_cache()

@@ -9,7 +9,7 @@ from start_llm.core.adapters import AdapterStack
 from start_llm.core.limits import TimeLimits
 from start_llm.engine.admission import Admission
 from start_llm.engine.draft_gain import DraftGain
-from start_llm.engine.followers import Agreement, Followers, NoFollowers, as_sampled
+from start_llm.engine.followers import Agreement, Followers, as_sampled
 from start_llm.engine.pacing import LONGEST_CHUNK, Chunk
 from start_llm.engine.step_plan import PlanClock
 from start_llm.models.vision import Vision
@@ -56,4 +56,4 @@ class EngineResources:
     gain: DraftGain | None = None
     batches_prefill: bool = False
     agree: Agreement = as_sampled
-    followers: Followers = field(default_factory=NoFollowers)
+    followers: Followers = field(default_factory=Followers)

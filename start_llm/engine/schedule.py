@@ -137,24 +137,26 @@ class Schedule:
         return [queued.generation for queued in self._waiting]
 
     def should_preempt(self, waiting: QueuedRequest, sequence: EngineSequence, done: int) -> bool:
-        """Return whether a waiting request should preempt the prompt that is being prefilled.
+        """Return whether a waiting request should preempt the prompt that is being prefilled: one that makes
+        way for it, or of its kind one that is due later, and needs so much more that preempting pays.
+
+        If both share a prefix, the one that runs first computes it for the other too.
 
         Args:
-            sequence, done: see `is_worth_preempting`.
+            sequence, done: the sequence that is being prefilled, and the number of its tokens that are
+                computed.
         """
-        waits, runs = waiting.generation, sequence.generation
+        waits, runs, before = waiting.generation, sequence.generation, waiting.sequence
         if self.yields(waits, runs) or self.yields(runs, waits):
             return self.yields(runs, waits)
-        return is_worth_preempting(waiting, sequence, done)
+        known = len(before.seq_cache.tokens) if before else waits.request.repeated_tokens
+        to_do = waiting.tokens - known
+        return waiting.due < sequence.due and to_do * _WORTH_STOPPING <= len(sequence.tokens) - done
 
     @property
     def restoring(self) -> list[QueuedRequest]:
         """The requests that wait for the disk."""
         return [queued for queued in self._waiting if queued.is_restoring]
-
-    @property
-    def cancelled(self) -> list[Generation]:
-        return [queued.generation for queued in self._waiting if queued.generation.cancelled]
 
     def take(self, number: int) -> QueuedRequest:
         """Remove a request, and return it.
@@ -216,17 +218,3 @@ def deadline_after_restore(waiting: QueuedRequest, restored: int, speed: float) 
 
 def _is_one_session(request: EngineRequest, other: EngineRequest) -> bool:
     return bool(request.session) and (request.salt, request.session) == (other.salt, other.session)
-
-
-def is_worth_preempting(waiting: QueuedRequest, sequence: EngineSequence, done: int) -> bool:
-    """Return whether a waiting request is due earlier, and needs so much less that preempting pays.
-
-    If both share a prefix, the one that runs first computes it for the other too.
-
-    Args:
-        sequence, done: the sequence that is being prefilled, and the number of its tokens that are computed.
-    """
-    before = waiting.sequence
-    known = len(before.seq_cache.tokens) if before else waiting.generation.request.repeated_tokens
-    to_do = waiting.tokens - known
-    return waiting.due < sequence.due and to_do * _WORTH_STOPPING <= len(sequence.tokens) - done

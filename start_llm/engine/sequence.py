@@ -84,10 +84,6 @@ class EngineSequence:
         return self.generation.request.adapters
 
     @property
-    def cancelled(self) -> bool:
-        return self.generation.cancelled
-
-    @property
     def is_guided(self) -> bool:
         """The reply has structured output, so its next step needs to know the token before."""
         return self._guided is not None
@@ -219,11 +215,11 @@ class EngineSequence:
         return has_ended
 
     def _fail(self, reason: str) -> None:
-        """Tell that the reply cannot go on. The planner ends it with the next step, like one whose client has
-        gone, so that followers, which have no guide, do too.
+        """Tell at once that the reply cannot go on: nothing is sent for it afterwards. The planner ends it
+        with the next step, like one whose client has gone, so that followers, which have no guide, do too.
         """
         self._has_failed = True
-        self.generation.hold([Failed(f"The engine failed: {reason}")])
+        self.generation.emit(Failed(f"The engine failed: {reason}"))
         self.generation.cancel()
 
 

@@ -133,16 +133,16 @@ def _faster(first: _Tried, second: _Tried) -> _Tried:
     return min(first, second, key=lambda tried: tried.chunk.seconds)
 
 
-def _measure(near: _Probe, layers: Layers, pace: Pace) -> PrefillProfile:
-    near.compute(_SHORT)
-    short = near.compute(_SHORT)
-    far = _far(near, layers)
-    far.compute(_SHORT)
-    after = far.compute(_SHORT)
-    longer = far.compute(_LONGER)
+def _measure(probe: _Probe, layers: Layers, pace: Pace) -> PrefillProfile:
+    probe.compute(_SHORT)
+    short = probe.compute(_SHORT)
+    _go_far(probe, layers)
+    probe.compute(_SHORT)
+    after = probe.compute(_SHORT)
+    longer = probe.compute(_LONGER)
     tried = [short, after, longer]
     if _seconds_of_a_long_one(after.chunk, longer.chunk) <= _LONG_PATIENCE_S:
-        tried.append(far.compute(_LONG))
+        tried.append(probe.compute(_LONG))
     return PrefillProfile(_cost_of(short, after, longer), tuple(result.chunk for result in tried), pace)
 
 
@@ -256,11 +256,11 @@ class _Probe:
         held: tokens in them.
     """
 
-    def __init__(self, network: Any, clock: Callable[[], float], caches: list[Any], held: int = 0) -> None:
+    def __init__(self, network: Any, clock: Callable[[], float], caches: list[Any]) -> None:
         self._network = network
         self._clock = clock
         self.caches = caches
-        self.held = held
+        self.held = 0
 
     def compute(self, tokens: int) -> _Tried:
         active = _active_bytes()
@@ -271,21 +271,15 @@ class _Probe:
         self.held += tokens
         return _Tried(chunk, max(mx.get_peak_memory() - active, 0))
 
-    def on(self, caches: list[Any], held: int) -> _Probe:
-        """Return a probe of the same network with other caches."""
-        return _Probe(self._network, self._clock, caches, held)
 
-
-def _far(probe: _Probe, layers: Layers) -> _Probe:
-    """Return a probe that holds the first short chunk of another one again and again.
-
-    It is the same one where nothing can be repeated.
-    """
+def _go_far(probe: _Probe, layers: Layers) -> None:
+    """Let a probe hold its first short chunk again and again, where it can be repeated."""
     if layers.unknown or not layers.has_trimmable:
-        return probe
+        return
     parts = [layers.borrow(probe.caches, 0, _SHORT) for _ in range(_BEHIND)]
     state = layers.state(probe.caches) if layers.has_state else None
-    return probe.on(layers.assemble(parts, state, _SHORT * _BEHIND), _SHORT * _BEHIND)
+    probe.caches = layers.assemble(parts, state, _SHORT * _BEHIND)
+    probe.held = _SHORT * _BEHIND
 
 
 def _cost_of(short: _Tried, after: _Tried, longer: _Tried) -> PrefillMemoryCost:

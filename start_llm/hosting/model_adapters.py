@@ -1,6 +1,7 @@
 """The adapters of one loaded model: mounted on its engine thread, and again when it is loaded again."""
 
 from collections.abc import Callable, MutableMapping, Sequence
+from functools import partial
 from pathlib import Path
 
 from start_llm.core.adapters import BASE_MODEL, MountedAdapter
@@ -30,7 +31,7 @@ class ModelAdapters:
 
     def mount(self, name: str, folder: Path) -> MountedAdapter:
         """Mount an adapter between two steps of the engine. If it is refused, what was mounted stays."""
-        mounted = self._engine.run("load an adapter", self._adapters.load, name, folder)
+        mounted = self._engine.run("load an adapter", partial(self._adapters.load, name, folder))
         self._folders[name] = folder
         return mounted
 
@@ -39,7 +40,7 @@ class ModelAdapters:
         self._adapters.remove(name)
         self._folders.pop(name, None)
         # Otherwise the network would keep its layers.
-        self._engine.run("unmount adapters", self._adapters.mount, BASE_MODEL)
+        self._engine.run("unmount adapters", partial(self._adapters.mount, BASE_MODEL))
 
     def mount_again(self, say: Callable[[str], None]) -> None:
         """Mount what was mounted when the model was last loaded. Tell the user of what cannot be."""

@@ -26,7 +26,7 @@ from start_llm.engine.earlier_texts import EARLIER_BYTES
 from start_llm.engine.embedding import LONGEST_TEXT, Embedder
 from start_llm.engine.engine import Engine
 from start_llm.engine.engine_thread import EngineThread
-from start_llm.engine.followers import Followers, NoFollowers, as_sampled
+from start_llm.engine.followers import Followers, as_sampled
 from start_llm.engine.pace import Pace
 from start_llm.engine.pass_times import measure_passes
 from start_llm.engine.resources import EngineResources
@@ -98,7 +98,7 @@ class LoaderParts:
     thread: EngineThread
     disk: DiskStorage
     ranks: RankGroup | None = None
-    followers: Followers = field(default_factory=NoFollowers)
+    followers: Followers = field(default_factory=Followers)
 
 
 class EngineLoader:

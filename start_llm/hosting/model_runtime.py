@@ -230,4 +230,4 @@ class EngineEmbedder:
 
     def embed(self, ids: Sequence[int], patience_s: float) -> list[float]:
         """Return the vector of a text, for which requests that somebody waits for go first for so long."""
-        return self.engine.run_patiently(patience_s, "make a vector", partial(self.embedder.embed, ids))
+        return self.engine.run("make a vector", partial(self.embedder.embed, ids), patience_s)

@@ -9,7 +9,6 @@ from contextlib import AbstractContextManager, suppress
 from start_llm.core.errors import StartLLMError
 from start_llm.core.thread_owners import ENGINE, owned_by
 from start_llm.engine.executor import StepExecutor
-from start_llm.engine.executor_state import state_of
 from start_llm.engine.generation import Generation
 from start_llm.engine.resources import EngineResources
 from start_llm.engine.schedule import Schedule
@@ -178,7 +177,7 @@ class Follower:
             raise OutOfStep(f"request {sent.number} is the number {generation.number} here")
 
     def _execute(self, sent: SentPart) -> None:
-        state = state_of(self.executor)
+        state = self.executor.state()
         if state != sent.state:
             name = type(sent.part).__name__
             raise OutOfStep(f"before {name} it has {state}, and rank 0 has {sent.state}")

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from start_llm.cache.disk.shared_restore import RestoreWish
 from start_llm.core.thread_owners import ENGINE, owned_by
-from start_llm.engine.followers import ExecutorState
+from start_llm.engine.followers import ExecutorState, Followers
 from start_llm.engine.generation import Generation
 from start_llm.engine.step_plan import StepPart
 from start_llm.models.rank_group import RankGroup
@@ -33,7 +33,7 @@ _NAMING_S = 1.0
 """Seconds in which it shows whether a step has failed because another rank is gone."""
 
 
-class Leader:
+class Leader(Followers):
     """The other ranks, as the engine of rank 0 sees them (`engine.followers.Followers`).
 
     Requests and parts go out before they are done here, so that all ranks compute at the same time. A rank

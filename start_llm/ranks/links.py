@@ -14,7 +14,7 @@ import socket
 import struct
 import time
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from start_llm.core.errors import RanksApart, StartupError
 from start_llm.core.silent_peers import end_when_silent
@@ -24,6 +24,8 @@ _LENGTH = struct.Struct(">I")
 _MOST_BYTES = 2**28
 _WORD_BYTES = 32
 _NUMBER_BYTES = 2
+PLACE = struct.Struct(f"<H{_WORD_BYTES}s")
+"""A `MeetingPlace` as the ranks' own connection carries it."""
 _GREETING_S = 5.0
 """Seconds for which whoever connects may take to prove that it knows the secret."""
 _TURN_S = 60.0
@@ -36,8 +38,7 @@ class LinkClosed(Exception):
     """The other end is gone, or sends what is no message."""
 
 
-@dataclass(frozen=True, slots=True)
-class MeetingPlace:
+class MeetingPlace(NamedTuple):
     """Where followers find rank 0, and how they prove who they are.
 
     Attributes:
@@ -47,20 +48,6 @@ class MeetingPlace:
 
     port: int
     secret: bytes
-
-    def packed(self) -> bytes:
-        """Return it in as many bytes as every other one."""
-        return self.port.to_bytes(_NUMBER_BYTES, "little") + self.secret
-
-    @classmethod
-    def unpacked(cls, data: bytes) -> MeetingPlace:
-        """Return the one that these bytes are."""
-        return cls(int.from_bytes(data[:_NUMBER_BYTES], "little"), data[_NUMBER_BYTES:])
-
-    @classmethod
-    def nowhere(cls) -> MeetingPlace:
-        """Return one of the same length that says nothing."""
-        return cls(0, bytes(_WORD_BYTES))
 
 
 class Link:

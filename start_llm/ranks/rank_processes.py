@@ -21,7 +21,7 @@ from start_llm.models.model_names import name_of
 from start_llm.models.rank_group import RankGroup
 from start_llm.ranks.follower import Follower, LeaderMessages
 from start_llm.ranks.leader import Leader
-from start_llm.ranks.links import Link, LinkClosed, Meeting, MeetingPlace, meet
+from start_llm.ranks.links import PLACE, Link, LinkClosed, Meeting, MeetingPlace, meet
 from start_llm.ranks.rank_settings import followed, left_out, settings_together
 from start_llm.ranks.wire import SentEnd, SentSettings, SentTrouble
 from start_llm.telemetry.terminal import Terminal
@@ -70,7 +70,7 @@ def meet_followers(ranks: RankGroup) -> list[Link]:
         StartupError: rank 0 cannot listen where they look for it.
     """
     meeting = Meeting(ranks.address)
-    ranks.gathered(meeting.place.packed())
+    ranks.gathered(PLACE.pack(*meeting.place))
     return meeting.wait_for(ranks.size, _MEETING_S)
 
 
@@ -80,7 +80,7 @@ def meet_leader(ranks: RankGroup) -> Link:
     Raises:
         RanksApart: rank 0 is not there.
     """
-    place = MeetingPlace.unpacked(ranks.gathered(MeetingPlace.nowhere().packed())[0])
+    place = MeetingPlace(*PLACE.unpack(ranks.gathered(bytes(PLACE.size))[0]))
     return meet(ranks.address, place, ranks.rank)
 
 

@@ -9,7 +9,7 @@ import struct
 from base64 import b64decode, b64encode
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, get_args
 
 from start_llm.cache.disk.page_file import TensorLayout
 from start_llm.cache.disk.shared_restore import RestoreWish
@@ -17,23 +17,11 @@ from start_llm.core.engine_request import EngineRequest, ReasoningLimit
 from start_llm.core.images import ImageRun
 from start_llm.core.prompt import KeptPrefix, ModelTokens
 from start_llm.core.sampling import Sampling
-from start_llm.engine import step_plan
 from start_llm.engine.followers import ExecutorState
-from start_llm.engine.step_plan import StepPart
+from start_llm.engine.step_plan import PrefillPart, StepPart
 
 _PARTS: Mapping[str, type[StepPart]] = {
-    kind.__name__: kind
-    for kind in (
-        step_plan.EndRequest,
-        step_plan.PreemptRequest,
-        step_plan.StartRequest,
-        step_plan.LookAtImage,
-        step_plan.ComputeChunk,
-        step_plan.ComputeChunks,
-        step_plan.JoinBatch,
-        step_plan.DecodeToken,
-        step_plan.FreeMemory,
-    )
+    kind.__name__: kind for parts in (StepPart, PrefillPart) for kind in get_args(parts.__value__)
 }
 """The parts that several ranks execute, by the name that goes over the wire."""
 
@@ -142,19 +130,7 @@ type _Plain = (
     SentSettings | SentTrimming | SentBudget | SentRead | SentRestored | SentFlush | SentEnd | SentTrouble
 )
 type Message = SentRequest | SentPart | SentRestore | _Plain
-_PLAIN: Mapping[str, type[_Plain]] = {
-    kind.__name__: kind
-    for kind in (
-        SentSettings,
-        SentTrimming,
-        SentBudget,
-        SentRead,
-        SentRestored,
-        SentFlush,
-        SentEnd,
-        SentTrouble,
-    )
-}
+_PLAIN: Mapping[str, type[_Plain]] = {kind.__name__: kind for kind in get_args(_Plain.__value__)}
 
 
 def encoded(message: Message) -> bytes:
@@ -183,7 +159,7 @@ def decoded(data: bytes) -> Message:
     try:
         fields = json.loads(data)
         return _message(fields.pop("kind"), fields)
-    except (AttributeError, KeyError, TypeError) as error:
+    except (AttributeError, KeyError, TypeError, struct.error) as error:
         raise ValueError(f"no message: {error!r}") from error
 
 

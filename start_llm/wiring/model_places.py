@@ -2,7 +2,7 @@
 
 import platform
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 from start_llm.config.paths import DEMO_MODEL, from_root
@@ -81,24 +81,29 @@ def model_folders(settings: Settings) -> dict[str, Path]:
     return models_in(folder) if folder else {}
 
 
-def more_models(settings: Settings, known: Mapping[str, Path]) -> dict[str, Path]:
-    """Return the folders of all models by id, those of MORE_MODELS added. What is missing is downloaded.
+def served_models(settings: Settings, first: Path) -> tuple[str, dict[str, Path]]:
+    """Return the id of the model to load first, and the folders of all models by id: its own, those of
+    MODEL_DIR and those of MORE_MODELS. What is missing is downloaded.
 
     Args:
-        known: the folders of all other models.
+        first: the folder of the model to load first.
 
     Raises:
         ModelError: one is neither a folder nor a repository, or its download failed.
         SettingsError: two models would have the same id.
     """
-    folders = dict(known)
-    for folder in map(resolve, settings.model.more):
-        if folders.setdefault(name_of(folder), folder) != folder:
+    folders = model_folders(settings)
+    own = (model_id for model_id, folder in folders.items() if folder.resolve() == first.resolve())
+    name = next(own, name_of(first))
+    more = [("MORE_MODELS", name_of(folder), folder) for folder in map(resolve, settings.model.more)]
+    for variable, model_id, folder in (("MODEL_PATH", name, first), *more):
+        if folders.get(model_id, folder).resolve() != folder.resolve():
             raise SettingsError(
-                f"MORE_MODELS: two models are called {name_of(folder)!r}, and requests could not tell which "
-                "they name. Rename the folder of one."
+                f"{variable}: two models are called {model_id!r}, and requests could not tell which they "
+                "name. Rename the folder of one."
             )
-    return folders
+        folders[model_id] = folder
+    return name, folders
 
 
 def model_aliases(settings: Settings, known: Collection[str]) -> dict[str, str]:

@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 
+from start_llm.cache.disk.disk_reads import DiskWait
 from start_llm.core.engine_request import EngineRequest
 from start_llm.core.sequence_cost import SequenceCost
 from start_llm.engine.admission import Admission
-from start_llm.engine.engine_task import EngineCommand, EngineTask
+from start_llm.engine.engine_task import EngineTask
 from start_llm.engine.generation import Generation
 from start_llm.engine.schedule import BACKGROUND_PATIENCE_S, Schedule
 from tests.cache.conversations import Cached
@@ -21,6 +22,7 @@ from tests.engine.test_turns import PROMPTS, SPEED, Clock, drained, order_of
 from tests.ties import Tally, greedy_reference
 
 LONGER = LONG[::-1]
+HOUR = 3600.0
 MOST = 1.1
 """Passes up to the first token of a request beside background requests, in those that it needs alone."""
 BOTH = pytest.mark.parametrize("has_state", [False, True])
@@ -225,11 +227,33 @@ def test_a_reply_beside_others_is_that_of_a_cold_server(resources):
     Tally().compare(other.tokens, greedy_reference(resources.network, LONG[:500], 20))
 
 
+def test_a_reply_goes_on_while_a_prompt_waits_for_the_disk():
+    """There is nothing else to do: the loop would ask again and again whether the disk is ready."""
+    stepper, _ = watched(clock=Clock())
+    other = stepper.submit(background(PROMPTS[0], 200))
+    stepper.step_until(lambda: other.tokens)
+    asked = stepper.submit(engine_request(LONG, 5))
+    stepper.loop._receive_all()
+    first = stepper.loop.schedule.first
+    assert first and first.generation is asked.generation
+    first.wait, first.waits_until = DiskWait(), HOUR
+    before = len(other.tokens)
+    stepper.step(5)
+    assert len(other.tokens) == before + 5
+    first.wait.is_over = True
+    stepper.step_until(lambda: asked.progress)
+    read, before = len(asked.progress), len(other.tokens)
+    stepper.step(5)
+    assert (len(asked.progress), len(other.tokens)) == (read + 5, before), (
+        "it pauses while the prompt is read"
+    )
+
+
 # ------------------------------------------------------------------------------------------------------ tasks
 
 
 def patient_task(stepper: Cached, name: str, done: list[str]) -> None:
-    stepper.inbox.put(EngineTask(EngineCommand(name, lambda: done.append(name), patience_s=1.0)))
+    stepper.inbox.put(EngineTask(name, lambda: done.append(name), patience_s=1.0))
 
 
 @pytest.mark.thorough

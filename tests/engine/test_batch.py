@@ -1,6 +1,7 @@
 """Sequences decode alone or together, and what MLX's caches do meanwhile."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import mlx.core as mx
@@ -11,6 +12,8 @@ from hypothesis import strategies as st
 from mlx_lm.generate import generate_step, generation_stream
 from mlx_lm.models.cache import BatchKVCache, make_prompt_cache
 
+from start_llm.core.sequence_cost import SequenceCost
+from start_llm.engine.admission import Admission
 from start_llm.engine.batch import BatchGroup
 from start_llm.engine.decoder import Decoder, may_pad
 from start_llm.engine.generation import Generation
@@ -95,7 +98,7 @@ def decode(decoder: Decoder, steps: int) -> list[int]:
 
 def test_a_lone_sequence_says_what_mlx_lm_says(resources, references):
     sequence = resting_sequence(resources, PROMPTS[0])
-    group = BatchGroup(resources.network, sequence)
+    group = BatchGroup(resources, sequence)
     for _ in range(LENGTH):
         accept(group.step())
     assert tuple(sequence.tokens) == PROMPTS[0] + references[0].ids
@@ -103,7 +106,7 @@ def test_a_lone_sequence_says_what_mlx_lm_says(resources, references):
 
 def test_a_batch_says_what_mlx_lm_says_of_each_sequence(resources, references):
     sequences = [resting_sequence(resources, prompt) for prompt in PROMPTS]
-    group = BatchGroup(resources.network, sequences[0])
+    group = BatchGroup(resources, sequences[0])
     for sequence in sequences[1:]:
         group.join(sequence)
     while any(len(reply) < LENGTH for reply in replies(sequences)):
@@ -115,7 +118,7 @@ def test_a_batch_says_what_mlx_lm_says_of_each_sequence(resources, references):
 def test_a_released_sequence_is_at_rest(resources):
     """Its cache holds all tokens but the last, so it can go on anywhere (notes: trust `offset`)."""
     sequence = resting_sequence(resources, PROMPTS[0])
-    group = BatchGroup(resources.network, sequence)
+    group = BatchGroup(resources, sequence)
     for _ in range(5):
         accept(group.step())
     released = group.release(sequence)
@@ -128,7 +131,7 @@ def test_a_released_sequence_is_at_rest(resources):
 @pytest.mark.parametrize("released", [0, 1, 2])
 def test_a_sequence_released_from_a_batch_is_at_rest(resources, references, released):
     """And so is one that has just joined, whose last token nobody has fed yet."""
-    decoder = Decoder(resources.network, batches=True)
+    decoder = Decoder(resources)
     sequences = started(resources, decoder, PROMPTS[:2])
     decode(decoder, 4)
     sequences += started(resources, decoder, PROMPTS[2:])
@@ -145,7 +148,7 @@ def test_a_sequence_released_from_a_batch_is_at_rest(resources, references, rele
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("join_at", [0, 1, 2, 7])
 def test_joining_loses_and_doubles_no_token(resources, references, join_at):
-    decoder = Decoder(resources.network, batches=True)
+    decoder = Decoder(resources)
     sequences = [resting_sequence(resources, prompt) for prompt in PROMPTS]
     decoder.add(sequences[0])
     decode(decoder, join_at)
@@ -160,7 +163,7 @@ def test_joining_loses_and_doubles_no_token(resources, references, join_at):
 
 def test_nobody_waits_for_a_newcomer(resources):
     """Running replies get a token in every step; the newcomer gets its first one in the next step."""
-    decoder = Decoder(resources.network, batches=True)
+    decoder = Decoder(resources)
     decoder.add(resting_sequence(resources, PROMPTS[0]))
     assert decode(decoder, 3) == [1, 1, 1]
     decoder.add(resting_sequence(resources, PROMPTS[1]))
@@ -168,7 +171,7 @@ def test_nobody_waits_for_a_newcomer(resources):
 
 
 def test_a_sequence_that_ends_right_before_a_newcomer_is_fed_leaves_it_alone(resources, references):
-    decoder = Decoder(resources.network, batches=True)
+    decoder = Decoder(resources)
     first, second = resting_sequence(resources, PROMPTS[0]), resting_sequence(resources, PROMPTS[1])
     decoder.add(first)
     decode(decoder, 3)
@@ -185,7 +188,7 @@ def test_a_sequence_that_ends_right_before_a_newcomer_is_fed_leaves_it_alone(res
 def test_several_join_by_one_merge_and_say_what_mlx_lm_says(resources, references, monkeypatch, beside):
     prompts = [*PROMPTS, *PROMPTS[:2]]
     sequences = [resting_sequence(resources, prompt) for prompt in prompts]
-    group = BatchGroup(resources.network, sequences[0])
+    group = BatchGroup(resources, sequences[0])
     for sequence in sequences[1:beside]:
         group.join(sequence)
     merged = noted(monkeypatch, BatchKVCache, "merge")
@@ -204,7 +207,7 @@ def test_several_leave_by_one_filter_and_each_takes_its_own_caches(
 ):
     prompts = [*PROMPTS, *PROMPTS[:2]]
     sequences = [resting_sequence(resources, prompt) for prompt in prompts]
-    decoder = Decoder(resources.network, batches=True)
+    decoder = Decoder(resources)
     for sequence in sequences:
         decoder.add(sequence)
     decode(decoder, 8)
@@ -227,7 +230,7 @@ def test_several_leave_by_one_filter_and_each_takes_its_own_caches(
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("leaving", [0, 1, 2])
 def test_leaving_a_batch_does_not_change_the_others(resources, references, leaving):
-    decoder = Decoder(resources.network, batches=True)
+    decoder = Decoder(resources)
     sequences = [resting_sequence(resources, prompt) for prompt in PROMPTS]
     for sequence in sequences:
         decoder.add(sequence)
@@ -241,7 +244,7 @@ def test_leaving_a_batch_does_not_change_the_others(resources, references, leavi
 
 
 def test_a_batch_that_ran_empty_can_be_joined_again(resources, references):
-    decoder = Decoder(resources.network, batches=True)
+    decoder = Decoder(resources)
     for _ in range(3):
         sequences = [resting_sequence(resources, prompt) for prompt in PROMPTS]
         for sequence in sequences:
@@ -256,7 +259,7 @@ def test_a_batch_that_ran_empty_can_be_joined_again(resources, references):
 
 
 def test_sequences_take_turns_where_caches_cannot_be_merged(resources, references):
-    decoder = Decoder(resources.network, batches=False)
+    decoder = Decoder(replace(resources, batches=False))
     sequences = [resting_sequence(resources, prompt) for prompt in PROMPTS]
     decoder.add(sequences[0])
     decode(decoder, 5)
@@ -271,7 +274,7 @@ def test_sequences_take_turns_where_caches_cannot_be_merged(resources, reference
 def test_a_sequence_whose_start_fails_is_still_found(resources, batches, nth):
     """A sequence that no list holds any more would leave its client waiting for ever."""
     broken = Wrapped(resources.network, FailsOnce(lambda shape: True, nth=nth))
-    decoder = Decoder(broken, batches=batches)
+    decoder = Decoder(replace(resources, network=broken, batches=batches))
     sequences = [resting_sequence(resources, prompt) for prompt in PROMPTS[:2]]
     for sequence in sequences:
         decoder.add(sequence)
@@ -283,7 +286,7 @@ def test_a_sequence_whose_start_fails_is_still_found(resources, batches, nth):
 
 def test_after_a_failure_the_next_sequences_decode(resources, references):
     broken = Wrapped(resources.network, FailsOnce(lambda shape: shape[0] == 2, nth=3))
-    decoder = Decoder(broken, batches=True)
+    decoder = Decoder(replace(resources, network=broken))
     for prompt in PROMPTS[:2]:
         decoder.add(resting_sequence(resources, prompt))
     with pytest.raises(Breakdown):
@@ -350,7 +353,7 @@ def watched_decoder(resources) -> tuple[Decoder, list[int]]:
     """A decoder, and how many sequences each of its forward passes had."""
     passes: list[int] = []
     network = Wrapped(resources.network, lambda shape: passes.append(shape[0]))
-    return Decoder(network, batches=True), passes
+    return Decoder(replace(resources, network=network)), passes
 
 
 def started(resources, decoder: Decoder, prompts: list[tuple[int, ...]]) -> list[EngineSequence]:
@@ -420,7 +423,7 @@ def test_a_group_that_ran_empty_is_forgotten_and_sequences_go_on(resources, unli
 @pytest.mark.usefixtures("padding_is_dear")
 def test_sequences_of_all_batches_are_found_when_a_step_fails(resources, unlike_references):
     breaks = FailsOnce(lambda shape: shape[0] == 2, nth=6)
-    decoder = Decoder(Wrapped(resources.network, breaks), batches=True)
+    decoder = Decoder(replace(resources, network=Wrapped(resources.network, breaks)))
     sequences = started(resources, decoder, UNLIKE)
     with pytest.raises(Breakdown):
         decode(decoder, 10)
@@ -432,7 +435,7 @@ def test_sequences_of_all_batches_are_found_when_a_step_fails(resources, unlike_
 
 
 def test_the_last_sequence_of_a_batch_has_caches_of_its_own_again(resources, references):
-    decoder = Decoder(resources.network, batches=True)
+    decoder = Decoder(resources)
     sequences = started(resources, decoder, PROMPTS[:2])
     decode(decoder, 5)
     decoder.remove(sequences[1])
@@ -448,11 +451,13 @@ def test_a_batch_is_joined_only_if_there_is_memory_for_its_padding(resources):
     asked: list[list[int]] = []
     longest = len(PROMPTS[1]) + REPLY
 
-    def fits_memory(lengths):
-        asked.append(list(lengths))
-        return sum(lengths) < 3 * longest
+    class Asked(Admission):
+        def fits(self, lengths: Iterable[int]) -> bool:
+            asked.append(list(lengths))
+            return super().fits(asked[-1])
 
-    decoder = Decoder(resources.network, batches=True, fits_memory=fits_memory)
+    admission = Asked(3 * longest - 1, SequenceCost(token_bytes=1))
+    decoder = Decoder(replace(resources, admission=admission))
     started(resources, decoder, [PROMPTS[1], PROMPTS[1], TINY[0]])
     decode(decoder, 2)
     assert [len(group.sequences) for group in decoder.groups] == [2, 1]
@@ -461,7 +466,7 @@ def test_a_batch_is_joined_only_if_there_is_memory_for_its_padding(resources):
 
 def test_a_sequence_that_cannot_join_takes_its_group_with_it_and_no_other(resources, monkeypatch):
     monkeypatch.setattr("start_llm.engine.decoder._CHEAP_PADDING", 4)
-    decoder = Decoder(resources.network, batches=True)
+    decoder = Decoder(resources)
     sequences = started(resources, decoder, [UNLIKE[0], UNLIKE[2]])
     decode(decoder, 3)
     newcomer = resting_sequence(resources, UNLIKE[1])
@@ -474,7 +479,7 @@ def test_a_sequence_that_cannot_join_takes_its_group_with_it_and_no_other(resour
 
 
 def test_bytes_of_batches_count_padding_and_nothing_else(resources):
-    decoder = Decoder(resources.network, batches=True)
+    decoder = Decoder(resources)
     long, short = started(resources, decoder, [PROMPTS[1], TINY[0]])
     token = sum(
         layer.keys[..., :1, :].nbytes + layer.values[..., :1, :].nbytes for layer in long.layer_caches
@@ -515,7 +520,7 @@ def test_holding_the_keys_of_a_cache_sees_what_is_written_later(resources):
 
 
 def test_a_sequence_of_a_batch_with_forced_tokens_feeds_those(resources):
-    decoder = Decoder(resources.network, batches=True)
+    decoder = Decoder(resources)
     sequences = started(resources, decoder, PROMPTS)
     decode(decoder, 6)
     sequences[1].forced_tokens.append(77)

@@ -7,6 +7,8 @@ import pytest
 from start_llm.engine.draft_gain import _STEPS_BETWEEN, DraftGain, expected_tokens
 from start_llm.engine.draft_index import EARLIER, FORCED, MATCHES
 from start_llm.engine.pass_times import PASSES, PassTimes
+from tests.engine.harness import engine_request
+from tests.engine.test_guards import at_once
 
 CHEAP = {1: 0.010, 2: 0.0101, 4: 0.0105, 8: 0.012, 16: 0.016}
 """Seconds: sixteen tokens cost as much as 1.6 passes."""
@@ -98,3 +100,21 @@ def test_what_drafts_saved_and_what_rejected_tokens_took_is_counted():
     assert (metrics.drafts, metrics.drafted_tokens, metrics.accepted_tokens) == (2, 14, 7)
     assert metrics.saved_s == pytest.approx((0.08 - 0.012) + (0.01 - 0.012))
     assert metrics.rejected_s == pytest.approx(0.002)
+
+
+def test_the_turn_of_another_model_is_no_time_of_a_pass(monkeypatch: pytest.MonkeyPatch):
+    class Seconds(PassTimes):
+        def note(self, tokens: int, seconds: float) -> None:
+            taken.append(seconds)
+
+    now, taken = [0.0], list[float]()
+    monkeypatch.setattr("time.perf_counter", lambda: now[0])
+    stepper = at_once(gain=DraftGain(Seconds()))
+    reply = stepper.submit(engine_request(range(30), 20))
+    stepper.step_until(lambda: len(reply.tokens) > 2)
+    for _ in range(3):
+        stepper.loop.end_turn()
+        now[0] += 100
+        stepper.step(3)
+    assert taken
+    assert max(taken) < 1

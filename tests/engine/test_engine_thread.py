@@ -212,6 +212,25 @@ def test_a_loop_that_only_prewarms_makes_way_for_those_that_somebody_waits_for()
     assert steps[-1] == "w"
 
 
+def test_a_loop_that_cannot_say_whether_it_has_work_ends_and_the_others_go_on(capsys):
+    class Broken(Working):
+        @property
+        def rest_s(self) -> float:
+            raise ValueError("what is startable")
+
+        def fail_the_rest(self) -> None:
+            steps.append("failed")
+
+    steps = list[str]()
+    thread = EngineThread(clock=lambda: 0.0)
+    for loop in (Broken("a", steps), Working("b", steps)):
+        thread.add(cast("Any", loop), on_end=lambda: steps.append("ended"))
+    for _ in range(2):
+        thread._go_on()
+    assert steps == ["failed", "ended", "b", "b"]
+    assert "what is startable" in capsys.readouterr().err
+
+
 def test_a_loop_that_rests_is_asked_again_when_it_said():
     now, steps = [0.0], list[str]()
     thread = EngineThread(clock=lambda: now[0])

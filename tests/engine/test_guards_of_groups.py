@@ -20,6 +20,7 @@ from start_llm.engine.batch import BatchGroup
 from start_llm.engine.decoder import Decoder
 from start_llm.engine.generation import Generation
 from start_llm.engine.reply_writer import ReplyWriter
+from start_llm.engine.resources import EngineResources
 from start_llm.engine.sequence import EngineSequence
 from tests.engine.harness import Stepper, Undrafted, engine_request, seq_cache_of, stepped, uncached_resources
 
@@ -61,6 +62,11 @@ def resting(network: Any, length: int, most: int = 1000, **options: Any) -> Engi
     return EngineSequence(generation, reply, seq_cache_of(cache))
 
 
+def together(network: Any, **changes: Any) -> EngineResources:
+    """The resources of sequences that may share its passes."""
+    return uncached_resources(network, lambda _: b"a", frozenset(), max_sequences=9, batches=True, **changes)
+
+
 def peak_of(action: Callable[[], Any]) -> int:
     """Bytes at the highest moment of an action, beyond what was there before."""
     gc.collect()
@@ -78,7 +84,7 @@ def peak_of(action: Callable[[], Any]) -> int:
 @pytest.mark.sample(2)
 def test_while_a_sequence_joins_others_little_is_there_twice(beside: int):
     network, length = Deep(), 2000
-    group = BatchGroup(network, resting(network, length))
+    group = BatchGroup(together(network), resting(network, length))
     for _ in range(beside - 1):
         group.join(resting(network, length))
     group.wait()
@@ -92,7 +98,7 @@ def test_while_a_sequence_joins_others_little_is_there_twice(beside: int):
 def test_while_a_sequence_leaves_others_little_is_there_twice():
     network, length = Deep(), 2000
     sequences = [resting(network, length) for _ in range(3)]
-    group = BatchGroup(network, sequences[0])
+    group = BatchGroup(together(network), sequences[0])
     for sequence in sequences[1:]:
         group.join(sequence)
     group.wait()
@@ -103,7 +109,7 @@ def test_while_a_sequence_leaves_others_little_is_there_twice():
 
 def test_sequences_whose_padding_has_no_memory_do_not_share_a_batch():
     network = Deep()
-    decoder = Decoder(network, batches=True, fits_memory=lambda lengths: sum(lengths) <= 3000)
+    decoder = Decoder(together(network, admission=Admission(3000, SequenceCost(token_bytes=1))))
     for length in (200, 200, 10):
         decoder.add(resting(network, length))
     stepped(decoder)
@@ -113,7 +119,7 @@ def test_sequences_whose_padding_has_no_memory_do_not_share_a_batch():
 def test_a_batch_has_no_room_for_more_than_its_sequences_may_write():
     network, length, most = Deep(), 300, 40
     sequences = [resting(network, length, most) for _ in range(3)]
-    group = BatchGroup(network, sequences[0])
+    group = BatchGroup(together(network), sequences[0])
     for sequence in sequences[1:]:
         group.join(sequence)
     for _ in range(5):
@@ -127,7 +133,7 @@ def test_a_sequence_beside_a_batch_needs_the_memory_that_the_batch_leaves():
     long, short = resting(network, 600, 40), resting(network, 300, 40)
     admission = Admission(1500, SequenceCost(token_bytes=1))
     assert admission.has_room([long, short], engine_request(range(400), 10), 400)
-    group = BatchGroup(network, long)
+    group = BatchGroup(together(network), long)
     group.join(short)
     assert not admission.has_room([long, short], engine_request(range(400), 10), 400), (
         "the short one is padded"
@@ -142,7 +148,7 @@ def test_sequences_that_start_together_join_by_one_merge(monkeypatch: pytest.Mon
     monkeypatch.setattr(
         merging, "_merged", lambda parts, shifts: (merged.append(len(parts)), merge(parts, shifts))[1]
     )
-    decoder = Decoder(network, batches=True)
+    decoder = Decoder(together(network))
     for joining, expected in ((3, [3] * LAYERS), (2, [2] * LAYERS)):
         merged.clear()
         for _ in range(joining):
@@ -155,7 +161,8 @@ def test_sequences_that_start_together_join_by_one_merge(monkeypatch: pytest.Mon
 def test_sequences_that_join_together_have_room_together():
     """Two find memory beside the first one; the next begins a batch of its own."""
     network = Deep()
-    decoder = Decoder(network, batches=True, fits_memory=lambda lengths: len(lengths) <= 3)
+    admission = Admission(3, SequenceCost(state_bytes=1))
+    decoder = Decoder(together(network, admission=admission))
     for joining in (1, 4):
         for _ in range(joining):
             decoder.add(resting(network, 5))
@@ -179,7 +186,7 @@ def test_a_chunk_is_no_longer_than_there_is_memory_to_compute_it():
 
 def test_a_sequence_that_has_just_joined_holds_all_its_tokens_but_the_last():
     network = Deep()
-    group, newcomer = BatchGroup(network, resting(network, 20)), resting(network, 7)
+    group, newcomer = BatchGroup(together(network), resting(network, 20)), resting(network, 7)
     group.join(newcomer)
     (held,) = group.remove(newcomer)
     assert held.tokens == held.caches[0].offset == 6
@@ -192,7 +199,7 @@ def test_a_sequence_that_has_just_joined_holds_all_its_tokens_but_the_last():
 
 
 def decoded(sequences: list[EngineSequence], steps: int = 30) -> list[list[int]]:
-    decoder = Decoder(Deep(), batches=True)
+    decoder = Decoder(together(Deep()))
     for sequence in sequences:
         decoder.add(sequence)
     for _ in range(steps):
@@ -237,7 +244,7 @@ class Asked(Undrafted, Guide):
 
 def test_the_network_is_submitted_before_a_guide_waits_for_the_token_before(monkeypatch: pytest.MonkeyPatch):
     network, log = Deep(), list[str]()
-    group = BatchGroup(network, resting(network, 5, guide=Asked(log)))
+    group = BatchGroup(together(network), resting(network, 5, guide=Asked(log)))
     group.step()
     submit = mx.async_eval
     monkeypatch.setattr(mx, "async_eval", lambda *what: (log.append("submitted"), submit(*what)))
@@ -251,7 +258,7 @@ def test_log_probabilities_are_computed_with_the_step_that_they_are_of(monkeypat
     submit = mx.async_eval
     monkeypatch.setattr(mx, "async_eval", lambda *what: (submitted.append(len(what[-1])), submit(*what)))
     sequences = [resting(network, 5, top_logprobs=3), resting(network, 5)]
-    group = BatchGroup(network, sequences[0])
+    group = BatchGroup(together(network), sequences[0])
     group.join(sequences[1])
     sampled = [*group.step(), *group.step()]
     assert submitted == [1, 1, 1], "one row asks for them"

@@ -17,6 +17,7 @@ from start_llm.engine.resources import EngineResources
 from start_llm.engine.sequence import EngineSequence
 from tests.cache.conversations import Cached
 from tests.engine.harness import FailsOnce, Stepper, Undrafted, Watched, Wrapped, engine_request, seq_cache_of
+from tests.engine.test_guards import VOCABULARY, at_once
 
 PROMPT = (5, 6, 7)
 OTHERS = [(8, 9), (10, 11, 12, 13)]
@@ -180,6 +181,16 @@ def test_a_guide_that_is_lost_fails_its_own_request_and_no_other(
     assert _still_works(stepper)
 
 
+def test_a_reply_whose_guide_is_lost_ends_beside_many_others_too():
+    """Of many replies most readers are not woken by each token; here nobody is, as no time passes."""
+    stepper = at_once(max_sequences=9)
+    free = [stepper.submit(engine_request((8, place), 12)) for place in range(8)]
+    lost = stepper.submit(engine_request(PROMPT, 12, guide=Reciter(SCRIPT[:5], VOCABULARY)))
+    stepper.finish(*free)
+    assert isinstance(lost.look()[-1], Failed)
+    assert lost.tokens == list(SCRIPT[: len(lost.tokens)])
+
+
 def test_a_reply_that_ends_with_its_script_does_not_fail(stepper: Stepper):
     watched = stepper.submit(engine_request(PROMPT, 5, guide=Reciter(SCRIPT[:5])))
     stepper.finish(watched)
@@ -211,7 +222,7 @@ def test_a_sequence_whose_guide_is_lost_fails_with_its_next_token():
     assert not sequence.accept(20)
     sequence.generation.send()
     assert isinstance(sequence.generation.take(0)[-1], Failed)
-    assert sequence.cancelled
+    assert sequence.generation.cancelled
     assert not sequence.accept(21)
     sequence.generation.send()
     assert sequence.generation.take(0) == [Idle()]

@@ -94,6 +94,7 @@ def test_it_does_not_begin_where_something_would_have_to_be_evicted():
     work = stepper.submit(idle())
     stepper.step(5)
     assert not stepper.is_busy
+    assert work.generation.cancelled, "whoever reads its events waits for no more of them"
     assert (work.look(), stepper.cached.evictions, stepper.metrics.prefilled_tokens) == (
         [],
         0,

@@ -1,6 +1,7 @@
 """Prompts are computed in chunks, up to their last token. How long these are: `test_pacing.py`."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import mlx.core as mx
 import pytest
@@ -19,7 +20,7 @@ def prefill_of(resources, prompt: Sequence[int], network=None) -> Prefill:
     generation = Generation(engine_request(prompt))
     reply = ReplyWriter(generation.request, resources.token_bytes, resources.eos_token_ids)
     sequence = EngineSequence(generation, reply, seq_cache_of(make_prompt_cache(resources.network)))
-    return Prefill(network or resources.network, sequence)
+    return Prefill(replace(resources, network=network or resources.network), sequence)
 
 
 def test_the_last_token_is_left_to_the_first_decode_step(resources):

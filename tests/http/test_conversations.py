@@ -310,7 +310,7 @@ def give_up(talk: Talk, messages: Sequence[Message], monkeypatch: pytest.MonkeyP
         computed = step(prefill, allowance)
         if 0.8 * prefill.total <= prefill.done < prefill.total - 1:
             reached.set()
-            wait_until(lambda: prefill.sequence.cancelled, within_s=30)
+            wait_until(lambda: prefill.sequence.generation.cancelled, within_s=30)
         return computed
 
     with monkeypatch.context() as patch:

@@ -16,7 +16,7 @@ from mlx_lm.generate import generation_stream
 from start_llm.cache.buffers import KVShape
 from start_llm.cache.disk.disk_tier import DiskAccess, DiskTier
 from start_llm.cache.disk.followed_restores import FollowedRestores
-from start_llm.cache.disk.shared_restore import NoPeers, RestorePeers
+from start_llm.cache.disk.shared_restore import RestorePeers
 from start_llm.cache.eviction import EvictionLimits
 from start_llm.cache.layers import Layers
 from start_llm.cache.prompt_cache import PromptCache
@@ -132,7 +132,7 @@ class Ranks:
 def ranks(folder: Path, *, has_state: bool = False, budget: int = 10**9) -> Generator[Ranks]:
     pair = Pair()
     ours = Shard(0, folder / "ours", pair.leader, has_state=has_state, budget=budget)
-    theirs = Shard(1, folder / "theirs", NoPeers(), has_state=has_state, budget=budget)
+    theirs = Shard(1, folder / "theirs", RestorePeers(), has_state=has_state, budget=budget)
     try:
         pair.watch()
         engine = Stepper(ours.resources, clock=ours.clock, followers=pair.leader, agree=pair.say)

@@ -130,7 +130,7 @@ def test_a_follower_computes_and_keeps_of_images_what_rank_0_does(pair, model, a
     assert not passed.arrays
     assert kept(theirs.cache) == kept(ours.cache)
     assert counts(theirs.cache) == counts(ours.cache)
-    assert follower.executor.image_bytes > 0
+    assert follower.executor.state().image_bytes > 0
 
 
 def test_what_the_tower_makes_arrives_to_the_bit(model):

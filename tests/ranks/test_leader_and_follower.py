@@ -23,7 +23,6 @@ from start_llm.core.events import Failed, Finished
 from start_llm.core.prompt import KeptPrefix
 from start_llm.core.sampling import Sampling
 from start_llm.engine.draft_gain import DraftGain
-from start_llm.engine.executor_state import state_of
 from start_llm.engine.pass_times import PASSES, PassTimes
 from start_llm.engine.resources import EngineResources, TimeLimits
 from start_llm.engine.step_plan import ComputeChunk, PlanClock
@@ -266,7 +265,18 @@ def test_a_part_that_rank_0_cannot_execute_ends_the_service(pair, capsys, monkey
     assert "no such request" in capsys.readouterr().err
 
 
-def _refuse(_: object) -> None:
+def test_a_request_whose_start_cannot_be_planned_is_forgotten_on_all_ranks(pair, capsys, monkeypatch):
+    ours = with_cache(10**9)
+    monkeypatch.setattr(ours.cache, "restorable", _refuse)
+    engine = Stepper(ours, clock=ours.clock, followers=pair.leader)
+    asked = engine.submit(engine_request(range(30), 20))
+    engine.finish(asked)
+    assert isinstance(asked.ending, Failed)
+    assert len(followed(pair, with_cache(10**9))._schedule) == len(engine.loop.schedule) == 0
+    assert "no such request" in capsys.readouterr().err
+
+
+def _refuse(*_: object) -> None:
     raise ValueError("no such request")
 
 
@@ -340,7 +350,7 @@ def test_who_waits_in_a_pass_notices_that_rank_0_is_gone(pair):
 def test_a_part_is_sent_with_the_state_before_it(pair):
     resources = with_cache(10**9)
     engine = Stepper(resources, clock=resources.clock)
-    state = state_of(engine.loop.executor)
+    state = engine.loop.executor.state()
     pair.leader.take_part(ComputeChunk(1, 5), 2.5, lambda: state)
     assert pair.far.receive() == SentPart(ComputeChunk(1, 5), 2.5, state)
     pair.leader.take_budget(5, 1.5)

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 import pytest
 
 from start_llm.core.errors import RanksApart, StartupError
-from start_llm.ranks.links import Link, LinkClosed, Meeting, MeetingPlace, meet
+from start_llm.ranks.links import PLACE, Link, LinkClosed, Meeting, MeetingPlace, meet
 from start_llm.ranks.wire import SentBudget, SentEnd, SentTrimming
 
 HERE = "127.0.0.1"
@@ -158,5 +158,4 @@ def test_what_is_sent_to_an_end_that_is_gone_is_an_error():
 
 def test_a_meeting_place_is_sent_in_bytes():
     place = MeetingPlace(65535, bytes(range(32)))
-    assert MeetingPlace.unpacked(place.packed()) == place
-    assert len(MeetingPlace.nowhere().packed()) == len(place.packed())
+    assert MeetingPlace(*PLACE.unpack(PLACE.pack(*place))) == place

@@ -142,6 +142,7 @@ def test_how_a_client_wants_to_sample_stays_on_rank_0():
         b'{"kind": "SentTrimming"}',
         b'{"kind": "SentPart", "part": "LookAtSound", "values": {"number": 1}, "at": 0, "state": []}',
         b"\xff",
+        encoded(SentRestore(3, WISHES[0], 0.25)).replace(b'"last": ""', b'"last": "YWJj"'),
     ],
 )
 def test_what_is_no_message_is_refused(data):

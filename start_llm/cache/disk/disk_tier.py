@@ -20,7 +20,7 @@ from start_llm.cache.disk.disk_index import LOCK, CachedFile, FileName
 from start_llm.cache.disk.disk_reads import DiskRead, DiskWait
 from start_llm.cache.disk.disk_traffic import DiskTraffic
 from start_llm.cache.disk.disk_worker import DiskWorker
-from start_llm.cache.disk.shared_restore import NoPeers, RestorePeers
+from start_llm.cache.disk.shared_restore import RestorePeers
 from start_llm.core.thread_owners import ENGINE, owned_by
 from start_llm.storage.private_files import Lock, private_folder
 
@@ -226,5 +226,5 @@ class DiskAccess:
     shape: KVShape
     is_in_place: bool = True
     idle_s: float = 30.0
-    peers: RestorePeers = field(default_factory=NoPeers)
+    peers: RestorePeers = field(default_factory=RestorePeers)
     is_shared: bool = False

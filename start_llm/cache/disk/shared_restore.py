@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from start_llm.cache.disk.disk_plan import DiskPlan
 from start_llm.cache.disk.page_file import TensorLayout
@@ -107,14 +107,16 @@ class RestoreWish:
             yield "states", page_key(key, self.ids[end:])
 
 
-class RestorePeers(Protocol):
+class RestorePeers:
     """The ranks that restore what this one does. All of them keep what the one with the fewest files has.
+
+    This class says what holds where there are none.
 
     Attributes:
         are_there: there are some.
     """
 
-    are_there: bool
+    are_there = False
 
     def begin_restore(self, wish: RestoreWish, at: float) -> int:
         """Let them begin, and return the number of the restore.
@@ -122,7 +124,8 @@ class RestorePeers(Protocol):
         Args:
             at: the plan's time.
         """
-        ...
+        del wish, at
+        return 0
 
     def least_restored(self, number: int, own: int) -> int | None:
         """Return how many files all of them have read; None if one still reads.
@@ -130,27 +133,8 @@ class RestorePeers(Protocol):
         Args:
             own: files that were read here.
         """
-        ...
-
-    def end_restore(self, number: int, files: int, at: float) -> None:
-        """Let them keep what the first `files` files have given."""
-        ...
-
-
-class NoPeers:
-    """This process restores alone."""
-
-    are_there = False
-
-    def begin_restore(self, wish: RestoreWish, at: float) -> int:
-        """Tell nobody."""
-        del wish, at
-        return 0
-
-    def least_restored(self, number: int, own: int) -> int | None:
-        """Return what was read here."""
         del number
         return own
 
     def end_restore(self, number: int, files: int, at: float) -> None:
-        """Tell nobody."""
+        """Let them keep what the first `files` files have given."""
