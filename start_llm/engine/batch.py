@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, cast
 import mlx.core as mx
 
 from start_llm.cache.rollback import RollbackPoint, can_roll_back
+from start_llm.core.common_beginning import common_length
 from start_llm.core.thread_owners import ENGINE, owned_by
 from start_llm.engine import merging
 from start_llm.engine.admission import planned_tokens
@@ -188,7 +189,7 @@ class BatchGroup:
         """
         sequence, drafted = self._sequences[0], verified.draft.tokens
         picked, chances = cast("list[int]", launched.tokens.tolist()), _numbers(launched.chances)
-        accepted = _equal_at_start(drafted, picked)
+        accepted = common_length(drafted, tuple(picked))
         self._keep(verified, accepted)
         self._logits.note_accepted(sequence, drafted[:accepted])
         if self._gain:
@@ -403,12 +404,6 @@ class BatchGroup:
 def _last_tokens(sequences: Sequence[EngineSequence]) -> mx.array:
     """Return the last token of each sequence, which it is fed next."""
     return mx.array([sequence.tokens[-1] for sequence in sequences], dtype=mx.uint32)
-
-
-def _equal_at_start(drafted: Sequence[int], picked: Sequence[int]) -> int:
-    """Return how many drafted tokens were picked, before the first one that was not."""
-    pairs = enumerate(zip(drafted, picked, strict=False))
-    return next((place for place, (token, other) in pairs if token != other), min(len(drafted), len(picked)))
 
 
 def _sampled(sequence: EngineSequence, token: int, chance: float, scores: Scores | None) -> Sampled:
