@@ -209,11 +209,14 @@ def test_what_one_lacks_all_compute_and_write_again(tmp_path, rank, damage):
     with ranks(tmp_path) as both:
         both.say(PROMPT)
         both.stop()
+    before = tmp_path / "before"
+    before.hardlink_to(files(tmp_path / "ours")[3])
     damage(files(tmp_path / rank)[3])
     with ranks(tmp_path) as both:
         assert restored(both.say(NEXT)) == 3 * PAGE
         both.stop()
     assert len(files(tmp_path / "ours")) == len(files(tmp_path / "theirs"))
+    assert not files(tmp_path / "ours")[3].samefile(before), "it is worth nothing alone, so it is new"
     with ranks(tmp_path) as both:
         assert restored(both.say((*NEXT, 5, 6))) >= len(NEXT)
         both.stop()
