@@ -84,7 +84,7 @@ def templates_in(folder: Path) -> list[str]:
     templates: list[str] = []
     for path in files_with_templates(folder):
         if path.suffix == ".jinja":
-            with suppress(OSError):  # loading tells of it
+            with suppress(OSError):  # loading reports it
                 templates.append(path.read_text(encoding="utf-8", errors="replace"))
         else:
             templates += _texts(_json(path).get("chat_template"))

@@ -290,8 +290,6 @@ def _network_errors() -> Generator[None]:
     except HfHubHTTPError:
         raise
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise HubError(
-            "The hub's answer is none: it is no JSON. Check the network and HF_ENDPOINT."
-        ) from error
+        raise HubError("The hub's answer is not JSON. Check the network and HF_ENDPOINT.") from error
     except (OSError, httpx.HTTPError) as error:
         raise hub_trouble(error) from error

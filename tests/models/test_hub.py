@@ -243,7 +243,7 @@ def test_a_page_in_place_of_the_hubs_answer_is_a_matter_of_the_network(server, t
     server.page = b"<html>Please log in.</html>"
     hub = hub_for(server, tmp_path)
     for ask in (lambda: hub.describe(REPO), lambda: hub.search("tiny", 3)):
-        with pytest.raises(HubError, match="The hub's answer is none: it is no JSON"):
+        with pytest.raises(HubError, match="The hub's answer is not JSON"):
             ask()
 
 
