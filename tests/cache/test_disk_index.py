@@ -90,8 +90,8 @@ def test_a_folder_that_cannot_be_read_hides_nothing_else(tmp_path: Path, monkeyp
     made(tmp_path, file)
     (tmp_path / "lost+found").mkdir()
 
-    def scandir(folder: Path) -> Any:
-        if folder.name == "lost+found":
+    def scandir(folder: Path | str) -> Any:
+        if Path(folder).name == "lost+found":
             raise PermissionError(13, "Permission denied")
         return real(folder)
 

@@ -128,7 +128,7 @@ def test_an_error_is_kept_with_its_words_and_can_be_resumed(downloads, server):
 def test_after_an_answer_that_is_none_the_next_download_runs(downloads, server):
     server.page = b"<html>Please log in.</html>"
     downloads.start(US, REPO)
-    assert "no JSON" in str(wait_for_state(downloads, "error").error)
+    assert "is not JSON" in str(wait_for_state(downloads, "error").error)
     server.page = None
     downloads.start(US, REPO)
     wait_for_state(downloads, "done")
