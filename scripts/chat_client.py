@@ -210,7 +210,7 @@ class Server:
         """Return the content of `/stats`.
 
         Raises:
-            Unmeasured: there is no `/stats`, or it has no prompt cache.
+            Unmeasured: there is no `/stats`, or it has no prompt cache, or is of several servers.
         """
         url = f"{self.stats_url}/stats"
         try:
@@ -220,6 +220,8 @@ class Server:
             raise Unmeasured(f"{error} (--stats-url says where it is)") from error
         if not isinstance(body, dict) or not isinstance(body.get("prompt_cache"), dict):
             raise Unmeasured(f"{url} tells of no prompt cache")
+        if "servers" in body:
+            raise Unmeasured(f"{url} is of several servers: --stats-url says whose is meant")
         return body
 
     @contextmanager

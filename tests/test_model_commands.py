@@ -262,3 +262,11 @@ def test_a_model_beside_one_of_its_name_in_model_dir_is_refused(tmp_path):
     assert served_models(settings, tmp_path / "models" / "one")[0] == "one", "it is this one"
     with pytest.raises(SettingsError, match="MODEL_PATH: two models are called 'one'"):
         served_models(settings, elsewhere / "one")
+
+
+def test_a_model_has_its_own_name_although_a_link_to_it_stands_in_front(tmp_path):
+    (tmp_path / "qwen").mkdir()
+    (tmp_path / "qwen" / "config.json").write_text("{}")
+    (tmp_path / "default").symlink_to(tmp_path / "qwen")
+    name, folders = served_models(settings_of(model_dir=str(tmp_path)), tmp_path / "qwen")
+    assert (name, folders.keys()) == ("qwen", {"default", "qwen"})

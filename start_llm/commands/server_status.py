@@ -16,6 +16,8 @@ from start_llm.storage.running_servers import RunningServer
 NOT_RUNNING = 3
 """Exit status if there is no server, as `systemctl status` has it."""
 _PATIENCE_S = 5.0
+_HEALTH = (200, 503)
+"""Statuses of `/health`: it serves, or it does not now."""
 _LOADING = "loading"
 _SILENT = "gives no answer"
 
@@ -95,9 +97,10 @@ def answers(url: str, key: str) -> bool:
     """Return whether a server is at a URL that says how it is, whatever it does. Loads no model for it."""
     try:
         health = ask(f"{url}/health", key, _PATIENCE_S)
-        return health is not None and "status" in json.loads(health.body)
-    except (LaunchError, ValueError, TypeError):
+        body = json.loads(health.body) if health and health.status in _HEALTH else None
+    except (LaunchError, ValueError, RecursionError):
         return False
+    return isinstance(body, dict) and isinstance(body.get("status"), str)
 
 
 def _counts(stats: Mapping[str, Any]) -> dict[str, Any]:

@@ -16,7 +16,7 @@ import re
 import shutil
 import time
 from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from fnmatch import fnmatch
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
@@ -194,7 +194,7 @@ class Hub:
         dropped = 0
         blobs = self.folder_of(repo_id) / "blobs"
         for path in [path for path in blobs.glob("*.incomplete") if _OURS.fullmatch(path.name)]:
-            with path.open("ab") as file:
+            with suppress(OSError), path.open("ab") as file:  # another user's, in a folder that is shared
                 if lock(file):
                     path.unlink()
                     dropped += 1

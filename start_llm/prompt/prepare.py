@@ -104,6 +104,7 @@ class Preparer:
             written = self._writer.write(source)
             refuse_beyond_doubt(self._without_words(written.text.whole, native), "messages")
         is_bound = not (read.transient and self._reader.has_moving(native))
+        opens_reasoning = self._opens_reasoning(written.text.tail or written.text.behind(len(shown) - 1))
         prompt = self._tokenised(native, written)
         prompt = replace(
             prompt,
@@ -111,8 +112,8 @@ class Preparer:
             conversation=asked.with_shown(self._digests(shown, written)) if is_bound else None,
             has_transient=bool(read.transient),
             omitted_chars=sum(message.omitted_chars for message in asked.canonical),
-            reasoning_is_open=self._opens_reasoning(written.text.tail or written.text.behind(len(shown) - 1)),
-            thinking=self._options.thinks(request.thinking),
+            reasoning_is_open=opens_reasoning is True,
+            thinking=self._options.thinks(request.thinking) and opens_reasoning is not False,
         )
         if not request.continues_reply:
             return prompt
@@ -200,9 +201,11 @@ class Preparer:
             for message, shown in zip(apart, written.shows_reasoning, strict=True)
         ]
 
-    def _opens_reasoning(self, tail: str) -> bool:
+    def _opens_reasoning(self, tail: str) -> bool | None:
+        """Return whether a generation prompt opens reasoning (True) or closes it; None if it does neither."""
         marks = self._family.reasoning
-        return marks is not None and tail.rfind(marks.opening) > tail.rfind(marks.closing)
+        opened, closed = (tail.rfind(marks.opening), tail.rfind(marks.closing)) if marks else (0, 0)
+        return None if opened == closed else opened > closed
 
     def _text_ids(self, request: TextRequest) -> tuple[int, ...]:
         if isinstance(request.prompt, str):

@@ -93,8 +93,8 @@ def served_models(settings: Settings, first: Path) -> tuple[str, dict[str, Path]
         SettingsError: two models would have the same id.
     """
     folders = model_folders(settings)
-    own = (model_id for model_id, folder in folders.items() if folder.resolve() == first.resolve())
-    name = next(own, name_of(first))
+    own = [model_id for model_id, folder in folders.items() if folder.resolve() == first.resolve()]
+    name = name_of(first) if name_of(first) in own or not own else own[0]
     more = [("MORE_MODELS", name_of(folder), folder) for folder in map(resolve, settings.model.more)]
     for variable, model_id, folder in (("MODEL_PATH", name, first), *more):
         if folders.get(model_id, folder).resolve() != folder.resolve():

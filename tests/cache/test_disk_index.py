@@ -50,6 +50,9 @@ def test_a_scan_finds_what_was_written(tmp_path: Path):
         f"pages/02/{ROOT.hex()}-{FIRST.hex()}.safetensors",  # in another key's folder
         f"pages/01/{ROOT.hex()}-{FIRST.hex()}",
         "Qwen3/model-00001-of-00002.safetensors.tmp",
+        ".tmp",
+        "..tmp",
+        "pages/.safetensors.tmp",
         f"{ROOT.hex()}-{FIRST.hex()}.safetensors.tmp",
         f"pages/01/{ROOT.hex()}-{FIRST.hex().upper()}x.safetensors",
         f"others/01/{ROOT.hex()}-{FIRST.hex()}.safetensors",

@@ -112,8 +112,21 @@ def test_it_does_not_measure_beside_a_server_that_has_another_key_and_no_file_he
     assert "A server runs at http://127.0.0.1:0" in capsys.readouterr().err
 
 
-def test_what_is_no_server_does_not_keep_it_from_measuring(model: Path, tmp_path: Path, monkeypatch, capsys):
-    monkeypatch.setattr(server_status, "ask", lambda url, *_: HttpAnswer(404, b'"a page"'))
+@pytest.mark.parametrize(
+    ("status", "body"),
+    [
+        (404, b'"a page"'),
+        (404, b'{"status": 404, "error": "Not Found"}'),
+        (404, b'{"status": "error"}'),
+        (200, b'{"status": 1}'),
+        (200, b'["status"]'),
+        (200, b"[" * 100_000),
+    ],
+)
+def test_what_is_no_server_does_not_keep_it_from_measuring(
+    status: int, body: bytes, model: Path, tmp_path: Path, monkeypatch, capsys
+):
+    monkeypatch.setattr(server_status, "ask", lambda url, *_: HttpAnswer(status, body))
     monkeypatch.setattr(report, "examine", findings_of())
     assert run("--model", model, "--json", tmp_path / "doctor.json") == 0
 

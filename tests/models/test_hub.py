@@ -177,6 +177,17 @@ def test_a_partial_file_of_another_program_stays(server, tmp_path):
     assert theirs.is_file()
 
 
+def test_a_partial_file_of_another_user_stays(server, tmp_path, monkeypatch):
+    hub = hub_for(server, tmp_path)
+    server.broken_after = 100_000
+    with pytest.raises(HubError):
+        fetched(hub)
+    path = partial(hub)
+    monkeypatch.setattr(Path, "open", lambda *_: (_ for _ in ()).throw(PermissionError(13, "denied")))
+    assert hub.drop_partial(REPO) == 0
+    assert path.is_file()
+
+
 def test_a_disk_without_room_is_found_before_anything_comes(server, tmp_path):
     hub = hub_for(server, tmp_path, free_bytes=lambda _: 2**30 + SIZE)
     with pytest.raises(ModelError, match=r"needs 0\.0 GB more in .*\. Free are 1\.1 GB") as refused:

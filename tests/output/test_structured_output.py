@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import jsonschema
 import pytest
 
 from start_llm.core.chat import ChatRequest, JsonAnswer, Message, OutputConstraint
-from start_llm.core.errors import ConstraintViolated, InvalidRequest
+from start_llm.core.errors import ConstraintViolated, InvalidRequest, Overloaded
 from start_llm.core.events import CallStarted, Content, Finished, Output, Text, Usage
 from start_llm.core.family import Family
 from start_llm.core.prompt import ModelTokens, Prompt
@@ -486,6 +487,15 @@ thread = threading.Thread(target=compile)
 thread.start()
 thread.join()
 """
+
+
+def test_without_room_for_the_stack_a_request_is_refused(monkeypatch: pytest.MonkeyPatch):
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    with pytest.raises(Overloaded, match="no 512 MiB of address space for a thread that compiles schemas"):
+        asked(OutputConstraint(answer=JsonAnswer(schema={"type": "object"}, field="f")))
 
 
 @pytest.mark.thorough

@@ -6,6 +6,7 @@ from start_llm.core.chat import ChatRequest, Json, Thinking
 from start_llm.core.family import Family
 from start_llm.core.prompt import Prompt
 from start_llm.core.prompt_policy import PromptPolicy
+from start_llm.formats.registry import FAMILIES
 from start_llm.prompt.prepare import Preparer
 from tests.prompt.fakes import FakeTokenizer, prepared, shown, system, user
 
@@ -59,6 +60,17 @@ def test_a_switch_that_the_server_cannot_read_is_left_to_the_template(value: Jso
 
     assert asked_with(None) == (f"<think>{value}" if value else "</think>")
     assert asked_with(False) == "</think>"
+
+
+@pytest.mark.parametrize("value", [0, 7])
+def test_a_model_thinks_unless_its_prompt_closes_the_reasoning(value: int):
+    """A family whose reasoning may begin without a mark would take the whole answer for it."""
+    off = "'<think></think>' if enable_thinking is defined and not enable_thinking else ''"
+    shown_option = TURNS.replace("TAIL", off)
+    tokenizer = FakeTokenizer(shown_option, ADDED, ("<end>",))
+    preparer = Preparer(tokenizer, FAMILIES["glm4"].family)
+    request = ChatRequest(messages=(user("Hi."),), template_options={"enable_thinking": value})
+    assert preparer.prepare(request).thinking == (value != 0)
 
 
 def test_a_word_for_no_effort_turns_thinking_off_whatever_effort_is_named():

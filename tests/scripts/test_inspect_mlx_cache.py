@@ -39,6 +39,13 @@ def test_a_counter_that_has_to_stay_is_named(script: Script):
     assert "falls short: exact_key_rejected_by_model_lcp is 3, 0 is healthy" in done.stdout
 
 
+def test_a_page_of_several_servers_is_not_judged(script: Script):
+    with faked(Fake(is_door=True)) as fake:
+        done = script("inspect_mlx_cache", "--base-url", fake.url)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert f"{fake.url}/stats is of several servers: --stats-url says whose is meant" in done.stderr
+
+
 def test_without_stats_one_line_says_so(script: Script):
     with faked(Fake(counters=None)) as fake:
         done = script("inspect_mlx_cache", "--base-url", fake.url)

@@ -178,8 +178,8 @@ def scan(folder: Path) -> Iterator[ScannedFile]:
                     continue
                 status = entry.stat(follow_symlinks=False)
                 path = Path(entry.path)
-                whole = path.with_name(path.name.removesuffix(TEMPORARY))
-                is_left_over = whole != path and file_at(whole, status) is not None
+                is_unfinished = path.name.endswith(SUFFIX + TEMPORARY)
+                is_left_over = is_unfinished and file_at(path.with_suffix(""), status) is not None
                 yield ScannedFile(path, status.st_size, file_at(path, status), is_left_over)
 
 

@@ -16,7 +16,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
 from start_llm.core.chat import TextGrammar
 from start_llm.core.client_presence import check_client, held_in_turn
-from start_llm.core.errors import ConstraintViolated, InvalidRequest
+from start_llm.core.errors import ConstraintViolated, InvalidRequest, Overloaded
 from start_llm.formats.writing.client_grammar import levels, refused, standalone
 from start_llm.formats.writing.lark import Grammar
 from start_llm.output.grammar.schema_check import schema_error
@@ -122,6 +122,7 @@ class Enforcer:
 
         Raises:
             InvalidRequest: a schema cannot be enforced; names its field.
+            Overloaded: the system has no room for the stack on which it is compiled.
             ClientGone: the client has left.
         """
         with held_in_turn(_LARGE_GRAMMAR) if len(grammar.text) > _LARGE else nullcontext():
@@ -199,13 +200,20 @@ def check_text_grammar(grammar: TextGrammar) -> None:
 
 
 def _on_a_large_stack[T](work: Callable[[], T]) -> T:
-    """Call a function on a thread of its own, with `_STACK` bytes of stack."""
+    """Call a function on a thread of its own, with `_STACK` bytes of stack.
+
+    Raises:
+        Overloaded: the system has no room for the stack.
+    """
     with ThreadPoolExecutor(1) as pool:
         # The size holds for all threads that start meanwhile, wherever: that harms none of them.
         with _STACK_SIZE:
             usual = threading.stack_size(_STACK)
             try:
                 result = pool.submit(work)
+            except RuntimeError as error:
+                room = f"{_STACK // 2**20} MiB of address space"
+                raise Overloaded(f"The system has no {room} for a thread that compiles schemas.") from error
             finally:
                 threading.stack_size(usual)
         return result.result()
