@@ -88,10 +88,10 @@ def turns(
     this conversation's, has to be computed again. Efficiency is unavoidable / computed tokens; 1.00 means
     that nothing else was read twice. Computed tokens are the prompt's without those that the server's usage
     calls cached; `engine` is a server's own count of prefilled tokens, where its `/stats` has one (start_llm
-    leaves the last token of a prompt to the first decode step). `again` is what was computed and not
-    unavoidable: after a branch of a hybrid model, the distance to the nearest checkpoint; `worst` is that of
-    the worst request, with a sign if it is more than 64 tokens. A server that compares tokens also saves the
-    opening of a new message that equals an old one, and may reach 1.01.
+    counts what it reads between requests too, and leaves the last token of a prompt to the first decode
+    step). `again` is what was computed and not unavoidable: after a branch of a hybrid model, the distance
+    to the nearest checkpoint; `worst` is that of the worst request, with a sign above 64 tokens. A server
+    that compares tokens also saves the opening of a new message that equals an old one, and may reach 1.01.
 
     In many shapes a client changes what it sends again, at every request anew: see `tests/agents`. Where
     the server's own reasoning and calls are sent again, a scripted model says them. A server that cannot play
