@@ -38,7 +38,10 @@ def rendering(model: Path) -> Rendering:
     return Rendering(model)
 
 
-@pytest.mark.parametrize("is_named", [True, False], ids=["with session ids", "without"])
+@pytest.mark.parametrize(
+    "is_named",
+    [pytest.param(True, marks=pytest.mark.long, id="with session ids"), pytest.param(False, id="without")],
+)
 def test_each_conversation_is_computed_once_also_if_a_server_is_killed(
     fleet: ServerFleet, rendering: Rendering, is_named: bool
 ):

@@ -30,7 +30,7 @@ def tally() -> Iterator[Tally]:
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.thorough
 @pytest.mark.product
-@pytest.mark.checked(6)
+@pytest.mark.checked(12)
 def test_random_conversations_with_images_are_what_they_are_without_a_cache(family, room, tally):
     resources = resources_of(family)
     engine = Cached(resources, PLENTY if room is None else memory_for(resources, room))
