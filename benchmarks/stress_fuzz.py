@@ -139,7 +139,7 @@ def fuzz(
     with servers.served("--model", model, "--batch", 4) as served:
         server, port = Watched(served), served.port
         # Threads and files that a server opens with its first requests and keeps.
-        list(Fuzz(port, seed, connections * 10, make).play(connections))
+        list(Fuzz(port, seed, connections * 100, make).play(connections))
         before = calm(server, port)
         fuzz = Fuzz(port, seed, requests, make)
         began = time.monotonic()

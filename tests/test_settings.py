@@ -1318,7 +1318,7 @@ def after_writing(models: Models, **variables: str) -> dict[str, Any]:
         stats: list[dict[str, Any]] = []
         for _ in range(2):
             with running(models.plain, SSD_CACHE_DIR=folder, **variables) as server:
-                wait_until(lambda: server.get("/stats")["ssd"]["state"] == "on", within_s=10)
+                wait_until(lambda: server.get("/stats")["ssd"]["state"] != "scanning", within_s=10)
                 stats.append(server.get("/stats")["ssd"])
                 for start in range(5):
                     known_of(server, list(range(start, start + 600)))
