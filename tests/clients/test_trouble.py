@@ -264,12 +264,14 @@ def test_what_was_read_for_a_client_that_left_is_not_read_again(
 IMPATIENT = {"codex", "pi", "opencode", "continue"}
 """Of these five tries take 6 s, three 14 s, five 61 s, and all of Continue's 47 s. A start of the proxy takes
 up to 30 s, and on a busy machine more. The launcher tells the first two to be more patient; the others have
-no such setting. Nor has Cline, which gives up after 28 s."""
+no such setting."""
+GIVES_UP_ON_THE_PROXY = ("cline", 4000)
+"""After 28 s, in which port 8080 is there."""
 
 
 @pytest.mark.parametrize(
     ("table", "impatient"),
-    [(AGENTS, IMPATIENT), (LAUNCHED, {"opencode", "continue", "cline"})],
+    [(AGENTS, IMPATIENT), (LAUNCHED, {"opencode", "continue"})],
     ids=["as they are", "launched"],
 )
 def test_a_killed_server_that_comes_back_answers(
@@ -288,7 +290,8 @@ def test_a_killed_server_that_comes_back_answers(
     trace = Trace(None, tmp_path / "traces")
     lines = {visit.key: trace.about(visit.guest.mark) for visit in visits}
     print("\n".join(visit.summary(lines[visit.key]) for visit in visits))
-    assert {visit.guest.name for visit in visits if not visit.is_answered} <= impatient
+    gave_up = {visit.key for visit in visits if not visit.is_answered} - {GIVES_UP_ON_THE_PROXY}
+    assert {name for name, _ in gave_up} <= impatient
     assert max(map(len, lines.values())) <= MAX_REQUESTS
 
 

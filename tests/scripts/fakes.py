@@ -32,7 +32,7 @@ class Fake:
         length: of a prompt in tokens.
         content, reasoning: of every reply.
         counters: of `/stats`, which rise by `rise` with every request; None has no `/stats`.
-        is_door: its `/stats` are of several servers.
+        is_router: its `/stats` are of several servers.
         looks: of the vision tower, for each request; none for those that are not listed.
         broken: raw lines of the stream in place of a reply.
         status: of a chat completion.
@@ -45,7 +45,7 @@ class Fake:
     reasoning: str = ""
     counters: dict[str, int] | None = field(default_factory=dict[str, int])
     rise: Mapping[str, int] = field(default_factory=dict[str, int])
-    is_door: bool = False
+    is_router: bool = False
     looks: Sequence[int] = ()
     broken: str | None = None
     status: int = 200
@@ -79,7 +79,7 @@ def faked(fake: Fake) -> Generator[Fake]:
             is_known = self.path == "/stats" and fake.counters is not None
             images = {"tower_runs": sum(fake.looks[: len(fake.bodies)])}
             stats = {"prompt_cache": fake.counters, "images": images}
-            stats |= {"servers": []} if fake.is_door else {}
+            stats |= {"servers": []} if fake.is_router else {}
             self._answer(200 if is_known else 404, json.dumps(stats))
 
         def do_POST(self) -> None:

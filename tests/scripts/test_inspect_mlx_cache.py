@@ -40,7 +40,7 @@ def test_a_counter_that_has_to_stay_is_named(script: Script):
 
 
 def test_a_page_of_several_servers_is_not_judged(script: Script):
-    with faked(Fake(is_door=True)) as fake:
+    with faked(Fake(is_router=True)) as fake:
         done = script("inspect_mlx_cache", "--base-url", fake.url)
     assert (done.returncode, done.stdout) == (2, "")
     assert f"{fake.url}/stats is of several servers: --stats-url says whose is meant" in done.stderr
