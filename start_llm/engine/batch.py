@@ -18,12 +18,10 @@ from start_llm.core.thread_owners import ENGINE, owned_by
 from start_llm.engine import merging
 from start_llm.engine.admission import planned_tokens
 from start_llm.engine.draft_index import Draft
-from start_llm.engine.processed_logits import ProcessedLogits
+from start_llm.engine.forward_pass import ForwardPasses, LaunchedStep
 from start_llm.engine.resources import EngineResources
-from start_llm.engine.sampler import BatchSampler
 from start_llm.engine.scores import Scores
 from start_llm.engine.sequence import EngineSequence, Sampled
-from start_llm.engine.shifted_cache import shifted
 
 _STEPS_BETWEEN_CLEARS = 256
 
@@ -33,22 +31,6 @@ class ReleasedCaches(NamedTuple):
 
     caches: list[Any]
     tokens: int
-
-
-class _Launched(NamedTuple):
-    """A step that has been submitted to the device.
-
-    Attributes:
-        tokens: sampled ids [sequences]; with a draft, one for the token before it and for each of its own.
-        chances: probabilities of these ids.
-        scores: log-probabilities, for the sequences that request them.
-        fed: tokens of each sequence that the step feeds.
-    """
-
-    tokens: mx.array
-    chances: mx.array
-    scores: list[Scores | None]
-    fed: int = 1
 
 
 class _Verified(NamedTuple):
@@ -94,13 +76,12 @@ class BatchGroup:
         self._sequences = [sequence]
         self._held = [len(sequence.tokens) - 1]  # tokens in their caches, with those of the launched step
         self._caches: list[Any] = sequence.layer_caches
-        self._logits = ProcessedLogits()
-        self._samplers: dict[int, BatchSampler] = {}
+        self._passes = ForwardPasses(resources, self.adapters)
         self._steps = 0
         self._ended_at: float | None = None  # when the last step did, in seconds
         self._verified: _Verified | None = None
         self._carried: list[int] = []  # accepted tokens that the caches do not hold
-        self._next: _Launched | None = None
+        self._next: LaunchedStep | None = None
         self._next = self._launch(_last_tokens([sequence])[:, None])
 
     @property
@@ -182,7 +163,7 @@ class BatchGroup:
         token, chance = cast("int", tokens.item()), cast("float", chances.item())
         return [_sampled(self._sequences[0], token, chance, scores[0])]
 
-    def _accepted(self, verified: _Verified, launched: _Launched) -> list[Sampled]:
+    def _accepted(self, verified: _Verified, launched: LaunchedStep) -> list[Sampled]:
         """Return the drafted tokens that the sequence's own sampler picks, and the one that it picks then.
 
         No draft goes beyond where tokens may be forced.
@@ -191,7 +172,7 @@ class BatchGroup:
         picked, chances = cast("list[int]", launched.tokens.tolist()), _numbers(launched.chances)
         accepted = common_length(drafted, tuple(picked))
         self._keep(verified, accepted)
-        self._logits.note_accepted(sequence, drafted[:accepted])
+        self._passes.note_accepted(sequence, drafted[:accepted])
         if self._gain:
             self._gain.note_verified(verified.draft.match, len(drafted), accepted)
         results = zip(picked[: accepted + 1], chances, launched.scores, strict=False)
@@ -221,7 +202,7 @@ class BatchGroup:
             self._held[0] -= self._verified.fed
             self._sequences[0].forget_draft()
             self._verified = self._next = None
-            self._logits.forget(self._sequences[0])
+            self._passes.forget(self._sequences[0])
 
     def end_turn(self) -> None:
         """Note that the next step does not follow at once: how long it takes is not recorded."""
@@ -249,7 +230,7 @@ class BatchGroup:
         for sequence in sequences:
             self._lend(sequence)
         self._plan_growth()
-        self._samplers.clear()
+        self._passes.regroup()
 
     def _settle(self) -> None:
         """Give up a draft that is being verified, so that the caches hold all tokens but the last."""
@@ -258,8 +239,7 @@ class BatchGroup:
         self._give_up_draft()
         missing = self._sequences[0].tokens[self._held[0] : -1]
         if missing:
-            self._resources.mount(self.adapters)
-            self._resources.network(mx.array([missing], dtype=mx.uint32), cache=self._positioned)
+            self._passes.feed(self._sequences, self._caches, mx.array([missing], dtype=mx.uint32))
             self._held[0] += len(missing)
 
     def _plan_growth(self) -> None:
@@ -311,10 +291,10 @@ class BatchGroup:
         ]
         self._sequences = [self._sequences[place] for place in staying]
         self._held = [self._held[place] for place in staying]
-        self._forget_next(places)
-        self._samplers.clear()
+        self._next = self._next.without(places) if self._next else None
+        self._passes.regroup()
         for sequence in sequences:
-            self._logits.forget(sequence)
+            self._passes.forget(sequence)
             sequence.width = 0
         if len(self._sequences) == 1:
             self._sequences[0].take_caches(self._caches)
@@ -336,69 +316,18 @@ class BatchGroup:
             self._caches = taken.pop()
         return taken
 
-    def _forget_next(self, places: list[int]) -> None:
-        if self._next is None:
-            return
-        kept = [place for place in range(len(self._next.scores)) if place not in places]
-        if len(kept) == len(self._next.scores):
-            return
-        scores = [self._next.scores[place] for place in kept]
-        tokens, chances, _, _ = self._next
-        self._next = _Launched(tokens[mx.array(kept)], chances[mx.array(kept)], scores) if kept else None
-
-    def _take_next(self) -> _Launched:
+    def _take_next(self) -> LaunchedStep:
         """Return the launched step, with forced tokens in place of sampled ones. None has been fed yet."""
         if self._next is None:
-            return _Launched(mx.array([], dtype=mx.uint32), mx.array([]), [])
-        tokens, chances, scores, fed = self._next
-        sequences = self._sequences[: len(scores)]
-        if any(sequence.forced_tokens for sequence in sequences):
-            is_dictated = mx.array([bool(sequence.forced_tokens) for sequence in sequences])
-            forced_tokens = [
-                sequence.forced_tokens[0] if sequence.forced_tokens else 0 for sequence in sequences
-            ]
-            tokens = mx.where(is_dictated, mx.array(forced_tokens, dtype=mx.uint32), tokens)
-            chances = mx.where(is_dictated, 1, chances)
-        return _Launched(tokens, chances, scores, fed)
+            return LaunchedStep(mx.array([], dtype=mx.uint32), mx.array([]), [])
+        return self._next.with_forced_tokens(self._sequences)
 
-    def _launch(self, tokens: mx.array, drafted: Sequence[int] = ()) -> _Launched:
-        """Feed `tokens` [sequences, n], and sample what comes after the last one of each sequence.
-
-        Waits only for the tokens that guided sequences must know.
-
-        Args:
-            drafted: the last ones of a single sequence's; what comes before them is sampled too.
-        """
-        self._resources.mount(self.adapters)
-        rows = len(drafted) + 1
-        computed = self._resources.network(tokens, cache=self._positioned)
-        logits = computed[0, -rows:, :] if drafted else computed[:, -1, :]
-        logits = self._logits.process(self._sequences, tokens[:, -rows], logits, drafted)
-        self._held = [held + tokens.shape[1] for held in self._held]
-        positions = [*range(self._held[0] - len(drafted), self._held[0]), *self._held]
-        sampled, chances = self._sampler(rows, logits.shape[-1])(logits, positions)
-        sampled = self._resources.agree(computed, sampled)
-        places = range(len(self._sequences)) if not drafted else [0] * rows
-        scores = [self._scores(place, logits[row], sampled[row]) for row, place in enumerate(places)]
-        mx.async_eval(sampled, chances, [score.arrays for score in scores if score])
-        return _Launched(sampled, chances, scores, tokens.shape[1])
-
-    def _sampler(self, rows: int, vocabulary: int) -> BatchSampler:
-        """Return the sampler of all sequences; of a single one, for `rows` of its tokens."""
-        if rows not in self._samplers:
-            choosers = [sequence.chooser for sequence in self._sequences for _ in range(rows)]
-            self._samplers[rows] = BatchSampler(choosers, vocabulary)
-        return self._samplers[rows]
-
-    @property
-    def _positioned(self) -> list[Any]:
-        """The caches as the network reads them. Merged ones have the sequences' positions themselves."""
-        is_lone = len(self._sequences) == 1
-        return shifted(self._caches, self._sequences[0].images.shift) if is_lone else self._caches
-
-    def _scores(self, place: int, logits: mx.array, sampled: mx.array) -> Scores | None:
-        wanted = self._sequences[place].generation.request.top_logprobs
-        return None if wanted is None else Scores(logits, sampled, wanted)
+    def _launch(self, tokens: mx.array, drafted: Sequence[int] = ()) -> LaunchedStep:
+        """Feed `tokens` [sequences, n], and sample what comes next; see `ForwardPasses.launch`."""
+        held = [count + tokens.shape[1] for count in self._held]
+        launched = self._passes.launch(self._sequences, self._caches, tokens, held, drafted)
+        self._held = held
+        return launched
 
 
 def _last_tokens(sequences: Sequence[EngineSequence]) -> mx.array:

@@ -48,9 +48,12 @@ class EngineLoop:
         self.schedule = Schedule(clock)
         self.time = EngineTime(resources, metrics)
         self.executor = StepExecutor(resources, self.schedule, self.time, metrics)
-        self._cache, self._failures = self.executor.cache, self.executor.failures
+        self._running, self._recovery = self.executor.running, self.executor.recovery
+        self._cache, self._failures = resources.cache, self._recovery.failures
         disk_waits = DiskWaits(self._cache.disk, metrics, clock)
-        self._planner = StepPlanner(resources, self.schedule, self.executor, self.time, disk_waits)
+        self._planner = StepPlanner(
+            resources, self.schedule, self._running, self._failures, self.time, disk_waits
+        )
         self._followers.on_news(lambda: inbox.put(DiskNews()))
         self._followers.take_budget(self._cache.budget_bytes, clock())
 
@@ -69,7 +72,7 @@ class EngineLoop:
 
     @property
     def _has_work(self) -> bool:
-        return bool(self._planner.startable or self.executor.running or self._tasks)
+        return bool(self._planner.startable or self._running.sequences or self._tasks)
 
     @property
     def yields(self) -> bool:
@@ -87,12 +90,12 @@ class EngineLoop:
     @property
     def _generations(self) -> list[Generation]:
         """All requests, whether they wait or run."""
-        return [*self.schedule.generations, *(sequence.generation for sequence in self.executor.running)]
+        return [*self.schedule.generations, *(sequence.generation for sequence in self._running.sequences)]
 
     def end_turn(self) -> None:
         """Note that another loop computes now: no pause is measured. Decode time that is owed stays owed."""
         self.time.end_turn()
-        self.executor.decoder.end_turn()
+        self._running.decoder.end_turn()
 
     def finish(self) -> None:
         """Fail every request that is left, and write what is cached to the disk."""
@@ -107,8 +110,8 @@ class EngineLoop:
 
     def _close_running(self) -> None:
         """Take what still runs at the end out of the engine. The cache keeps what was computed."""
-        for sequence in self.executor.running:
-            if sequence in self.executor.running:  # unless everything was abandoned since
+        for sequence in self._running.sequences:
+            if sequence in self._running.sequences:  # unless everything was abandoned since
                 self._failures.add([sequence.generation])
                 self._execute(EndRequest(sequence.number, is_given_up=True))
 
@@ -117,7 +120,7 @@ class EngineLoop:
         self._inbox.close()
         self._receive_all()
         try:
-            self.executor.abandon_everything()
+            self._recovery.abandon_everything()
         finally:
             self._failures.tell(STOPPING)
 
@@ -128,7 +131,7 @@ class EngineLoop:
         self._run_next_task()  # in front of new ones, for which other models' requests may go first
         self._receive_all()
         self._metrics.waiting = len(self.schedule)
-        with self._failures.on_failure(self.executor.retry_decoding):
+        with self._failures.on_failure(self._recovery.retry_decoding):
             for part in self._planner.parts():
                 self._execute(part)
         self.time.note_step(is_decoding=bool(self._planner.decoding))
@@ -137,7 +140,7 @@ class EngineLoop:
                 self._execute(part)
             self._followers.take_trimmed(self._cache.tidy(_CACHE_TIDY_S))
         with self._failures.on_failure():
-            self._cache.disk.write_due(is_busy=bool(self.executor.running))
+            self._cache.disk.write_due(is_busy=bool(self._running.sequences))
         self.executor.report()
         self._metrics.step_began = None
 
@@ -161,7 +164,7 @@ class EngineLoop:
                 if not item.request.is_idle_work:
                     self._give_up_idle_work()
                 with self._failures.on_failure(partial(self._failures.add, [item])):
-                    computing = [prefill.sequence for prefill in self.executor.prefills]
+                    computing = [prefill.sequence for prefill in self._running.prefills]
                     self.schedule.add(item, self.time.speed, computing)
                     self._followers.take_request(item)
             case CacheProbe():

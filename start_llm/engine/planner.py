@@ -11,10 +11,11 @@ from start_llm.core.thread_owners import ENGINE, owned_by
 from start_llm.engine.admission import planned_tokens
 from start_llm.engine.batch import BatchGroup
 from start_llm.engine.disk_waits import DiskWaits
-from start_llm.engine.executor import StepExecutor
+from start_llm.engine.failures import Failures
 from start_llm.engine.generation import Generation
 from start_llm.engine.prefill import Prefill
 from start_llm.engine.resources import EngineResources
+from start_llm.engine.running import RunningSequences
 from start_llm.engine.schedule import QueuedRequest, Schedule, deadline_after_restore
 from start_llm.engine.sequence import EngineSequence
 from start_llm.engine.shared_passes import may_share_passes, repeats_others
@@ -45,20 +46,23 @@ class StepPlanner:
     again.
 
     Args:
-        executor: does what is decided, before the next part is.
+        running: the sequences that run. They change with each part, before the next is decided.
     """
 
     def __init__(
         self,
         resources: EngineResources,
         schedule: Schedule,
-        executor: StepExecutor,
+        running: RunningSequences,
+        failures: Failures,
         time: EngineTime,
         disk_waits: DiskWaits,
     ) -> None:
         self._resources = resources
         self._schedule = schedule
-        self._executor = executor
+        self._running = running
+        self._failures = failures
+        self._cache = resources.cache
         self._time = time
         self._disk_waits = disk_waits
         self._clock = resources.clock
@@ -78,17 +82,17 @@ class StepPlanner:
         """
         self._steps += 1
         batched, is_time = (
-            self._executor.decoder.batched_bytes,
+            self._running.decoder.batched_bytes,
             self._steps % _STEPS_BETWEEN_MEMORY_CHECKS == 0,
         )
-        if batched != self._executor.cache.batched_bytes or is_time:
+        if batched != self._cache.batched_bytes or is_time:
             yield FreeMemory(self._resources.shortage() if is_time else 0)
 
     # ---------------------------------------------------------------------------------------- end and preempt
 
     def _ends(self) -> list[EndRequest]:
         """End requests whose clients went away, and replies that exceeded their deadline."""
-        now, running, waiting = self._clock(), self._executor.running, self._schedule.generations
+        now, running, waiting = self._clock(), self._running.sequences, self._schedule.generations
         requests = [*waiting, *(sequence.generation for sequence in running)]
         gone = [generation for generation in requests if generation.cancelled]
         gone += [generation for generation in waiting if self._has_no_place(generation)]
@@ -106,7 +110,7 @@ class StepPlanner:
 
     def _has_no_place(self, generation: Generation) -> bool:
         """Return whether it is idle work that would displace what requests have left in the cache."""
-        request, cache = generation.request, self._executor.cache
+        request, cache = generation.request, self._cache
         if not request.is_idle_work or generation.cancelled:
             return False
         return self._resources.admission.bytes_for([len(request.prompt)]) > cache.free_bytes
@@ -116,10 +120,10 @@ class StepPlanner:
 
     def _preemptions(self) -> Iterator[PreemptRequest]:
         """Preempt sequences when a short prompt, a queued request or memory pressure requires it."""
-        first, prefills = self._next, self._executor.prefills
+        first, prefills = self._next, self._running.prefills
         if first and prefills:
             yield from self._overtaken(first, prefills)
-        elif first and not self._has_room(first, self._executor.running):
+        elif first and not self._has_room(first, self._running.sequences):
             yield from self._preempt_longest_for(first)
         yield from self._preempt_beyond_memory()
 
@@ -134,14 +138,14 @@ class StepPlanner:
                 yield PreemptRequest(sequence.number, sequence.due)  # it keeps its place
 
     def _should_overtake(self, first: QueuedRequest, prefill: Prefill) -> bool:
-        decoding = self._executor.decoder.sequences
+        decoding = self._running.decoder.sequences
         stay = [
             sequence
             for sequence in decoding
             if not self._schedule.yields(sequence.generation, first.generation)
         ]
         return (
-            self._executor.cache.supports_reuse
+            self._cache.supports_reuse
             and self._schedule.should_preempt(first, prefill.sequence, prefill.done)
             and self._has_room(first, stay)
         )
@@ -162,7 +166,7 @@ class StepPlanner:
         """Return the sequence that has run longest of those that make way for the queued request. If there
         are none: of those for which it does not make way itself.
         """
-        sequences, asked = self._executor.decoder.sequences, first.generation
+        sequences, asked = self._running.decoder.sequences, first.generation
         yielding = [sequence for sequence in sequences if self._schedule.yields(sequence.generation, asked)]
         equals = [sequence for sequence in sequences if not self._schedule.yields(asked, sequence.generation)]
         return min(yielding or equals, key=lambda sequence: sequence.running_since, default=None)
@@ -171,8 +175,8 @@ class StepPlanner:
         """Preempt the sequence that started or resumed last if all together have outgrown the memory
         budget.
         """
-        sequences = self._executor.decoder.sequences
-        lengths = [len(sequence.tokens) for sequence in self._executor.running]
+        sequences = self._running.decoder.sequences
+        lengths = [len(sequence.tokens) for sequence in self._running.sequences]
         if len(sequences) > 1 and not self._resources.admission.fits(lengths):
             newest = max(sequences, key=lambda running: running.running_since)
             yield PreemptRequest(newest.number, self._clock())
@@ -187,10 +191,10 @@ class StepPlanner:
 
     def _can_keep_all(self, first: QueuedRequest) -> bool:
         """True if the caches of all sequences fit into memory together, so that nothing is computed twice."""
-        lengths = [len(sequence.tokens) for sequence in (*self._schedule.preempted, *self._executor.running)]
+        lengths = [len(sequence.tokens) for sequence in (*self._schedule.preempted, *self._running.sequences)]
         newcomer = [] if first.sequence else [first.tokens]
         held = self._resources.admission.bytes_for([*lengths, *newcomer])
-        cache = self._executor.cache
+        cache = self._cache
         return cache.supports_reuse and held <= cache.budget_bytes
 
     # ------------------------------------------------------------------------------------------------ prefill
@@ -199,7 +203,7 @@ class StepPlanner:
     def startable(self) -> QueuedRequest | None:
         """The next request, if it has room."""
         first = self._next
-        return first if first and self._has_room(first, self._executor.running) else None
+        return first if first and self._has_room(first, self._running.sequences) else None
 
     @property
     def _next(self) -> QueuedRequest | None:
@@ -211,7 +215,7 @@ class StepPlanner:
         """Return whether a request makes way: for prompts, and if nothing is generated for replies too."""
         others = self._prompts
         if first.request.is_prewarm:
-            others += [sequence.generation for sequence in self._executor.decoder.sequences]
+            others += [sequence.generation for sequence in self._running.decoder.sequences]
         return any(self._schedule.yields(first, generation) for generation in others)
 
     @property
@@ -222,7 +226,7 @@ class StepPlanner:
     @property
     def _computing(self) -> list[Generation]:
         """The requests whose prompts are read by the network."""
-        return [sequence.generation for sequence in self._executor.running if not sequence.has_begun]
+        return [sequence.generation for sequence in self._running.sequences if not sequence.has_begun]
 
     @property
     def is_prompt_awaited(self) -> bool:
@@ -236,23 +240,23 @@ class StepPlanner:
 
     @property
     def _is_decoding(self) -> bool:
-        return any(not self._pauses(sequence) for sequence in self._executor.decoder.sequences)
+        return any(not self._pauses(sequence) for sequence in self._running.decoder.sequences)
 
     def _prefill_parts(self) -> Iterator[StepPart]:
         """Prefill one chunk of a long prompt, or as many short prompts as take no longer than that."""
         is_decoding = self._is_decoding
-        has_prompt = bool(self._executor.prefills or self.startable)
+        has_prompt = bool(self._running.prefills or self.startable)
         if not has_prompt or not self._time.may_prefill(is_decoding=is_decoding):
             return
         self._time.begin_prefill(is_decoding=is_decoding)
         yield from self._starts()
-        while self._executor.prefills:
+        while self._running.prefills:
             part = self._next_chunk()
             yield part
             if self._has_used_its_time(part):
                 return
             yield from self._starts()
-            if not self._has_time_for([prefill.remaining for prefill in self._executor.prefills]):
+            if not self._has_time_for([prefill.remaining for prefill in self._running.prefills]):
                 return
 
     def _has_used_its_time(self, part: LookAtImage | ComputeChunk | ComputeChunks) -> bool:
@@ -260,11 +264,11 @@ class StepPlanner:
         numbers = part.numbers if isinstance(part, ComputeChunks) else (part.number,)
         return any(
             prefill.sequence.number in numbers and (prefill.image or not prefill.is_at_checkpoint)
-            for prefill in self._executor.prefills
+            for prefill in self._running.prefills
         )
 
     def _next_chunk(self) -> LookAtImage | ComputeChunk | ComputeChunks:
-        prefills = self._executor.prefills
+        prefills = self._running.prefills
         complete = next((prefill for prefill in prefills if prefill.is_complete), None)
         if complete or len(prefills) == 1:
             return self._next_of(complete or prefills[0])
@@ -272,7 +276,7 @@ class StepPlanner:
 
     def _has_time_for(self, left: Sequence[int]) -> bool:
         """Return whether prompts that have so many tokens left still fit into a chunk's time in this step."""
-        before = max((prefill.done for prefill in self._executor.prefills), default=0)
+        before = max((prefill.done for prefill in self._running.prefills), default=0)
         return not left or self._time.fits(len(left) * max(left), before)
 
     def _next_of(self, prefill: Prefill) -> LookAtImage | ComputeChunk:
@@ -293,23 +297,22 @@ class StepPlanner:
                 yield part
 
     def _may_start(self, first: QueuedRequest) -> bool:
-        prefills = self._executor.prefills
+        prefills = self._running.prefills
         return not prefills or (self._resources.batches_prefill and may_share_passes(first, prefills))
 
     def _shares_passes(self, first: QueuedRequest, restored: int) -> bool:
         """Return whether a request that may share the passes of others, if there are any, should."""
-        prefills = self._executor.prefills
+        prefills = self._running.prefills
         left = [*(prefill.remaining for prefill in prefills), first.tokens - 1 - restored]
         return not prefills or (
             self._has_time_for(left)
             and self._time.saves_time(left, max(prefill.done for prefill in prefills))
-            and not repeats_others(first, restored, prefills, self._executor.cache)
+            and not repeats_others(first, restored, prefills, self._cache)
         )
 
     def _start_unless_waiting(self, first: QueuedRequest) -> StartRequest | EndRequest | None:
         """Return the start of a request, or its end if it failed; None if it has to wait for the disk."""
-        failures = self._executor.failures
-        with failures.on_failure(partial(failures.add, [first.generation])):
+        with self._failures.on_failure(partial(self._failures.add, [first.generation])):
             speed = self._time.speed
             with self._clock.stopped(self._clock()):  # other ranks make room for a restore at this time too
                 has_to_wait = self._disk_waits.has_to_wait(first, speed)
@@ -317,7 +320,7 @@ class StepPlanner:
         return EndRequest(first.generation.number)
 
     def _start_of(self, first: QueuedRequest) -> StartRequest:
-        restored = self._executor.cache.restorable(first.ids, first.generation.request.salt)
+        restored = self._cache.restorable(first.ids, first.generation.request.salt)
         speed = self._time.speed
         due = first.sequence.due if first.sequence else deadline_after_restore(first, restored, speed)
         tokens, seconds = first.from_disk
@@ -334,7 +337,7 @@ class StepPlanner:
         """Decode one token for each sequence that does not pause. Those that join a batch now only have
         their first step launched.
         """
-        decoder = self._executor.decoder
+        decoder = self._running.decoder
         while decoder.queued:
             joining, partner = decoder.next_to_join()
             yield JoinBatch(
@@ -347,16 +350,16 @@ class StepPlanner:
     @property
     def decoding(self) -> list[BatchGroup]:
         """The groups that decode in this step: all in which a sequence does not pause."""
-        groups = self._executor.decoder.groups
+        groups = self._running.decoder.groups
         return [group for group in groups if not all(map(self._pauses, group.sequences))]
 
     def _draft_lengths(self) -> tuple[int, ...]:
         """Return how much to draft: nothing for several replies, which share the reads of the weights, and
         nothing for a reply with a guide where followers have none.
         """
-        gain, executor = self._resources.gain, self._executor
-        sequences, followers = executor.decoder.sequences, self._resources.followers
-        if gain is None or len(sequences) > 1 or executor.prefills:
+        gain, running = self._resources.gain, self._running
+        sequences, followers = running.decoder.sequences, self._resources.followers
+        if gain is None or len(sequences) > 1 or running.prefills:
             return ()
         is_known_to_all = not (followers.are_there and sequences[0].is_guided)
         return gain.lengths() if is_known_to_all else ()

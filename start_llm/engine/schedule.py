@@ -114,9 +114,11 @@ class Schedule:
             queued for queued in self._waiting if queued.sequence is None or not queued.sequence.has_begun
         ]
 
-    def requeue(self, sequence: EngineSequence, due: float) -> None:
-        """Queue a preempted sequence, due at `due`."""
-        self._waiting.append(QueuedRequest(sequence.generation, due, sequence))
+    def requeue(self, sequence: EngineSequence, due: float | None = None) -> None:
+        """Let a sequence that runs wait, due at `due`; None: now."""
+        now = self._clock()
+        sequence.pause(now)
+        self._waiting.append(QueuedRequest(sequence.generation, now if due is None else due, sequence))
 
     @property
     def first(self) -> QueuedRequest | None:

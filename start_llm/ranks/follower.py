@@ -128,7 +128,7 @@ class Follower:
                 for number, files in disk.followed.go_on().items():
                     reply(SentRead(number, files))
             disk.collect()
-            disk.write_due(is_busy=bool(self.executor.running))
+            disk.write_due(is_busy=bool(self.executor.running.sequences))
 
     def do(self, message: Message) -> None:
         """Do one thing.

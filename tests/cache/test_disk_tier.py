@@ -900,7 +900,7 @@ def test_a_preempted_reply_is_restored_from_the_disk_too(plain: EngineResources,
     with on_disk(plain, tmp_path, idle_s=0, max_sequences=1) as engine:
         watched = engine.submit(engine_request(PROMPT, 8, boundaries=ENDS))
         engine.step_until(lambda: watched.look() and len(watched.tokens) >= 3)
-        (sequence,) = engine.loop.executor.decoder.sequences
+        (sequence,) = engine.loop.executor.running.decoder.sequences
         engine.loop.executor.execute(PreemptRequest(sequence.number, 0), 0)
         engine.cache.disk.flush(5)
         settled(lambda: not engine.disk.queue)

@@ -47,7 +47,7 @@ class Weighed(Cached):
 
     @property
     def live_bytes(self) -> int:
-        return self.cache._store.active_usage.nbytes + self.loop.executor.decoder.batched_bytes
+        return self.cache._store.active_usage.nbytes + self.loop.executor.running.decoder.batched_bytes
 
     def step(self, times: int = 1) -> None:
         """A batch that was just put together is given way to, and one that a sequence has just left is let go

@@ -18,8 +18,8 @@ from start_llm.cache.prompt_cache import PromptCache
 from start_llm.core.errors import EngineDied, ModelError, Overloaded
 from start_llm.core.events import Failed, Finished, Restored
 from start_llm.engine.engine import Engine
-from start_llm.engine.executor import StepExecutor
 from start_llm.engine.loop import STOPPING
+from start_llm.engine.recovery import Recovery
 from start_llm.telemetry.metrics import EngineMetrics
 from tests.engine.harness import Breakdown, Watched, Wrapped, engine_request
 
@@ -74,11 +74,11 @@ def test_who_comes_while_the_thread_ends_is_answered(resources, monkeypatch):
     """It has looked for the last time, and is still there."""
     ending, gone = threading.Event(), threading.Event()
 
-    def linger(_: StepExecutor) -> None:
+    def linger(_: Recovery) -> None:
         ending.set()
         assert gone.wait(30)
 
-    monkeypatch.setattr(StepExecutor, "abandon_everything", linger)
+    monkeypatch.setattr(Recovery, "abandon_everything", linger)
     engine = engine_of(lambda: resources)
     engine.start()
     assert not engine.stop(0)

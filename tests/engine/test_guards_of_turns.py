@@ -143,7 +143,7 @@ def test_what_the_machine_lacks_the_cache_gives_back():
 def in_one_batch(engine: Cached) -> list[Watched]:
     sequences = [engine.submit(engine_request(prompt, 60)) for prompt in PROMPTS]
     engine.step_until(lambda: all(len(sequence.tokens) > 3 for sequence in sequences))
-    assert [len(group.sequences) for group in engine.loop.executor.decoder.groups] == [3]
+    assert [len(group.sequences) for group in engine.loop.executor.running.decoder.groups] == [3]
     return sequences
 
 
@@ -157,7 +157,7 @@ def nothing_is_left_of(engine: Cached, sequences: list[Watched]) -> None:
     check(engine)
     later = [engine.say(prompt, 5) for prompt in PROMPTS]
     assert [reply.tokens for reply in later] == [counted(prompt, 5) for prompt in PROMPTS]
-    assert not engine.loop.executor.decoder.sequences
+    assert not engine.loop.executor.running.decoder.sequences
 
 
 @pytest.mark.sample(2)
@@ -245,7 +245,7 @@ def test_who_cannot_even_be_given_up_is_reported_once(times: int, monkeypatch: p
     assert [sum(isinstance(event, Failed) for event in request.look()) for request in requests] == [1] * 5
     left = [seq_cache for seq_cache in engine.cache._store.seq_caches if seq_cache.is_active]
     assert len(left) == times, "each of the others is discarded"
-    assert not engine.loop.executor.decoder.sequences
+    assert not engine.loop.executor.running.decoder.sequences
 
 
 def test_who_fails_while_its_step_is_waited_for_fails_alone_and_once(monkeypatch: pytest.MonkeyPatch):
@@ -401,7 +401,7 @@ def test_a_prompt_that_was_stopped_overtakes_another_one_only_if_little_is_left_
     engine = counting(clock=clock)
     stopped = engine.submit(engine_request(prompt, 2))
     engine.step_until(lambda: stopped.progress and stopped.progress[-1][0] >= computed)
-    (running,) = engine.loop.executor.running
+    (running,) = engine.loop.executor.running.sequences
     with mx.stream(generation_stream):
         engine.loop.executor.execute(PreemptRequest(running.number, running.due), clock.now)
     clock.now += 3600
@@ -459,7 +459,7 @@ def test_a_planner_that_always_fails_ends_replies_and_does_not_retry_them_for_ev
     decode_parts = engine.loop._planner._decode_parts
 
     def broken() -> Any:
-        if engine.loop.executor.decoder.groups:
+        if engine.loop.executor.running.decoder.groups:
             raise Breakdown("broken on purpose")
         return decode_parts()
 

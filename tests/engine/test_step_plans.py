@@ -258,8 +258,8 @@ def test_a_start_restores_no_more_than_its_plan_says(restored):
     leader.loop._receive_all()
     with mx.stream(generation_stream):
         leader.loop.executor.execute(StartRequest(2, restored, 0.0), 0.0)
-    assert leader.loop.executor.prefills
-    assert leader.loop.executor.prefills[0].done == restored
+    assert leader.loop.executor.running.prefills
+    assert leader.loop.executor.running.prefills[0].done == restored
 
 
 @pytest.mark.parametrize("part", [StartRequest(7, 0, 0.0), ComputeChunk(7, 5)])

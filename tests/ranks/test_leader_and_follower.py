@@ -213,7 +213,7 @@ def test_a_follower_that_has_not_what_rank_0_has_computes_no_further(pair):
 
     def lose_a_byte(follower: Follower) -> None:
         follower.do(SentBudget(450_000, 0.0))
-        follower.executor.cache.batched_bytes = 1
+        theirs.cache.batched_bytes = 1
 
     with pytest.raises(OutOfStep, match="before StartRequest it has"):
         followed(pair, theirs, lose_a_byte)

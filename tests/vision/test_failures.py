@@ -113,8 +113,8 @@ def test_what_processors_and_guides_see_are_the_networks_ids():
     )
     watched = engine.submit(asked.request(12, sampling=penalised, guide=Guide()))
     engine.step_until(lambda: len(watched.tokens) > 3)
-    (context,) = engine.loop.executor.decoder.groups[0]._logits._contexts.values()
-    (sequence,) = engine.loop.executor.decoder.sequences
+    (context,) = engine.loop.executor.running.decoder.groups[0]._passes._logits._contexts.values()
+    (sequence,) = engine.loop.executor.running.decoder.sequences
     context_ids: Any = context.tokens.tolist()
     assert context_ids == sequence.network_ids[: len(context_ids)]
     engine.finish(watched)
@@ -127,7 +127,7 @@ def test_a_sequence_tells_the_networks_ids():
     asked, engine = seen(), Stepper(resources_of(FAMILY))
     watched = engine.submit(asked.request(6))
     engine.step_until(lambda: watched.tokens)
-    sequence: EngineSequence = engine.loop.executor.decoder.sequences[0]
+    sequence: EngineSequence = engine.loop.executor.running.decoder.sequences[0]
     ids = sequence.network_ids
     assert max(ids) < FIRST_IMAGE_TOKEN
     start, end = asked.spans[0]

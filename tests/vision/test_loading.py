@@ -341,6 +341,6 @@ def test_an_image_leaves_kv_of_the_networks_own_type(family, tmp_path: Path):
     engine = Stepper(resources_of(family), network=model.network, vision=eyes(model))
     watched = engine.submit(seen.request(2))
     engine.step_until(lambda: watched.tokens)
-    (sequence,) = engine.loop.executor.decoder.sequences
+    (sequence,) = engine.loop.executor.running.decoder.sequences
     types = {cache.keys.dtype for cache in sequence.layer_caches if hasattr(cache, "keys")}
     assert types == {mx.bfloat16}
