@@ -7,7 +7,8 @@ from typing import Any
 
 from start_llm.cache.arrays import KVPieces
 from start_llm.cache.kinds import TrimmableLeaf, reuse_of
-from start_llm.cache.layers import Layers, leaves
+from start_llm.cache.layers import Layers
+from start_llm.cache.leaves import leaves
 from start_llm.cache.page_store import PageStore
 from start_llm.cache.pages import Checkpoint, MemoryUsage, Page, PageRun, PageTree, SequenceCache, page_key
 from start_llm.cache.prompt_cache import PromptCache
