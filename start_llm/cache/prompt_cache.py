@@ -498,7 +498,7 @@ class PromptCache:
         metrics.evictions = self._evictor.evicted
         metrics.page_bytes = store.tree.runs_usage.nbytes
         metrics.seq_cache_bytes = store.idle_usage.nbytes
-        metrics.checkpoint_bytes = store.checkpoint_usage.nbytes
+        metrics.checkpoint_bytes = store.checkpoints.usage.nbytes
         active = store.active_usage
         metrics.live_bytes = active.nbytes + self.batched_bytes
         metrics.arrays = (store.usage + active).arrays

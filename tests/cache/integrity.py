@@ -32,12 +32,12 @@ def check_cache(cache: PromptCache) -> None:
 
 
 def check_store(store: PageStore) -> None:
-    check_tree(store.tree, store.seq_caches, store.checkpoints)
+    check_tree(store.tree, store.seq_caches, list(store.checkpoints))
     idle = [item for item in store.seq_caches if not item.is_active]
     pages = {id(item.page): item.page for item in store.checkpoints}
     for usage, parts in (
         (store.idle_usage, [store.usage_of(item) for item in idle]),
-        (store.checkpoint_usage, [checkpoint_usage(page) for page in pages.values()]),
+        (store.checkpoints.usage, [checkpoint_usage(page) for page in pages.values()]),
     ):
         total = sum(parts, MemoryUsage())
         _demand(usage == total, f"{usage} is counted where {total} is")

@@ -20,6 +20,7 @@ from hypothesis.stateful import (
 )
 
 from start_llm.cache import computed_prefixes, pages
+from start_llm.cache.conversations import Conversations
 from start_llm.cache.eviction import EvictionLimits
 from start_llm.cache.pages import SequenceCache
 from start_llm.cache.prompt_cache import OpenedSequence, PromptCache
@@ -260,7 +261,7 @@ class Machine(RuleBasedStateMachine):
         beside = self.cache.batched_bytes
         assert held.nbytes + beside <= self.budget or is_pinned(self.cache)
         max_conversations = self.cache._evictor.limits.max_conversations
-        assert max_conversations is None or len(list(store.ends())) <= max_conversations
+        assert max_conversations is None or len(list(Conversations(store).ends())) <= max_conversations
         assert self.metrics.stored_bytes == stored.nbytes
         assert self.metrics.live_bytes == store.active_usage.nbytes + beside
         assert self.metrics.arrays == held.arrays

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from start_llm.cache.conversations import Conversations
 from start_llm.cache.pages import MemoryUsage, SequenceCache
 from tests.cache.desk import NETWORKS, PAGE, PROMPT, Clock, Desk
 from tests.cache.fakes import BYTES_OF_A_TOKEN, OutOfMemory
@@ -147,7 +148,7 @@ def test_what_is_kept_weighs_as_much_as_before_once_all_caches_are_cut_into_page
 
 
 def drop(desk: Desk, seq_cache: SequenceCache) -> None:
-    desk.store.drop_conversation(seq_cache, lambda _: False)
+    Conversations(desk.store).drop(seq_cache, lambda _: False)
     desk.cache.shrink()
     desk.cache.tidy(0)
     check_cache(desk.cache)
@@ -175,7 +176,7 @@ def test_a_conversation_goes_back_to_where_another_one_stands_on_it():
 def test_a_conversation_goes_no_further_back_than_is_spared():
     desk = Desk()
     seq_cache = closed(desk, PROMPT)
-    desk.store.drop_conversation(seq_cache, lambda page: page.end <= 8)
+    Conversations(desk.store).drop(seq_cache, lambda page: page.end <= 8)
     check_cache(desk.cache)
     assert known(desk, PROMPT) == 8
 
