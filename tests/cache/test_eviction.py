@@ -193,7 +193,7 @@ def test_sequences_that_run_count_and_are_never_dropped(kind):
 def test_a_sequence_that_grows_pushes_out_what_rests():
     desk = Desk(budget=2 * BYTES)
     kept = talk(desk, 1)
-    sequence = desk.cache.open(tuple(range(5000, 5030)), b"", ())
+    sequence = desk.cache.opener.open(tuple(range(5000, 5030)), b"", ())
     for end in range(1, 24):
         desk.compute(sequence, range(5000, 5000 + end))
         held = desk.metrics.stored_bytes + desk.metrics.live_bytes

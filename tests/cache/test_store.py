@@ -37,7 +37,7 @@ def closed(desk: Desk, ids: Sequence[int]) -> SequenceCache:
 
 def known(desk: Desk, ids: Sequence[int]) -> int:
     """Tokens of `ids` that need no computing; asked without leaving a trace."""
-    opened = desk.cache.open((*ids, 99), b"", ())
+    opened = desk.cache.opener.open((*ids, 99), b"", ())
     assert opened.seq_cache.caches[0].holds(opened.seq_cache.tokens)
     length = len(opened.seq_cache.tokens)
     desk.end(opened, opened.seq_cache.tokens)
@@ -64,7 +64,7 @@ def test_idle_work_that_is_restored_from_less_than_a_page_is_as_old_as_that(kind
     used = clock.now
     desk.serve((10, 11, 12), (1,), boundaries=(2,))
     clock.now += 100
-    opened = desk.cache.open_for_idle_work((10, 11, 13), b"", ())
+    opened = desk.cache.opener.open_for_idle_work((10, 11, 13), b"", ())
     assert (len(opened.seq_cache.tokens), opened.seq_cache.last_used) == (2, used)
 
 
@@ -73,7 +73,7 @@ def test_a_shorter_request_beside_a_conversation_leaves_it_its_caches():
     long, _ = closed(desk, PROMPT), closed(desk, SIDE)
     assert desk.store.seq_caches == [long]
     caches = long.caches
-    assert desk.cache.open((*PROMPT, 5), b"", ()).seq_cache.caches is caches
+    assert desk.cache.opener.open((*PROMPT, 5), b"", ()).seq_cache.caches is caches
     assert desk.metrics.reused_in_place == 1
 
 
