@@ -154,7 +154,7 @@ def ours(prompts: Sequence[Prompt], most: int, network: str) -> int:
     for prompt in prompts:
         clock.now = began + prompt.at
         ids = tuple(prompt.blocks.tolist())
-        opened = cache.open(ids[: prompt.length], b"", prompt.ends)
+        opened = cache.opener.open(ids[: prompt.length], b"", prompt.ends)
         sequence, positions = opened.seq_cache, opened.checkpoint_positions
         computed += prompt.length - len(sequence.tokens)
         for end in sorted({*(place for place in positions if place < prompt.length), prompt.length - 1}):

@@ -32,8 +32,9 @@ from benchmarks.cache_engine import (
 from benchmarks.harness import medians, ratio
 from start_llm.cache.eviction import EvictionLimits
 from start_llm.cache.layers import Layers
+from start_llm.cache.opening import OpenedSequence
 from start_llm.cache.plan import plan_restore
-from start_llm.cache.prompt_cache import OpenedSequence, PromptCache
+from start_llm.cache.prompt_cache import PromptCache
 from start_llm.telemetry.metrics import CacheMetrics
 from tests.cache.fakes import FakeLayers
 from tests.engine.harness import Wrapped
@@ -156,7 +157,7 @@ def _restored(model: Model, length: int) -> tuple[float, float, float]:
     computed = time.perf_counter() - began
     _cut_into_pages(kept)
     copied = [_copied(kept, (*shared, 4, seed, 5), length) for seed in range(FORKS + 1)]
-    caches = kept.open((*shared, 4, FORKS + 1, 5), b"", ()).seq_cache.caches
+    caches = kept.opener.open((*shared, 4, FORKS + 1, 5), b"", ()).seq_cache.caches
     return computed, statistics.median(copied[1:]), _handed_over(model.layers, caches, shared)
 
 
@@ -169,7 +170,7 @@ def _cut_into_pages(kept: PromptCache) -> None:
 
 def _compute(model: Model, kept: PromptCache, ids: tuple[int, ...], boundaries: tuple[int, ...]) -> None:
     """A row's life without an engine: it stops where state is kept, and leaves its caches to the cache."""
-    opened = kept.open(ids, b"", boundaries)
+    opened = kept.opener.open(ids, b"", boundaries)
     _take_in(kept, opened, ids, lambda new: model.compute(new, opened.seq_cache.caches))
 
 
@@ -205,7 +206,7 @@ def _take_in(
 def _copied(kept: PromptCache, ids: tuple[int, ...], length: int) -> float:
     """Seconds until another conversation has caches of `length` tokens; they become pages again."""
     began = time.perf_counter()
-    seq_cache = kept.open(ids, b"", ()).seq_cache
+    seq_cache = kept.opener.open(ids, b"", ()).seq_cache
     seconds = time.perf_counter() - began
     if len(seq_cache.tokens) != length:
         raise SystemExit(f"{len(seq_cache.tokens)} tokens were restored, and not {length}.")
@@ -231,11 +232,11 @@ def _freed_memory_kept() -> Generator[None]:
 def _handed_over(layers: Layers, caches: list[Any], ids: tuple[int, ...]) -> float:
     """Seconds until the next turn has the caches of a conversation that was left with `ids`."""
     kept = _new_cache(layers)
-    kept.close(kept.open((*ids, 1), b"", ()).seq_cache, caches, ids)
+    kept.close(kept.opener.open((*ids, 1), b"", ()).seq_cache, caches, ids)
     seconds: list[float] = []
     for _ in range(FORKS):
         began = time.perf_counter()
-        seq_cache = kept.open((*ids, 1, 2), b"", ()).seq_cache
+        seq_cache = kept.opener.open((*ids, 1, 2), b"", ()).seq_cache
         seconds.append(time.perf_counter() - began)
         if len(seq_cache.tokens) != len(ids):
             raise SystemExit(f"{len(seq_cache.tokens)} tokens were handed over, and not {len(ids)}.")
@@ -264,7 +265,7 @@ def _plans(length: int) -> None:
     }
     for name, (has_state, states) in STATES.items():
         kept = _new_cache(FakeLayers(has_state=has_state))
-        opened, ends = kept.open(ids, b"", ()), range(LOOKUP_CHUNK, length, LOOKUP_CHUNK)
+        opened, ends = kept.opener.open(ids, b"", ()), range(LOOKUP_CHUNK, length, LOOKUP_CHUNK)
         seconds = _take_in(kept, opened, ids, opened.seq_cache.caches[0].feed, ends, states)
         quarter = len(seconds) // 4
         growth = statistics.median(seconds[-quarter:]) / statistics.median(seconds[:quarter])
@@ -317,7 +318,7 @@ def _session_seconds(has_state: bool, cached: int) -> list[float]:
     for number in range(cached + NEW_SESSIONS):
         ids = (*system, *range(HEADER_TOKENS), *prompt(QUESTION_TOKENS, number + 1))
         began = time.perf_counter()
-        opened = kept.open(ids, b"", (SYSTEM_TOKENS, len(ids)))
+        opened = kept.opener.open(ids, b"", (SYSTEM_TOKENS, len(ids)))
         is_open = time.perf_counter()
         _take_in(kept, opened, ids, opened.seq_cache.caches[0].feed)
         seconds.append((is_open - began, time.perf_counter() - is_open))

@@ -60,7 +60,7 @@ class Kept:
 
     def fill(self, ids: tuple[int, ...]) -> None:
         """Keep a prompt with random KV."""
-        opened = self.cache.open(ids, b"", (), 0, len(ids))
+        opened = self.cache.opener.open(ids, b"", (), 0, len(ids))
         for start in range(0, len(ids) - 1, 2048):
             chunk = ids[start : min(start + 2048, len(ids) - 1)]
             append_random(self.shape, opened.seq_cache.caches, len(chunk))
@@ -74,7 +74,7 @@ class Kept:
             while not wait.is_over:
                 time.sleep(0.0005)
                 self.cache.disk.collect()
-        opened = self.cache.open(ids, b"", (), 0, len(ids))
+        opened = self.cache.opener.open(ids, b"", (), 0, len(ids))
         seconds, tokens = time.perf_counter() - began, len(opened.seq_cache.tokens)
         self.cache.close(opened.seq_cache, opened.seq_cache.caches, ids[:tokens])
         return seconds, tokens

@@ -20,7 +20,7 @@ import mlx.core as mx
 from benchmarks.harness import ROOT, Part, row, table
 from benchmarks.speculation_law import law
 from scripts import real_model
-from start_llm.cache.layers import leaves
+from start_llm.cache.leaves import leaves
 from start_llm.core.engine_request import Guide
 from start_llm.core.sampling import Sampling
 from start_llm.engine.draft_gain import DraftGain

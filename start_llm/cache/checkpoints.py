@@ -61,9 +61,9 @@ class CheckpointKeeper:
             ahead: tokens that its caches hold beyond.
         """
         reach = 0 if seq_cache.boundaries else step_in_text(self._layers.window)
-        checkpoint = self._store.keep_state(seq_cache, reach, ahead)
+        checkpoint = self._store.checkpoints.keep(seq_cache, reach, ahead)
         while checkpoint and (victim := self._next_to_drop(checkpoint, seq_cache.boundaries, now)):
-            self._store.drop_checkpoint(victim)
+            self._store.checkpoints.drop(victim)
 
     def _next_to_drop(
         self, checkpoint: Checkpoint, boundaries: tuple[int, ...], now: float
@@ -72,13 +72,13 @@ class CheckpointKeeper:
             checkpoint,
             self._store.token_bytes,
             boundaries,
-            is_tight=self._store.checkpoint_usage.nbytes > self._evictor.limits.checkpoint_bytes / 2,
+            is_tight=self._store.checkpoints.usage.nbytes > self._evictor.limits.checkpoint_bytes / 2,
             most=MAX_OF_A_CONVERSATION if boundaries else self._max_of_a_text(),
             now=now,
         )
 
     def _max_of_a_text(self) -> int:
-        return max_of_a_text(self._store.mean_state_bytes, self._evictor.limits.checkpoint_bytes)
+        return max_of_a_text(self._store.checkpoints.mean_bytes, self._evictor.limits.checkpoint_bytes)
 
 
 def choose_positions(

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
+from start_llm.cache.conversations import Conversations
 from start_llm.cache.kept_shares import beyond_their_share
 from start_llm.cache.page_store import PageStore
 from start_llm.cache.pages import CacheItem, Checkpoint, ConversationEnd, MemoryUsage, Page, SequenceCache
@@ -78,6 +79,7 @@ class Evictor:
 
     def __init__(self, store: PageStore, limits: EvictionLimits, clock: Callable[[], float]) -> None:
         self._store = store
+        self._conversations = Conversations(store)
         self._clock = clock
         self.limits = limits
         self.batched_bytes = 0
@@ -169,14 +171,14 @@ class Evictor:
         def is_spared(page: Page) -> bool:
             return is_young(page.last_used) or is_kept(page)
 
-        for end in _oldest_first(self._store.ends()):
+        for end in _oldest_first(self._conversations.ends()):
             if is_enough():
                 return
             if not is_young(_last_used(end)):
                 self._drop_end(end, is_spared)
 
     def _drop_ends_beyond(self, most: int, is_enough: Enough = _never, is_kept: Spare = _never) -> None:
-        ends = _oldest_first(self._store.ends())
+        ends = _oldest_first(self._conversations.ends())
         for end in ends[: max(len(ends) - most, 0)]:
             if is_enough():
                 return
@@ -186,24 +188,24 @@ class Evictor:
         if isinstance(end, Page) and spare(end):
             return
         if self.write_back:
-            for item in self._store.conversation(end, spare):  # beginnings first: ends are worthless without
+            for item in self._conversations.items(end, spare):  # beginnings first: ends are worthless without
                 self.write_back.save(item)
-        self._store.drop_conversation(end, spare)
+        self._conversations.drop(end, spare)
         self.evicted += 1
 
     def _drop_worst_checkpoints(self, now: float) -> None:
         """Drop the lowest-scored checkpoints beyond their share of the budget, but never the best one."""
         most = self.limits.checkpoint_bytes
-        if self._store.checkpoint_usage.nbytes <= most:
+        if self._store.checkpoints.usage.nbytes <= most:
             return
         is_kept = self._keeping(now)
         worst_first = sorted(
             self._store.checkpoints, key=lambda state: (is_kept(state), *_scored(state, now))
         )
         for checkpoint in worst_first[:-1]:
-            if self._store.checkpoint_usage.nbytes <= most:
+            if self._store.checkpoints.usage.nbytes <= most:
                 return
-            self._store.drop_checkpoint(checkpoint)
+            self._store.checkpoints.drop(checkpoint)
             self.evicted += 1
 
     def _keeping(self, now: float) -> Callable[[CacheItem], bool]:

@@ -1,7 +1,7 @@
 """Read, cut, copy and assemble the KV caches of one network.
 
-A network has one cache for each layer; some caches hold several. `cache.kinds` has the table of what each
-class of *leaf* allows.
+A network has one cache for each layer; some caches hold several. `cache.leaves` finds them, and `cache.kinds`
+has the table of what each class of *leaf* allows.
 
 Runs on the engine thread. Arrays that are stored are contiguous and evaluated, so that no lazy slice keeps a
 large buffer alive and no array changes after it is stored.
@@ -20,7 +20,6 @@ from start_llm.cache.arrays import (
     BorrowedArrays,
     KVPieces,
     KVSlice,
-    LeafState,
     StateSnapshot,
     TokenRange,
     joined,
@@ -28,8 +27,10 @@ from start_llm.cache.arrays import (
 )
 from start_llm.cache.kinds import NonTrimmableLeaf, TrimmableLeaf, kind_of, reuse_of
 from start_llm.cache.kv_format import PageFormat
+from start_llm.cache.leaves import filled_leaves, leaves, non_trimmable_leaves, trimmable_leaves
 from start_llm.cache.pages import EarlierState
 from start_llm.cache.quantize.quantizer import KVQuantizer
+from start_llm.cache.rewinding import longer_arrays, reach_of, rewound_states, shortest_window
 from start_llm.core.model_card import KVAtRest
 
 _malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
@@ -66,12 +67,12 @@ class Layers:
         self.unknown = sorted({_class_name(leaf) for leaf, reuse in known if reuse is None})
         self.has_state = any(isinstance(reuse, NonTrimmableLeaf) for _, reuse in known)
         self.has_trimmable = any(isinstance(reuse, TrimmableLeaf) for _, reuse in known)
-        self.window = _shortest_window(_whole(caches))
+        self.window = shortest_window(non_trimmable_leaves(caches))
         self.quantizer: KVQuantizer | None = None
 
     def quantize_pages(self, form: PageFormat, caches: Sequence[Any]) -> bool:
         """Quantise pages from now on. Returns False if no leaf of these filled caches can be quantised."""
-        layers = [layer for layer, cache in enumerate(caches) for _ in _sliced([cache])]
+        layers = [layer for layer, cache in enumerate(caches) for _ in trimmable_leaves([cache])]
         quantizer = KVQuantizer.of(form, self.trimmable_arrays(caches), layers)
         if any(quantizer.codecs):
             self.quantizer = quantizer
@@ -111,28 +112,28 @@ class Layers:
         from mlx_lm.models.cache import make_prompt_cache  # noqa: PLC0415
 
         caches = make_prompt_cache(self._network)
-        for leaf, _ in _sliced(caches):
+        for leaf, _ in trimmable_leaves(caches):
             leaf.step = max(self._room, room)
         return caches
 
     def room(self, caches: Sequence[Any]) -> int:
         """Return the tokens that filled trimmable leaves can hold without growing; 0 if there are none."""
-        return min((_room(leaf, kind) for leaf, kind in _filled(caches)), default=0)
+        return min((_room(leaf, kind) for leaf, kind in filled_leaves(caches)), default=0)
 
     def reserve(self, caches: Sequence[Any], room: int) -> None:
         """Enlarge filled trimmable leaves to `room` tokens, one after the other."""
-        for leaf, kind in _filled(caches):
+        for leaf, kind in filled_leaves(caches):
             if _room(leaf, kind) < room:
                 _resize(leaf, kind, room)
 
     def grow_in_small_steps(self, caches: Sequence[Any]) -> None:
         """Make leaves grow by small shares of themselves once the reserved room is used up."""
-        for leaf, _ in _filled(caches):
+        for leaf, _ in filled_leaves(caches):
             leaf.step = self._spare(leaf)
 
     def materialize(self, caches: Sequence[Any]) -> None:
         """Evaluate caches that will be kept, and drop most of their unused room. See `materialize` below."""
-        for leaf, kind in _filled(caches):
+        for leaf, kind in filled_leaves(caches):
             if _room(leaf, kind) - leaf.offset > self._spare(leaf):
                 _resize(leaf, kind, leaf.offset)
         materialize(caches)
@@ -142,7 +143,7 @@ class Layers:
 
     def view(self, caches: Sequence[Any], start: int, end: int) -> KVSlice:
         """Return tokens `start` to `end` of all trimmable leaves as views."""
-        whole = KVSlice(tuple(kind.arrays(leaf) for leaf, kind in _sliced(caches)))
+        whole = KVSlice(tuple(kind.arrays(leaf) for leaf, kind in trimmable_leaves(caches)))
         return whole.part(start, end)
 
     def cut(self, caches: Sequence[Any], start: int, end: int) -> KVSlice:
@@ -150,7 +151,7 @@ class Layers:
         cut = KVSlice(
             tuple(
                 tuple(owned_copy(array[..., start:end, :]) for array in kind.arrays(leaf))
-                for leaf, kind in _sliced(caches)
+                for leaf, kind in trimmable_leaves(caches)
             )
         )
         mx.eval([array for leaf in cut.leaves for array in leaf])
@@ -166,7 +167,7 @@ class Layers:
 
     def give_up(self, caches: Sequence[Any]) -> KVPieces:
         """Move the arrays of all trimmable leaves out of the caches, without a copy."""
-        sliced = _sliced(caches)
+        sliced = trimmable_leaves(caches)
         pieces = KVPieces([kind.arrays(leaf) for leaf, kind in sliced], packer=self.quantizer)
         for leaf, _ in sliced:
             leaf.keys = leaf.values = None
@@ -188,27 +189,33 @@ class Layers:
         """
         if ahead and not self.window:
             raise ValueError("these states cannot be taken back")
-        whole = _whole(caches)
+        stateful = non_trimmable_leaves(caches)
         if (reach or ahead) and self.window:
-            arrays = [_longer(pair, reach + ahead, index, earlier) for index, pair in enumerate(whole)]
+            arrays = [
+                longer_arrays(leaf, kind, reach + ahead, index, earlier)
+                for index, (leaf, kind) in enumerate(stateful)
+            ]
         else:
-            arrays = [kind.arrays(leaf) for leaf, kind in whole]
-        states = [(part, kind.numbers(leaf)) for (leaf, kind), part in zip(whole, arrays, strict=True)]
-        states = _rewound(whole, states, ahead, reach)
+            arrays = [kind.arrays(leaf) for leaf, kind in stateful]
+        states = [(part, kind.numbers(leaf)) for (leaf, kind), part in zip(stateful, arrays, strict=True)]
+        states = rewound_states(stateful, states, ahead, reach)
         copies = tuple((tuple(map(owned_copy, part)), numbers) for part, numbers in states)
         mx.eval([part for part, _ in copies])
         reaches = (
-            _reach(leaf, kind, part, ahead) for (leaf, kind), (part, _) in zip(whole, copies, strict=True)
+            reach_of(leaf, kind, part, ahead)
+            for (leaf, kind), (part, _) in zip(stateful, copies, strict=True)
         )
         return StateSnapshot(copies, min(reaches, default=0))
 
     def rewound(self, state: StateSnapshot, tokens: int) -> StateSnapshot:
         """Return views of a state as it was `tokens` tokens before, which is within its reach."""
-        return StateSnapshot(_rewound(_whole(self.fresh()), state.leaves, tokens)) if tokens else state
+        if not tokens:
+            return state
+        return StateSnapshot(rewound_states(non_trimmable_leaves(self.fresh()), state.leaves, tokens))
 
     def copied(self, part: TokenRange) -> KVSlice:
         """Return copies of consecutive tokens of all trimmable leaves, which `part` holds as views."""
-        count = len(_sliced(self.fresh()))
+        count = len(trimmable_leaves(self.fresh()))
         return KVSlice(tuple(self._put_together([part], index, 0) for index in range(count)))
 
     def page(self, part: TokenRange, start: int) -> KVSlice:
@@ -216,16 +223,16 @@ class Layers:
         packer = self.quantizer
         if packer is None or start < packer.format.start:
             return self.copied(part)
-        count = len(_sliced(self.fresh()))
+        count = len(trimmable_leaves(self.fresh()))
         pieces = ([packer.packed(index, piece) for piece in part.take(index)] for index in range(count))
         return KVSlice(tuple(_joined(leaf, 0) for leaf in pieces))
 
     def trimmable_arrays(self, caches: Sequence[Any]) -> list[Arrays]:
         """Return the arrays of each trimmable leaf, with their unused room."""
-        return [kind.arrays(leaf) for leaf, kind in _sliced(caches)]
+        return [kind.arrays(leaf) for leaf, kind in trimmable_leaves(caches)]
 
     def put_trimmable_arrays(self, caches: Sequence[Any], arrays: Sequence[Arrays]) -> None:
-        for (leaf, kind), leaf_arrays in zip(_sliced(caches), arrays, strict=True):
+        for (leaf, kind), leaf_arrays in zip(trimmable_leaves(caches), arrays, strict=True):
             kind.fill(leaf, leaf_arrays)
 
     def assemble(
@@ -244,7 +251,7 @@ class Layers:
             copied: called with the index of each leaf that has been copied; its source may then be freed.
         """
         caches = self.fresh()
-        for index, (leaf, kind) in enumerate(_sliced(caches)):
+        for index, (leaf, kind) in enumerate(trimmable_leaves(caches)):
             kind.fill(leaf, self._put_together(parts, index, room))
             leaf.offset = length
             copied(index)
@@ -261,19 +268,19 @@ class Layers:
 
     def set_state(self, caches: Sequence[Any], state: StateSnapshot) -> None:
         """Set the state of non-trimmable leaves, as copies, because some leaves write into their arrays."""
-        for (leaf, kind), (arrays, numbers) in zip(_whole(caches), state.leaves, strict=True):
+        for (leaf, kind), (arrays, numbers) in zip(non_trimmable_leaves(caches), state.leaves, strict=True):
             copies = tuple(mx.array(array) for array in arrays)
             mx.eval(copies)
             kind.fill(leaf, copies, numbers)
 
     def give_state(self, caches: Sequence[Any], state: StateSnapshot) -> None:
         """Set the state of non-trimmable leaves to arrays that nobody else uses."""
-        for (leaf, kind), (arrays, numbers) in zip(_whole(caches), state.leaves, strict=True):
+        for (leaf, kind), (arrays, numbers) in zip(non_trimmable_leaves(caches), state.leaves, strict=True):
             kind.fill(leaf, arrays, numbers)
 
     def trim(self, caches: Sequence[Any], length: int) -> None:
         """Set the number of tokens that trimmable leaves hold; their arrays have room for as many."""
-        for leaf, _ in _sliced(caches):
+        for leaf, _ in trimmable_leaves(caches):
             leaf.offset = length
 
     def release(self) -> None:
@@ -293,7 +300,7 @@ class Layers:
 
     def token_bytes(self, caches: Sequence[Any]) -> int:
         """Return the bytes per token in the trimmable leaves."""
-        filled = (kind.arrays(leaf) for leaf, kind in _filled(caches))
+        filled = (kind.arrays(leaf) for leaf, kind in filled_leaves(caches))
         return sum(array.nbytes // array.shape[-2] for arrays in filled for array in arrays)
 
 
@@ -306,59 +313,6 @@ def materialize(caches: Sequence[Any]) -> None:
         if not leaf.empty():
             kind_of(leaf).put_state(leaf, tree_map(_let_go, leaf.state))
             mx.eval(leaf.state)
-
-
-def _shortest_window(whole: Sequence[tuple[Any, NonTrimmableLeaf]]) -> int:
-    windows = [kind.rewinding.window(leaf) if kind.rewinding else 0 for leaf, kind in whole]
-    return min(windows, default=0)
-
-
-def _longer(
-    whole: tuple[Any, NonTrimmableLeaf], reach: int, index: int, earlier: EarlierState | None
-) -> Arrays:
-    """Return a leaf's arrays with `reach` tokens more than it needs, or as many as there are.
-
-    Args:
-        index: place of the leaf among the non-trimmable ones.
-    """
-    leaf, kind = whole
-    if kind.rewinding is None:
-        return kind.arrays(leaf)
-    arrays = kind.rewinding.longer(leaf, reach)
-    length = arrays[0].shape[-2]
-    missing = min(leaf.offset, kind.rewinding.window(leaf) + reach) - length
-    if earlier is None or missing <= 0 or length < earlier.tokens_before:
-        return arrays
-    before, _ = earlier.state.leaves[index]
-    end = before[0].shape[-2] - (length - earlier.tokens_before)
-    start = max(end - missing, 0)
-    pieces = zip(before, arrays, strict=True)
-    return tuple(joined([old[..., start:end, :], new], 0) for old, new in pieces) if start < end else arrays
-
-
-def _rewound(
-    whole: Sequence[tuple[Any, NonTrimmableLeaf]], states: Sequence[LeafState], tokens: int, more: int = 0
-) -> tuple[LeafState, ...]:
-    """Return views of the states of leaves that are windows, as they were `tokens` tokens before.
-
-    Args:
-        more: tokens before the window that stay.
-    """
-    if not tokens:
-        return tuple(states)
-    return tuple(
-        kind.rewinding.rewound(leaf, arrays, numbers, tokens, more)
-        for (leaf, kind), (arrays, numbers) in zip(whole, states, strict=True)
-        if kind.rewinding
-    )
-
-
-def _reach(leaf: Any, kind: NonTrimmableLeaf, arrays: Arrays, ahead: int) -> int:
-    """Return how far a copy of a leaf can go back: over what is kept before its window, or to its start."""
-    if kind.rewinding is None:
-        return 0
-    length, position = arrays[0].shape[-2], leaf.offset - ahead
-    return int(position if length == position else max(length - kind.rewinding.window(leaf), 0))
 
 
 def _joined(pieces: Sequence[Arrays], room: int) -> Arrays:
@@ -391,28 +345,7 @@ def _let_go(value: Any) -> Any:
     return owned_copy(value) if value.nbytes < _SMALL_BYTES else mx.contiguous(value)
 
 
-def leaves(caches: Sequence[Any]) -> Iterator[Any]:
-    """Yield all leaves: the caches, with composite ones replaced by what they hold."""
-    for cache in caches:
-        if type(cache).__name__ == "CacheList":
-            yield from leaves(cache.caches)
-        else:
-            yield cache
-
-
 def _class_name(leaf: Any) -> str:
     """Return the class name, marked for a window that always keeps its first tokens."""
     name = type(leaf).__name__
     return f"{name}(keep={leaf.keep})" if getattr(leaf, "keep", 0) else name
-
-
-def _sliced(caches: Sequence[Any]) -> list[tuple[Any, TrimmableLeaf]]:
-    return [(leaf, reuse) for leaf in leaves(caches) if isinstance(reuse := reuse_of(leaf), TrimmableLeaf)]
-
-
-def _filled(caches: Sequence[Any]) -> list[tuple[Any, TrimmableLeaf]]:
-    return [(leaf, kind) for leaf, kind in _sliced(caches) if not leaf.empty()]
-
-
-def _whole(caches: Sequence[Any]) -> list[tuple[Any, NonTrimmableLeaf]]:
-    return [(leaf, reuse) for leaf in leaves(caches) if isinstance(reuse := reuse_of(leaf), NonTrimmableLeaf)]

@@ -1,19 +1,19 @@
-"""Store pages, sequence caches, runs and checkpoints, and count their memory. Owned by the engine thread."""
+"""Store pages, sequence caches and runs, and count their memory; `cache.checkpoint_store` does it for states.
+
+Owned by the engine thread.
+"""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 from itertools import groupby
 from typing import TYPE_CHECKING
 
+from start_llm.cache.checkpoint_store import CheckpointStore
 from start_llm.cache.pages import (
     CacheItem,
     Checkpoint,
-    ConversationEnd,
-    EarlierState,
     Holder,
     MemoryUsage,
     Page,
@@ -26,38 +26,8 @@ from start_llm.core.thread_owners import ENGINE, owned_by
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from start_llm.cache.arrays import KVSlice, StateSnapshot, TokenRange
+    from start_llm.cache.arrays import StateSnapshot, TokenRange
     from start_llm.cache.layers import Layers
-
-
-@owned_by(ENGINE)
-class SharedArrays:
-    """Counts the memory of what checkpoints hold. A tail that several of them share counts once.
-
-    Attributes:
-        usage: memory of all of it.
-    """
-
-    def __init__(self) -> None:
-        self.usage = MemoryUsage()
-        self._holders = Counter[int]()
-
-    def hold(self, part: StateSnapshot | KVSlice | None) -> None:
-        """Count one more holder."""
-        if part is None:
-            return
-        self._holders[id(part)] += 1
-        if self._holders[id(part)] == 1:
-            self.usage += MemoryUsage(part.nbytes, part.arrays)
-
-    def release(self, part: StateSnapshot | KVSlice | None) -> None:
-        """Count one holder less."""
-        if part is None:
-            return
-        self._holders[id(part)] -= 1
-        if not self._holders[id(part)]:
-            del self._holders[id(part)]
-            self.usage -= MemoryUsage(part.nbytes, part.arrays)
 
 
 @owned_by(ENGINE)
@@ -68,6 +38,8 @@ class PageStore:
     run and in a sequence cache. Sequence caches with a common beginning each have it.
 
     Attributes:
+        tree: the pages.
+        checkpoints: the states, each after a page.
         idle_usage: memory of idle sequence caches.
         token_bytes: bytes per token in the trimmable leaves; 0 until some have been computed.
     """
@@ -75,32 +47,17 @@ class PageStore:
     def __init__(self, layers: Layers, page_size: int) -> None:
         self.layers = layers
         self.tree = PageTree(page_size)
+        self.checkpoints = CheckpointStore(layers, self.tree)
         self.token_bytes = 0
         self._seq_caches: dict[int, SequenceCache] = {}
-        self._checkpoints: dict[int, Checkpoint] = {}
         self._idle: dict[int, MemoryUsage] = {}
         self.idle_usage = MemoryUsage()
-        self._states = SharedArrays()
 
     @property
     def seq_caches(self) -> list[SequenceCache]:
         return list(self._seq_caches.values())
 
-    @property
-    def checkpoints(self) -> list[Checkpoint]:
-        return list(self._checkpoints.values())
-
     # ------------------------------------------------------------------------------------------- memory usage
-
-    @property
-    def mean_state_bytes(self) -> float:
-        """Bytes of a checkpoint on average; 0 if there is none."""
-        return self.checkpoint_usage.nbytes / len(self._checkpoints) if self._checkpoints else 0.0
-
-    @property
-    def checkpoint_usage(self) -> MemoryUsage:
-        """Memory of all checkpoints."""
-        return self._states.usage
 
     @property
     def active_usage(self) -> MemoryUsage:
@@ -111,7 +68,7 @@ class PageStore:
     @property
     def usage(self) -> MemoryUsage:
         """Memory of everything except active sequence caches."""
-        return self.tree.runs_usage + self.idle_usage + self.checkpoint_usage
+        return self.tree.runs_usage + self.idle_usage + self.checkpoints.usage
 
     def usage_of(self, seq_cache: SequenceCache) -> MemoryUsage:
         return MemoryUsage(self.layers.nbytes(seq_cache.caches), self.layers.arrays(seq_cache.caches))
@@ -216,19 +173,23 @@ class PageStore:
         """Remove a sequence cache, and move the pages that only it stores to a run of its arrays."""
         with self.rollback_on_error(seq_cache):
             if self.layers.has_state and seq_cache.tokens:
-                self.keep_state(seq_cache)
+                self.checkpoints.keep(seq_cache)
             tail = None if self.layers.has_state else self._tail(seq_cache)
             self.forget(seq_cache)
-            self._give_up(seq_cache, tail)
+            self.give_up(seq_cache, tail)
 
     def release_pages(self, seq_cache: SequenceCache) -> None:
         """Remove a sequence cache without a state at its end. Its pages stay, in a run of its arrays."""
         with self.rollback_on_error(seq_cache):
             self.forget(seq_cache)
-            self._give_up(seq_cache)
+            self.give_up(seq_cache)
 
-    def _give_up(self, seq_cache: SequenceCache, tail: tuple[int, ...] | None = None) -> None:
-        """Turn a removed sequence cache's arrays into a run, without a copy, if pages or a tail need them."""
+    def give_up(self, seq_cache: SequenceCache, tail: tuple[int, ...] | None = None) -> None:
+        """Turn a removed sequence cache's arrays into a run, without a copy, if pages or a tail need them.
+
+        Args:
+            tail: tokens after the last full page that are kept as a page of their own.
+        """
         self._move_to_others(self._held(seq_cache))
         held = self._held(seq_cache)
         if held or tail:
@@ -317,69 +278,6 @@ class PageStore:
         filled = (other for other in self._seq_caches.values() if other.caches or other.fetch_from_batch)
         return next((other for other in filled if page in other.path[place : place + 1]), None)
 
-    # ------------------------------------------------------------------------------------------- checkpoints
-
-    def keep_state(self, seq_cache: SequenceCache, reach: int = 0, ahead: int = 0) -> Checkpoint | None:
-        """Add a checkpoint at the end of a sequence cache's tokens; None if there is one already.
-
-        Args:
-            reach: tokens by which it should be possible to take its state back, or to the state before it.
-            ahead: tokens that its caches hold beyond; see `Layers.state`.
-        """
-        page = seq_cache.end_page
-        tail = tuple(seq_cache.tokens[page.end :])
-        if page.checkpoints.equal_to(tail):
-            return None
-        tail_cut = self._longer_tail(page, tail)
-        if tail and tail_cut is None:
-            tail_cut = self.layers.cut(seq_cache.caches, page.end, len(seq_cache.tokens))
-        if reach and (earlier := self._earlier_state(seq_cache)):
-            reach = min(reach, earlier.tokens_before)
-            earlier = replace(earlier, tokens_before=earlier.tokens_before + ahead)
-            state = self.layers.state(seq_cache.caches, reach, earlier, ahead)
-        else:
-            state = self.layers.state(seq_cache.caches, reach, ahead=ahead)
-        checkpoint = Checkpoint(page, tail, state, tail_cut, seq_cache.last_used)
-        self._states.hold(state)
-        self._states.hold(tail_cut)
-        self._share_tail(checkpoint)
-        page.checkpoints.append(checkpoint)
-        self._checkpoints[id(checkpoint)] = checkpoint
-        return checkpoint
-
-    def _earlier_state(self, seq_cache: SequenceCache) -> EarlierState | None:
-        """Return the last state that was kept of these tokens."""
-        for page in reversed([seq_cache.root, *seq_cache.path]):
-            if last := next(page.checkpoints.beginnings_of(page.tail_of(seq_cache)), None):
-                return EarlierState(last.state, len(seq_cache.tokens) - last.position)
-        return None
-
-    def _longer_tail(self, page: Page, tail: tuple[int, ...]) -> KVSlice | None:
-        """Return the arrays of another checkpoint of this page whose tail starts with these tokens."""
-        if not tail:
-            return None
-        return next((checkpoint.tail_cut for checkpoint in page.checkpoints.beginning_with(tail)), None)
-
-    def _share_tail(self, newest: Checkpoint) -> None:
-        """Let checkpoints whose tail is a prefix of the newest one's tail share its arrays."""
-        for checkpoint in newest.page.checkpoints.beginnings_of(newest.tail):
-            if checkpoint.tail:
-                self._states.release(checkpoint.tail_cut)
-                checkpoint.tail_cut = newest.tail_cut
-                self._states.hold(checkpoint.tail_cut)
-
-    def drop_checkpoint(self, checkpoint: Checkpoint) -> Page:
-        """Drop a checkpoint. Returns its page, or the nearest ancestor that remains."""
-        del self._checkpoints[id(checkpoint)]
-        checkpoint.page.checkpoints.remove(checkpoint)
-        self._states.release(checkpoint.state)
-        self._states.release(checkpoint.tail_cut)
-        page = self.tree.prune(checkpoint.page)
-        # Without trimmable leaves a page holds no KV, so without checkpoints below it, it is worth nothing.
-        while not self.layers.has_trimmable and page.parent is not None and page.has_nothing_after:
-            page = self.tree.remove(page)
-        return page
-
     # ----------------------------------------------------------------------------------------------- eviction
 
     def is_evictable(self, item: CacheItem) -> bool:
@@ -388,7 +286,7 @@ class PageStore:
             case SequenceCache():
                 return not item.is_active and id(item) in self._seq_caches
             case Checkpoint():
-                return id(item) in self._checkpoints
+                return item in self.checkpoints
             case Page():
                 return (
                     item.has_nothing_after
@@ -398,7 +296,7 @@ class PageStore:
 
     def eviction_candidates(self) -> Iterator[CacheItem]:
         yield from (seq_cache for seq_cache in self._seq_caches.values() if not seq_cache.is_active)
-        yield from self._checkpoints.values()
+        yield from self.checkpoints
         yield from (page for page in self.tree.pages() if self.is_evictable(page))
 
     def drop(self, victim: CacheItem) -> list[Checkpoint | Page]:
@@ -410,46 +308,10 @@ class PageStore:
                 pages = [*victim.path, *end.children.values()]
                 return [*end.checkpoints, *(page for page in pages if self.is_evictable(page))]
             case Checkpoint():
-                page = self.drop_checkpoint(victim)
+                page = self.checkpoints.drop(victim)
             case Page():
                 page = self.tree.remove(victim)
         return [page] if self.is_evictable(page) else []
-
-    def ends(self) -> Iterator[ConversationEnd]:
-        """Yield the ends of all conversations."""
-        yield from (seq_cache for seq_cache in self._seq_caches.values() if not seq_cache.is_active)
-        yield from (page for page in self.tree.pages() if not page.children and not page.seq_caches)
-
-    def conversation(self, end: ConversationEnd, spare: Callable[[Page], bool]) -> list[CacheItem]:
-        """Return what ends with `end`, without what is needed elsewhere or what `spare` protects.
-
-        The beginning comes first.
-        """
-        items: list[CacheItem] = [end] if isinstance(end, SequenceCache) else []
-        below, page = end, end.end_page if isinstance(end, SequenceCache) else end
-        while page.parent is not None and _has_only(page, below) and not spare(page):
-            items += [*page.checkpoints, page]
-            below, page = page, page.parent
-        return items[::-1]
-
-    def drop_conversation(self, end: ConversationEnd, spare: Callable[[Page], bool]) -> None:
-        """Drop a conversation back to the first page that is needed elsewhere or that `spare` protects."""
-        for item in reversed(self.conversation(end, spare)):
-            match item:
-                case SequenceCache():
-                    self.forget(item)
-                case Checkpoint():
-                    self.drop_checkpoint(item)
-                case Page():
-                    if self.tree.has(item):
-                        self.tree.remove(item)
-        if isinstance(end, SequenceCache):
-            self._give_up(end)
-
-
-def _has_only(page: Page, below: ConversationEnd) -> bool:
-    """Return whether nothing but this is after a page, besides checkpoints."""
-    return all(child is below for child in (*page.children.values(), *page.seq_caches))
 
 
 def _stretches(path: list[Page]) -> Iterator[tuple[Holder, int, int]]:

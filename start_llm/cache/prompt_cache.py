@@ -1,6 +1,6 @@
 """The prompt cache: store computed prompts, and restore the longest cached prefix of a new one.
 
-    open            restore a prompt's longest cached prefix into caches that the sequence continues from
+    opener.open     restore a prompt's longest cached prefix into caches that the sequence continues from
     record_chunk    a chunk was computed: its KV can be copied into other sequences from now on
     close           the sequence has left the engine: keep its caches idle, or turn them into a run of pages
     shrink          evict until the limits hold
@@ -17,9 +17,10 @@ import itertools
 import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
+from start_llm.cache.cache_counts import CacheCounts
 from start_llm.cache.checkpoints import CheckpointKeeper
 from start_llm.cache.disk.disk_restore import DiskRestorer
 from start_llm.cache.disk.disk_tier import DiskAccess
@@ -28,36 +29,13 @@ from start_llm.cache.disk.prompt_disk import PromptDisk
 from start_llm.cache.disk.write_back import WriteBack
 from start_llm.cache.eviction import EvictionLimits, Evictor
 from start_llm.cache.layers import Layers
+from start_llm.cache.opening import SequenceOpener
 from start_llm.cache.page_store import PageStore
-from start_llm.cache.pages import KeptUntil, SequenceCache
-from start_llm.cache.plan import RestorePlan, in_front_of_image, without_cutting
-from start_llm.cache.prompt_lookup import PromptLookup, PromptMatch, message_ends
+from start_llm.cache.pages import SequenceCache
+from start_llm.cache.prompt_lookup import PromptLookup
 from start_llm.cache.restore import Restorer
-from start_llm.core.common_beginning import common_length
-from start_llm.core.events import Restored
-from start_llm.core.prompt import KeptPrefix
 from start_llm.core.thread_owners import ENGINE, owned_by
 from start_llm.telemetry.metrics import CacheMetrics
-
-_OFF = Restored(0, "off")
-
-
-@dataclass(frozen=True, slots=True)
-class OpenedSequence:
-    """The caches for a prompt.
-
-    Attributes:
-        seq_cache: active; the KV of its `tokens` is restored, the rest has to be computed.
-        checkpoint_positions: where state is kept. Prefill has to stop there, unless the cache
-            `passes_checkpoints`.
-        restored: how much was restored, and why no more, as an event.
-        is_in_place: it was restored without a copy.
-    """
-
-    seq_cache: SequenceCache
-    checkpoint_positions: tuple[int, ...]
-    restored: Restored
-    is_in_place: bool = False
 
 
 @owned_by(ENGINE)
@@ -73,6 +51,7 @@ class PromptCache:
 
     Attributes:
         supports_reuse: computed tokens can be restored.
+        opener: restores prompts into caches, and tells what it would restore.
         disk: restores from the disk, and writes to it.
     """
 
@@ -96,12 +75,26 @@ class PromptCache:
         self._checkpoints = CheckpointKeeper(self._store, self._evictor)
         self._restorer = Restorer(self._store, self._evictor)
         self.disk = PromptDisk(self._lookup, self._metrics)
+        self._counts = CacheCounts(
+            self._metrics, self._store, self._evictor, supports_reuse=self.supports_reuse
+        )
+        self.opener = SequenceOpener(
+            supports_reuse=self.supports_reuse,
+            lookup=self._lookup,
+            restorer=self._restorer,
+            checkpoints=self._checkpoints,
+            disk=self.disk,
+            counts=self._counts,
+            clock=clock,
+        )
         self._shrinks_later = False
 
     @property
     def passes_checkpoints(self) -> bool:
         """Whether a chunk may go on behind a checkpoint position, since states can be taken back to it."""
         return self.supports_reuse and self._layers.window > 0
+
+    # ------------------------------------------------------------------------------------------ from the disk
 
     def attach_disk(self, disk: DiskAccess) -> None:
         """Use a disk tier from now on."""
@@ -117,168 +110,6 @@ class PromptCache:
         self.disk.write_back = self._evictor.write_back = WriteBack(
             disk, self._layers, self._store, is_tight=self._evictor.is_tight, clock=self._clock
         )
-
-    # --------------------------------------------------------------------------------------------------- open
-
-    def open(
-        self,
-        ids: tuple[int, ...],
-        salt: bytes,
-        boundaries: Sequence[int],
-        repeated_tokens: int = 0,
-        room: int = 0,
-        *,
-        most: int | None = None,
-    ) -> OpenedSequence:
-        """Restore the longest cached prefix of `ids`, and leave at least one token to compute.
-
-        Args:
-            salt: what is stored under one salt is never found under another.
-            boundaries: ends of the messages, ascending, in tokens.
-            repeated_tokens: prompt tokens of messages that were computed before, though perhaps rendered as
-                other tokens. Only for telling why a prompt was not restored.
-            room: tokens that the caches should take without growing: the prompt and part of the reply.
-            most: tokens to restore at most; None: as many as there are.
-        """
-        match = self._lookup.match(ids, salt, most)
-        opened = self._open(match, boundaries, repeated_tokens, len(ids), room)
-        self._note_lookup(opened)
-        return opened
-
-    def open_for_idle_work(
-        self, ids: tuple[int, ...], salt: bytes, boundaries: Sequence[int], *, most: int | None = None
-    ) -> OpenedSequence:
-        """Restore a prompt for which nobody waits; see `open`. Nothing counts as used or looked up, and no
-        sequence cache loses a token.
-        """
-        match = self._lookup.match(ids, salt, most)
-        match = replace(match, plan=without_cutting(match.plan))
-        return self._open(match, boundaries, 0, len(ids), len(ids), is_idle_work=True)
-
-    def reopen(
-        self,
-        ids: tuple[int, ...],
-        salt: bytes,
-        boundaries: Sequence[int],
-        before: SequenceCache,
-        room: int = 0,
-        *,
-        most: int | None = None,
-    ) -> OpenedSequence:
-        """Restore a preempted sequence, with any reply tokens after its prompt. Counts no lookup.
-
-        Args:
-            before: its sequence cache when it was preempted. Others may have taken its caches since.
-        """
-        before.is_paused = False
-        has_begun = len(ids) > before.prompt_length
-        repeated_tokens = len(ids) if has_begun else before.repeated_tokens
-        match = self._lookup.match(ids, salt, most)
-        opened = self._open(match, boundaries, repeated_tokens, before.prompt_length, room)
-        return self._with_kept(opened, ids, before.kept)
-
-    def with_kept(
-        self, opened: OpenedSequence, ids: tuple[int, ...], kept: Sequence[KeptPrefix]
-    ) -> OpenedSequence:
-        """Return an opened sequence whose beginnings stay at least so long, as far as the budget allows.
-
-        Args:
-            ids: its prompt.
-        """
-        now = self._clock()
-        return self._with_kept(opened, ids, [KeptUntil(place.tokens, now + place.seconds) for place in kept])
-
-    def _with_kept(
-        self, opened: OpenedSequence, ids: tuple[int, ...], kept: Sequence[KeptUntil]
-    ) -> OpenedSequence:
-        seq_cache = opened.seq_cache
-        seq_cache.kept = tuple(kept)
-        seq_cache.note_kept()
-        if not (kept and self.supports_reuse and self._layers.has_state):
-            return opened
-        ends = {
-            in_front_of_image(ids, place.tokens) for place in kept if place.tokens < seq_cache.prompt_length
-        }
-        more = {end for end in ends if end > len(seq_cache.tokens)}
-        positions = tuple(sorted({*opened.checkpoint_positions, *more}))
-        return replace(opened, checkpoint_positions=positions)
-
-    def restorable(self, ids: tuple[int, ...], salt: bytes) -> int:
-        """Return how many tokens of `ids` memory can restore now."""
-        match = self._lookup.match(ids, salt)
-        self._store.tree.rejected_keys -= match.rejected_keys
-        return match.plan.length
-
-    def shared_with(self, ids: Sequence[int], other: Sequence[int], positions: Sequence[int]) -> int:
-        """Return how many tokens of `ids` could be restored from another prompt once that has been computed.
-
-        Args:
-            positions: at which a checkpoint of the other one will be kept, ascending.
-        """
-        if not self.supports_reuse:
-            return 0
-        common = common_length(tuple(ids), tuple(other))
-        if self._layers.has_state and not self._layers.window:
-            return max((position for position in positions if position <= common), default=0)
-        return common
-
-    def _open(
-        self,
-        match: PromptMatch,
-        boundaries: Sequence[int],
-        repeated_tokens: int,
-        prompt_length: int,
-        room: int,
-        *,
-        is_idle_work: bool = False,
-    ) -> OpenedSequence:
-        if not self.supports_reuse:
-            seq_cache = SequenceCache(self._layers.fresh(room), match.root)
-            seq_cache.prompt_length = prompt_length
-            return OpenedSequence(seq_cache, (), _OFF)
-        now, ids, plan = self._clock(), match.ids, match.plan
-        restored, ever_computed = self._lookup.explain(match, boundaries, repeated_tokens)
-        if is_idle_work:
-            now = _last_use(plan)
-        else:
-            self._use(plan, now)
-        self._metrics.cut_images += plan.is_cut
-        seq_cache = self._restorer.restore(plan, match.root, ids, room)
-        seq_cache.last_used, seq_cache.is_idle_work = now, is_idle_work
-        seq_cache.boundaries = message_ends(ids, boundaries)
-        prompt_end = seq_cache.boundaries[-1] if seq_cache.boundaries else prompt_length - 1
-        seq_cache.shared_prefix_length = max(seq_cache.shared_prefix_length, prompt_end)
-        seq_cache.prompt_length = prompt_length
-        seq_cache.repeated_tokens = max(ever_computed, restored.repeated_tokens)
-        positions: tuple[int, ...] = ()
-        if self._layers.has_state:
-            pages = self.disk.restorer.depth(match) if self.disk.restorer else len(match.matched)
-            repeated_tokens = restored.repeated_tokens
-            positions = self._checkpoints.positions(seq_cache, ids, pages, ever_computed, repeated_tokens)
-        return OpenedSequence(seq_cache, positions, restored, plan.reused_in_place is not None)
-
-    def peek(
-        self, ids: tuple[int, ...], salt: bytes, boundaries: Sequence[int], repeated_tokens: int = 0
-    ) -> Restored:
-        """Return what `open` would restore, without changing or counting anything."""
-        if not self.supports_reuse:
-            return _OFF
-        match = self._lookup.match(ids, salt)
-        self._store.tree.rejected_keys -= match.rejected_keys
-        restored, _ = self._lookup.explain(match, boundaries, repeated_tokens)
-        if self.disk.restorer is None:
-            return restored
-        length, pages = self.disk.restorer.length(match), self.disk.restorer.depth(match)
-        restored = replace(restored, stored=max(restored.stored, pages * self._store.tree.page_size))
-        return restored if length == match.plan.length else _with_disk(restored, length)
-
-    def _use(self, plan: RestorePlan, now: float) -> None:
-        for page in plan.path:
-            page.last_used, page.uses = now, page.uses + 1
-        if plan.checkpoint:
-            plan.checkpoint.last_used = now
-        if self.disk.write_back:
-            self.disk.write_back.touch(plan.path)
 
     def _keep_restored(self, seq_cache: SequenceCache, tokens: list[int]) -> None:
         """Keep caches that hold these tokens, which the disk had, for the prompt that waits for them."""
@@ -328,7 +159,7 @@ class PromptCache:
         start = len(seq_cache.tokens)
         seq_cache.tokens += tokens
         self._layers.grow_in_small_steps(seq_cache.caches)
-        self._note_computed(seq_cache, start, len(seq_cache.tokens), decodes=decodes)
+        self._counts.note_computed(seq_cache, start, len(seq_cache.tokens), decodes=decodes)
         if not self.supports_reuse:
             return
         self._extend(seq_cache)
@@ -357,11 +188,11 @@ class PromptCache:
     ) -> None:
         """Keep what a sequence computed when it leaves the engine. `caches` hold exactly `tokens`.
 
-        They are those that `open` restored, or were taken out of a batch.
+        They are those of a sequence that the `opener` has opened, or were taken out of a batch.
 
         Args:
             is_given_up: its client went away before the reply was complete.
-            is_paused: it was preempted, and goes on later; see `reopen`.
+            is_paused: it was preempted, and goes on later; see `SequenceOpener.reopen`.
         """
         if not self.supports_reuse:
             self.discard(seq_cache)
@@ -410,7 +241,7 @@ class PromptCache:
         """
         if self.supports_reuse and not self._shrinks_later:
             self._evictor.shrink(shortage=shortage)
-            self._note_sizes()
+            self._counts.note_sizes()
 
     @contextmanager
     def shrinking_once(self) -> Generator[None]:
@@ -451,7 +282,7 @@ class PromptCache:
         if not self._store.tree.untrimmed_runs:
             return 0
         trimmed = self._store.tidy(is_enough)
-        self._note_sizes()
+        self._counts.note_sizes()
         return trimmed
 
     @property
@@ -473,56 +304,8 @@ class PromptCache:
         """The budget in bytes for everything that is kept and for the caches of running sequences."""
         return self._evictor.limits.budget_bytes
 
-    # ------------------------------------------------------------------------------------------------- counts
-
-    def _note_lookup(self, opened: OpenedSequence) -> None:
-        metrics, restored = self._metrics, opened.restored
-        metrics.lookups += 1
-        metrics.hits += 1 if restored.tokens else 0
-        metrics.reused_tokens += restored.tokens
-        metrics.reused_in_place += opened.is_in_place
-        metrics.rejected_keys = self._store.tree.rejected_keys
-        if restored.miss:
-            metrics.misses[restored.miss] += 1
-
-    def _note_computed(self, seq_cache: SequenceCache, start: int, end: int, *, decodes: bool) -> None:
-        """Count computed prompt tokens, with the last one if a decode step computes it."""
-        if decodes and end == seq_cache.prompt_length - 1:
-            end += 1
-        self._metrics.computed_tokens += end - start
-        if self.supports_reuse:
-            self._metrics.unavoidable_tokens += end - min(max(start, seq_cache.repeated_tokens), end)
-
-    def _note_sizes(self) -> None:
-        metrics, store = self._metrics, self._store
-        metrics.evictions = self._evictor.evicted
-        metrics.page_bytes = store.tree.runs_usage.nbytes
-        metrics.seq_cache_bytes = store.idle_usage.nbytes
-        metrics.checkpoint_bytes = store.checkpoint_usage.nbytes
-        active = store.active_usage
-        metrics.live_bytes = active.nbytes + self.batched_bytes
-        metrics.arrays = (store.usage + active).arrays
-        metrics.pages = store.tree.count
-        metrics.checkpoints = len(store.checkpoints)
-        metrics.seq_caches = len(store.seq_caches)
-
-
-def _last_use(plan: RestorePlan) -> float:
-    """Return when what is restored was used last; 0 if nothing is."""
-    if plan.reused_in_place:
-        return plan.reused_in_place.last_used
-    tail = [plan.tail.item] if plan.tail else []
-    checkpoint = [plan.checkpoint] if plan.checkpoint else []
-    return max((item.last_used for item in (*plan.path, *tail, *checkpoint)), default=0.0)
-
 
 def _note_given_up(seq_cache: SequenceCache) -> None:
     """Record that nobody else has used the pages that this sequence computed."""
     for page in seq_cache.path:
         page.uses = 0 if page.uses == 1 else page.uses
-
-
-def _with_disk(restored: Restored, length: int) -> Restored:
-    """Return what is restored if the disk gives `length` tokens."""
-    stored, repeated = max(restored.stored, length), max(restored.repeated_tokens, length)
-    return replace(restored, tokens=length, miss=None, stored=stored, repeated_tokens=repeated)

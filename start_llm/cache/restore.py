@@ -57,7 +57,7 @@ class Restorer:
         """
         with self.store.rollback_on_error(given):
             if given.is_paused and self._layers.has_state:
-                self.store.keep_state(given)
+                self.store.checkpoints.keep(given)
             self.store.forget(given)
             self.store.detach_tail_pages(given, plan.length)
             if plan.checkpoint:

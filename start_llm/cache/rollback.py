@@ -5,7 +5,7 @@ from copy import copy
 from typing import Any
 
 from start_llm.cache.kinds import TrimmableLeaf, kind_of, reuse_of
-from start_llm.cache.layers import leaves
+from start_llm.cache.leaves import leaves
 
 
 class RollbackPoint:

@@ -6,7 +6,7 @@ from typing import Any
 import mlx.core as mx
 
 from start_llm.cache.kinds import Growth, growth_of, kind_of
-from start_llm.cache.layers import leaves
+from start_llm.cache.leaves import leaves
 from start_llm.core.sequence_cost import SequenceCost, WindowCost
 from start_llm.engine.pace import Pace
 

@@ -6,7 +6,7 @@ from functools import partial
 
 import mlx.core as mx
 
-from start_llm.cache.prompt_cache import OpenedSequence
+from start_llm.cache.opening import OpenedSequence
 from start_llm.core.engine_request import EngineRequest
 from start_llm.core.thread_owners import ENGINE, owned_by
 from start_llm.engine.admission import planned_tokens
@@ -249,17 +249,17 @@ class StepExecutor:
     def _opened(self, request: EngineRequest, most: int) -> OpenedSequence:
         ids = request.prompt.ids
         if request.is_idle_work:
-            return self._cache.open_for_idle_work(ids, request.salt, request.boundaries, most=most)
+            return self._cache.opener.open_for_idle_work(ids, request.salt, request.boundaries, most=most)
         room = planned_tokens(request, len(ids))
-        opened = self._cache.open(
+        opened = self._cache.opener.open(
             ids, request.salt, request.boundaries, request.repeated_tokens, room, most=most
         )
-        return self._cache.with_kept(opened, ids, request.kept)
+        return self._cache.opener.with_kept(opened, ids, request.kept)
 
     def _reopen(self, sequence: EngineSequence, part: StartRequest) -> tuple[EngineSequence, tuple[int, ...]]:
         request = sequence.generation.request
         ids, room = tuple(sequence.tokens), planned_tokens(request, len(sequence.tokens))
-        opened = self._cache.reopen(
+        opened = self._cache.opener.reopen(
             ids, request.salt, request.boundaries, sequence.seq_cache, room, most=part.restored
         )
         self.running.starting_cache = opened.seq_cache

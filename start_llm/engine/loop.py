@@ -213,5 +213,7 @@ class EngineLoop:
     def _answer(self, probe: CacheProbe) -> None:
         request = probe.request
         probe.answer(
-            self._cache.peek(request.prompt.ids, request.salt, request.boundaries, request.repeated_tokens)
+            self._cache.opener.peek(
+                request.prompt.ids, request.salt, request.boundaries, request.repeated_tokens
+            )
         )

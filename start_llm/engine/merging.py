@@ -9,7 +9,8 @@ from typing import Any
 
 import mlx.core as mx
 
-from start_llm.cache.layers import leaves, materialize
+from start_llm.cache.layers import materialize
+from start_llm.cache.leaves import leaves
 from start_llm.engine.shifted_cache import shift_merged
 
 

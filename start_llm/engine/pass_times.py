@@ -10,7 +10,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from start_llm.cache.layers import leaves
+from start_llm.cache.leaves import leaves
 from start_llm.cache.rollback import RollbackPoint, can_roll_back
 from start_llm.engine.pace import Pace
 

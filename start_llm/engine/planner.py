@@ -320,7 +320,7 @@ class StepPlanner:
         return EndRequest(first.generation.number)
 
     def _start_of(self, first: QueuedRequest) -> StartRequest:
-        restored = self._cache.restorable(first.ids, first.generation.request.salt)
+        restored = self._cache.opener.restorable(first.ids, first.generation.request.salt)
         speed = self._time.speed
         due = first.sequence.due if first.sequence else deadline_after_restore(first, restored, speed)
         tokens, seconds = first.from_disk

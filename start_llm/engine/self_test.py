@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import mlx.core as mx
 
-from start_llm.cache.layers import leaves
+from start_llm.cache.leaves import leaves
 from start_llm.engine import merging
 from start_llm.engine.pace import Pace
 from start_llm.engine.shifted_cache import shifted

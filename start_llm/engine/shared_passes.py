@@ -48,7 +48,7 @@ def repeats_others(
     """
     salt = first.generation.request.salt
     return any(
-        cache.shared_with(first.ids, prefill.sequence.tokens, prefill.checkpoint_positions)
+        cache.opener.shared_with(first.ids, prefill.sequence.tokens, prefill.checkpoint_positions)
         > restored + _CHEAPER_TWICE
         for prefill in prefills
         if prefill.sequence.generation.request.salt == salt

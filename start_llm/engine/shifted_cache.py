@@ -10,7 +10,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from start_llm.cache.layers import leaves
+from start_llm.cache.leaves import leaves
 
 
 class ShiftedCache:

@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 
 import mlx.core as mx
 
-from start_llm.cache.layers import Layers, leaves
+from start_llm.cache.layers import Layers
+from start_llm.cache.leaves import leaves
 from start_llm.engine.pace import Pace
 from start_llm.engine.pacing import LONGEST_CHUNK, Chunk
 from start_llm.models.vision import Vision

@@ -117,7 +117,7 @@ def restored_difference(network: Any, cache: PromptCache, ids: Tokens, boundarie
     afterwards.
     """
     with mx.stream(generation_stream):
-        opened = cache.open(ids, b"", boundaries)
+        opened = cache.opener.open(ids, b"", boundaries)
         seq_cache, done = opened.seq_cache, len(opened.seq_cache.tokens)
         for end in sorted(
             {*opened.checkpoint_positions, *range(done + 64, len(ids) - 1, 64), len(ids) - 1} - {done}

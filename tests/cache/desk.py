@@ -7,8 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from start_llm.cache.eviction import EvictionLimits
+from start_llm.cache.opening import OpenedSequence
 from start_llm.cache.page_store import PageStore
-from start_llm.cache.prompt_cache import OpenedSequence, PromptCache
+from start_llm.cache.prompt_cache import PromptCache
 from start_llm.telemetry.metrics import CacheMetrics
 from tests.cache.fakes import FakeLayers
 from tests.cache.integrity import check_cache
@@ -84,8 +85,8 @@ class Desk:
 
     def begin(self, ids: Sequence[int], boundaries: Sequence[int] = (), salt: bytes = b"") -> OpenedSequence:
         """Everything but the last token is computed."""
-        peeked = self.cache.peek(tuple(ids), salt, boundaries)
-        opened = self.cache.open(tuple(ids), salt, boundaries)
+        peeked = self.cache.opener.peek(tuple(ids), salt, boundaries)
+        opened = self.cache.opener.open(tuple(ids), salt, boundaries)
         assert opened.restored == peeked
         ends = [end for end in opened.checkpoint_positions if end < len(ids) - 1]
         for end in [*ends, len(ids) - 1]:

@@ -7,7 +7,8 @@ from typing import Any
 
 from start_llm.cache.arrays import KVPieces
 from start_llm.cache.kinds import TrimmableLeaf, reuse_of
-from start_llm.cache.layers import Layers, leaves
+from start_llm.cache.layers import Layers
+from start_llm.cache.leaves import leaves
 from start_llm.cache.page_store import PageStore
 from start_llm.cache.pages import Checkpoint, MemoryUsage, Page, PageRun, PageTree, SequenceCache, page_key
 from start_llm.cache.prompt_cache import PromptCache
@@ -31,12 +32,12 @@ def check_cache(cache: PromptCache) -> None:
 
 
 def check_store(store: PageStore) -> None:
-    check_tree(store.tree, store.seq_caches, store.checkpoints)
+    check_tree(store.tree, store.seq_caches, list(store.checkpoints))
     idle = [item for item in store.seq_caches if not item.is_active]
     pages = {id(item.page): item.page for item in store.checkpoints}
     for usage, parts in (
         (store.idle_usage, [store.usage_of(item) for item in idle]),
-        (store.checkpoint_usage, [checkpoint_usage(page) for page in pages.values()]),
+        (store.checkpoints.usage, [checkpoint_usage(page) for page in pages.values()]),
     ):
         total = sum(parts, MemoryUsage())
         _demand(usage == total, f"{usage} is counted where {total} is")

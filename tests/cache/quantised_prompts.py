@@ -39,7 +39,7 @@ def log_probabilities(engine: Cached, ids: tuple[int, ...], known: int) -> mx.ar
     """Those of every token after the restored part of a prompt, [tokens, vocabulary]."""
     network = engine._resources.network
     with mx.stream(generation_stream):
-        opened = engine.cache.open(ids, b"", ())
+        opened = engine.cache.opener.open(ids, b"", ())
         assert len(opened.seq_cache.tokens) >= known, "nothing was restored"
         del opened.seq_cache.tokens[known:]
         logits = network(mx.array([ids[len(opened.seq_cache.tokens) :]]), cache=opened.seq_cache.caches)[0]
@@ -57,7 +57,7 @@ def behind(resources: EngineResources, ids: tuple[int, ...], known: int, kv: Pag
     engine = Cached(resources, kv=kv)
     interrupted(engine, ids[:known])
     assert packed_runs(engine), "there are no pages"
-    restored = engine.cache.peek(ids, b"", ()).tokens
+    restored = engine.cache.opener.peek(ids, b"", ()).tokens
     assert restored >= 0.9 * known
     return log_probabilities(engine, ids, restored)
 

@@ -91,7 +91,7 @@ def test_where_no_state_was_kept_tokens_are_computed_again_although_nothing_went
 @pytest.mark.parametrize("kind", NETWORKS)
 def test_a_prompt_that_was_given_up_and_goes_on_is_counted_once(kind):
     desk = Desk(kind)
-    gone = desk.cache.open(PROMPT, b"", (18,))
+    gone = desk.cache.opener.open(PROMPT, b"", (18,))
     desk.compute(gone, PROMPT[:11])
     desk.end(gone, PROMPT[:11])
     assert counted(desk) == (11, 11, {"new": 1})
@@ -102,7 +102,7 @@ def test_a_prompt_that_was_given_up_and_goes_on_is_counted_once(kind):
 @pytest.mark.parametrize("kind", SLICED)
 def test_a_prompt_that_was_given_up_and_let_go_is_known_to_its_last_token(kind):
     desk = Desk(kind)
-    gone = desk.cache.open(PROMPT, b"", (18,))
+    gone = desk.cache.opener.open(PROMPT, b"", (18,))
     desk.compute(gone, PROMPT[:11])
     desk.end(gone, PROMPT[:11])
     lose_everything(desk)
@@ -212,8 +212,8 @@ def test_without_a_cache_everything_is_computed():
     metrics = CacheMetrics()
     none = PromptCache(FakeLayers(), metrics=metrics)
     for _ in range(2):
-        assert none.peek(PROMPT, b"", (5,)) == Restored(0, "off")
-        opened = none.open(PROMPT, b"", (5,))
+        assert none.opener.peek(PROMPT, b"", (5,)) == Restored(0, "off")
+        opened = none.opener.open(PROMPT, b"", (5,))
         assert opened.restored == Restored(0, "off")
         seq_cache = opened.seq_cache
         none.record_chunk(seq_cache, PROMPT[:10], keep_state=True)

@@ -196,7 +196,7 @@ def test_nothing_is_written_before_it_is_used_twice_or_for_a_while(plain: Engine
     with on_disk(plain, tmp_path) as engine:
         write_back = engine.cache.disk.write_back
         assert write_back
-        write_back._clock = engine.cache._clock = lambda: now[0]
+        write_back._clock = engine.cache._clock = engine.cache.opener.clock = lambda: now[0]
         engine.say(PROMPT, 6, boundaries=ENDS)
         settled(lambda: engine.tier.worker.scanned.is_over)
         now[0] += 29

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from start_llm.cache.conversations import Conversations
 from start_llm.cache.eviction import retention_score
 from start_llm.cache.plan import plan_restore
 from tests.cache.desk import NETWORKS, Clock, Desk
@@ -192,7 +193,7 @@ def test_sequences_that_run_count_and_are_never_dropped(kind):
 def test_a_sequence_that_grows_pushes_out_what_rests():
     desk = Desk(budget=2 * BYTES)
     kept = talk(desk, 1)
-    sequence = desk.cache.open(tuple(range(5000, 5030)), b"", ())
+    sequence = desk.cache.opener.open(tuple(range(5000, 5030)), b"", ())
     for end in range(1, 24):
         desk.compute(sequence, range(5000, 5000 + end))
         held = desk.metrics.stored_bytes + desk.metrics.live_bytes
@@ -240,8 +241,8 @@ def test_without_a_budget_all_goes_but_what_a_sequence_stands_on(kind):
     sequence = desk.begin((*range(13), 9, 9))
     desk.limit(budget_bytes=0)
     assert desk.metrics.evictions > 0
-    assert list(desk.store.ends()) == []
-    assert desk.store.checkpoints == []
+    assert list(Conversations(desk.store).ends()) == []
+    assert not desk.store.checkpoints
     assert {id(page) for page in desk.store.tree.pages()} == {id(page) for page in sequence.seq_cache.path}
     desk.end(sequence, (*range(13), 9, 9))
     assert (desk.metrics.stored_bytes, desk.metrics.pages, desk.metrics.arrays) == (0, 0, 0)

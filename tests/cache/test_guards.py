@@ -15,8 +15,9 @@ import pytest
 from start_llm.cache import pages
 from start_llm.cache.computed_prefixes import ComputedPrefixIndex
 from start_llm.cache.eviction import EvictionLimits
+from start_llm.cache.opening import OpenedSequence
 from start_llm.cache.pages import PageTree
-from start_llm.cache.prompt_cache import OpenedSequence, PromptCache
+from start_llm.cache.prompt_cache import PromptCache
 from start_llm.telemetry.metrics import CacheMetrics
 from tests.cache import integrity
 from tests.cache.fakes import BYTES_OF_A_TOKEN, FakeLayers, OutOfMemory, run
@@ -61,7 +62,7 @@ class Counter:
 
     def open(self, ids: Sequence[int], boundaries: Sequence[int] = (), salt: bytes = b"") -> OpenedSequence:
         """Everything that is given back was computed from these very tokens."""
-        opened = self.cache.open(tuple(ids), salt, boundaries)
+        opened = self.cache.opener.open(tuple(ids), salt, boundaries)
         known = opened.seq_cache.tokens
         assert known == list(ids[: len(known)])
         assert len(known) < len(ids)
@@ -314,7 +315,7 @@ def test_caches_that_cannot_be_put_together_leave_nothing_that_could_be_read(cop
     counter.cut_up()
     counter.layers.fails_after = copies
     with suppress(OutOfMemory):
-        counter.cache.discard(counter.cache.open((*PROMPT[:10], 1), b"", ()).seq_cache)
+        counter.cache.discard(counter.cache.opener.open((*PROMPT[:10], 1), b"", ()).seq_cache)
     counter.layers.fails_after = None
     check_cache(counter.cache)
     assert not counter.cache._store.seq_caches
@@ -352,7 +353,7 @@ def test_a_conversation_at_rest_keeps_its_caches_where_there_is_room_for_a_copy(
     counter = Counter()
     counter.serve(PROMPT)
     counter.open((*PROMPT[:16], 1, 2))
-    assert counter.cache.open((*PROMPT, 3), b"", ()).seq_cache.caches[0].offset == len(PROMPT)
+    assert counter.cache.opener.open((*PROMPT, 3), b"", ()).seq_cache.caches[0].offset == len(PROMPT)
     assert counter.metrics.reused_in_place == 1
 
 
@@ -384,7 +385,7 @@ def test_what_a_sequence_is_going_to_take_counts_from_the_beginning(known):
         counter.serve(PROMPT)
     if known == "a run":
         counter.cut_up()
-    counter.cache.open((*PROMPT, 1), b"", (), 0, 40)
+    counter.cache.opener.open((*PROMPT, 1), b"", (), 0, 40)
     assert counter.layers.reserved == 40
     assert counter.cache._store.usage.nbytes + 40 * BYTES_OF_A_TOKEN <= 500
 

@@ -64,7 +64,7 @@ def test_what_is_read_from_the_disk_and_not_opened_yet_is_cut_by_no_other_prompt
         engine.finish(other)
         assert [event.tokens for event in other.seen if isinstance(event, Restored)] == [70]
         assert not any(isinstance(event, Restored) for event in work.seen)
-        assert engine.cache.restorable(PROMPT, engine_request(PROMPT, 0).salt) == len(PROMPT) - 1
+        assert engine.cache.opener.restorable(PROMPT, engine_request(PROMPT, 0).salt) == len(PROMPT) - 1
         read = engine.disk.restored_tokens
         again: Any = engine.say(PROMPT, 2, (600, 690))
         assert [event.tokens for event in again.seen if isinstance(event, Restored)] == [len(PROMPT) - 1]
@@ -74,7 +74,7 @@ def test_what_is_read_from_the_disk_and_not_opened_yet_is_cut_by_no_other_prompt
 def computed_ahead(desk: Desk) -> tuple[int, ...]:
     """A prompt that idle work has computed."""
     ids = tuple(range(10, 60))
-    opened = desk.cache.open_for_idle_work(ids, b"", (8, 20))
+    opened = desk.cache.opener.open_for_idle_work(ids, b"", (8, 20))
     opened.seq_cache.caches[0].feed(ids[:-1])
     desk.cache.record_chunk(opened.seq_cache, ids[:-1], keep_state=False)
     desk.cache.close(opened.seq_cache, opened.seq_cache.caches, ids[:-1])
@@ -88,12 +88,12 @@ def test_what_idle_work_has_read_stays_for_the_ttl_and_goes_first_when_memory_is
     ids = computed_ahead(desk)
     clock.now += 3600
     desk.cache.shrink()
-    assert desk.cache.restorable(ids, b"") == len(ids) - 1
+    assert desk.cache.opener.restorable(ids, b"") == len(ids) - 1
     used = tuple(range(100, 120))
     desk.serve(used)
     desk.limit(budget_bytes=desk.store.usage.nbytes)
-    assert desk.cache.restorable(ids, b"") < len(ids) - 1
-    assert desk.cache.restorable(used, b"") == len(used) - 1
+    assert desk.cache.opener.restorable(ids, b"") < len(ids) - 1
+    assert desk.cache.opener.restorable(used, b"") == len(used) - 1
     clock.now += 1
     desk.cache.shrink()
-    assert desk.cache.restorable(ids, b"") == 0
+    assert desk.cache.opener.restorable(ids, b"") == 0

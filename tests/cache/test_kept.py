@@ -34,7 +34,7 @@ def prompt(seed: int, length: int = LENGTH) -> tuple[int, ...]:
 def keeping(clock: Clock, **changes: Any) -> Cached:
     """Return an engine whose cache goes by this clock too."""
     stepper = counting(clock=clock, **changes)
-    stepper.cache._clock = stepper.cache._evictor._clock = clock
+    stepper.cache._clock = stepper.cache.opener.clock = stepper.cache._evictor._clock = clock
     return stepper
 
 

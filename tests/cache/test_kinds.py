@@ -10,7 +10,8 @@ from mlx_lm.models.cache import ArraysCache, KVCache, RotatingKVCache
 from mlx_lm.models.deepseek_v41 import LayerCache, Model, ModelArgs
 
 from start_llm.cache.kinds import KINDS, growth_of, label_of, reuse_of
-from start_llm.cache.layers import Layers, leaves
+from start_llm.cache.layers import Layers
+from start_llm.cache.leaves import leaves
 from start_llm.engine.cost import measure_sequence
 from tests.cache.integrity import length_of
 

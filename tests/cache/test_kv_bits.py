@@ -427,7 +427,7 @@ def test_what_a_hit_says_is_within_the_bound_of_its_format(family, resources, fo
         interrupted(engine, prompt)
     sizes = [sum(run.stored.nbytes for run in packed_runs(engine)) for engine in (exact, quantised)]
     assert 0 < sizes[1] < 0.3 * sizes[0], "of float32"
-    (known,) = {engine.cache.peek(question, b"", ()).tokens for engine in (exact, quantised)}
+    (known,) = {engine.cache.opener.peek(question, b"", ()).tokens for engine in (exact, quantised)}
     assert known >= 10 * PAGE - 2
     truth, measured = (log_probabilities(engine, question, known) for engine in (exact, quantised))
     assert not mx.array_equal(truth, measured), "nothing was quantised"
@@ -528,7 +528,7 @@ def test_the_disk_gives_what_memory_gives_to_the_bit(resources, tmp_path, form, 
     first = OnDisk(resources, tmp_path, kv=form)
     try:
         written(first, prompt)
-        known = first.cache.peek(question, b"", ()).tokens
+        known = first.cache.opener.peek(question, b"", ()).tokens
         assert packed_runs(first)
         memory = log_probabilities(first, question, known)
     finally:
@@ -538,7 +538,7 @@ def test_the_disk_gives_what_memory_gives_to_the_bit(resources, tmp_path, form, 
         settled(lambda: second.tier.worker.scanned.is_over)
         while wait := second.cache.disk.wait_for(question, b"", len(question), speed=1.0):
             settled(lambda wait=wait: second.cache.disk.collect() or wait.is_over)
-        assert second.cache.peek(question, b"", ()).tokens == known
+        assert second.cache.opener.peek(question, b"", ()).tokens == known
         assert mx.array_equal(log_probabilities(second, question, known), memory)
     finally:
         second.stop()

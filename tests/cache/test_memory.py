@@ -145,7 +145,7 @@ class Restoring(Cached):
         self.before = active_bytes()
         self.most = 0
         super().__init__(resources, budget)
-        opening = self.cache.open
+        opening = self.cache.opener.open
 
         def watched(*arguments: Any, **options: Any) -> Any:
             mx.reset_peak_memory()
@@ -153,7 +153,7 @@ class Restoring(Cached):
             self.most = max(self.most, mx.get_peak_memory() - self.before)
             return opened
 
-        self.cache.open = watched  # pyright: ignore[reportAttributeAccessIssue]
+        self.cache.opener.open = watched  # pyright: ignore[reportAttributeAccessIssue]
 
     def step(self, times: int = 1) -> None:
         super().step(times)

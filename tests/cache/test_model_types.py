@@ -14,7 +14,8 @@ import pytest
 from scripts import model_types
 from scripts.model_types import build
 from start_llm.cache.arrays import StateSnapshot
-from start_llm.cache.layers import Layers, leaves
+from start_llm.cache.layers import Layers
+from start_llm.cache.leaves import leaves
 from start_llm.cache.pages import EarlierState
 from tests.cache.type_trial import LEAST_FELT, Finding, Trial
 

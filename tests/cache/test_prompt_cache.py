@@ -20,9 +20,11 @@ from hypothesis.stateful import (
 )
 
 from start_llm.cache import computed_prefixes, pages
+from start_llm.cache.conversations import Conversations
 from start_llm.cache.eviction import EvictionLimits
+from start_llm.cache.opening import OpenedSequence
 from start_llm.cache.pages import SequenceCache
-from start_llm.cache.prompt_cache import OpenedSequence, PromptCache
+from start_llm.cache.prompt_cache import PromptCache
 from start_llm.core.common_beginning import common_length
 from start_llm.telemetry.metrics import CacheMetrics
 from tests.cache import integrity
@@ -109,9 +111,9 @@ class Machine(RuleBasedStateMachine):
     def _open(self, ids: tuple[int, ...], salt: bytes, data: st.DataObject) -> None:
         boundaries = sorted(data.draw(st.sets(st.integers(1, len(ids)), max_size=3)))
         before = deepcopy(self.cache._metrics)
-        peeked = self.cache.peek(ids, salt, boundaries)
+        peeked = self.cache.opener.peek(ids, salt, boundaries)
         assert self.cache._metrics == before, "a question is counted"
-        opened = self.cache.open(ids, salt, boundaries)
+        opened = self.cache.opener.open(ids, salt, boundaries)
         assert opened.restored == peeked
         self._check_opened(opened, ids, salt)
         sequence = LiveRow(opened.seq_cache, ids, salt, opened.checkpoint_positions, opened.seq_cache.caches)
@@ -233,7 +235,7 @@ class Machine(RuleBasedStateMachine):
         salt, base = data.draw(st.sampled_from(self.known))
         self.layers.fails_after = copies
         try:
-            opened = self.cache.open((*base, 1), salt, ())
+            opened = self.cache.opener.open((*base, 1), salt, ())
         except OutOfMemory:
             self.promised.clear()
         else:
@@ -260,7 +262,7 @@ class Machine(RuleBasedStateMachine):
         beside = self.cache.batched_bytes
         assert held.nbytes + beside <= self.budget or is_pinned(self.cache)
         max_conversations = self.cache._evictor.limits.max_conversations
-        assert max_conversations is None or len(list(store.ends())) <= max_conversations
+        assert max_conversations is None or len(list(Conversations(store).ends())) <= max_conversations
         assert self.metrics.stored_bytes == stored.nbytes
         assert self.metrics.live_bytes == store.active_usage.nbytes + beside
         assert self.metrics.arrays == held.arrays
@@ -335,7 +337,7 @@ def test_the_next_turn_gets_the_very_caches_of_the_last_one(kind):
     first = desk.begin(PROMPT)
     caches = first.seq_cache.caches
     desk.end(first, [*PROMPT, *REPLY])
-    second = desk.cache.open((*PROMPT, *REPLY, 5, 6), b"", ())
+    second = desk.cache.opener.open((*PROMPT, *REPLY, 5, 6), b"", ())
     assert second.seq_cache.caches is caches
     assert second.seq_cache.tokens == [*PROMPT, *REPLY]
     assert (desk.metrics.lookups, desk.metrics.hits, desk.metrics.reused_in_place) == (2, 1, 1)
@@ -350,7 +352,7 @@ def test_a_fork_gets_a_copy_and_leaves_the_other_conversation_its_caches(kind):
     fork = desk.begin((*PROMPT[:15], 5, 6))
     assert fork.seq_cache.caches is not caches
     desk.end(fork, [*PROMPT[:15], 5, 6])
-    assert desk.cache.open((*PROMPT, *REPLY, 7), b"", ()).seq_cache.caches is caches
+    assert desk.cache.opener.open((*PROMPT, *REPLY, 7), b"", ()).seq_cache.caches is caches
 
 
 def test_what_two_conversations_share_is_stored_once():
@@ -368,14 +370,14 @@ def test_a_prompt_is_found_again_to_the_token_and_not_by_another_salt():
     desk = Desk()
     desk.serve(PROMPT)
     assert desk.serve((*PROMPT[:14], 5)) == 14
-    assert desk.cache.open(PROMPT, b"other", ()).seq_cache.tokens == []
+    assert desk.cache.opener.open(PROMPT, b"other", ()).seq_cache.tokens == []
 
 
 def test_a_second_sequence_gets_what_the_first_one_has_computed_so_far():
     desk = Desk()
-    first = desk.cache.open(PROMPT, b"", ())
+    first = desk.cache.opener.open(PROMPT, b"", ())
     desk.compute(first, PROMPT[:11])
-    second = desk.cache.open(PROMPT, b"", ())
+    second = desk.cache.opener.open(PROMPT, b"", ())
     assert second.seq_cache.tokens == list(PROMPT[:11])
     assert second.seq_cache.caches is not first.seq_cache.caches
     desk.compute(second, PROMPT)
@@ -386,11 +388,11 @@ def test_a_second_sequence_gets_what_the_first_one_has_computed_so_far():
 
 def test_what_a_running_sequence_was_restored_with_is_found_in_it():
     desk = Desk()
-    first = desk.cache.open(PROMPT, b"", ())
+    first = desk.cache.opener.open(PROMPT, b"", ())
     desk.compute(first, PROMPT[:11])
-    desk.cache.open(PROMPT, b"", ())
+    desk.cache.opener.open(PROMPT, b"", ())
     desk.cache.discard(first.seq_cache)
-    assert desk.cache.open(PROMPT, b"", ()).seq_cache.tokens == list(PROMPT[:11])
+    assert desk.cache.opener.open(PROMPT, b"", ()).seq_cache.tokens == list(PROMPT[:11])
 
 
 def test_who_gets_the_caches_of_a_longer_prompt_does_not_make_it_a_reply():
@@ -406,11 +408,11 @@ def test_who_gets_the_caches_of_a_longer_prompt_does_not_make_it_a_reply():
 @pytest.mark.parametrize("kind", NETWORKS)
 def test_what_was_given_up_is_handed_over_to_who_asks_again(kind):
     desk = Desk(kind)
-    gone = desk.cache.open(PROMPT, b"", (18,))
+    gone = desk.cache.opener.open(PROMPT, b"", (18,))
     desk.compute(gone, PROMPT[:11])
     desk.end(gone, PROMPT[:11])
     caches = gone.seq_cache.caches
-    again = desk.cache.open(PROMPT, b"", (18,))
+    again = desk.cache.opener.open(PROMPT, b"", (18,))
     assert again.seq_cache.caches is caches
     assert again.seq_cache.tokens == list(PROMPT[:11])
 
@@ -485,7 +487,7 @@ def test_conversations_that_begin_alike_keep_their_own_state(kind):
         desk.end(desk.begin(ids, boundaries=(9, 29)), ids)
     for agent in range(12):
         ids = (*PROMPT[:9], 100 + agent, *[agent] * 20)
-        assert len(desk.cache.open((*ids, 5), b"", ()).seq_cache.tokens) == len(ids)
+        assert len(desk.cache.opener.open((*ids, 5), b"", ()).seq_cache.tokens) == len(ids)
 
 
 # --------------------------------------------------------------------------------------------- what is let go
@@ -546,7 +548,7 @@ def test_what_failed_is_never_used(kind):
     failed = desk.begin(PROMPT, boundaries=(12,))
     desk.cache.discard(failed.seq_cache)
     check_cache(desk.cache)
-    again = desk.cache.open(PROMPT, b"", (12,))
+    again = desk.cache.opener.open(PROMPT, b"", (12,))
     assert again.seq_cache.tokens == []
     desk.compute(again, PROMPT[:12])
     desk.end(again, PROMPT)
@@ -571,7 +573,7 @@ def test_pages_of_a_failed_sequence_go_to_who_holds_them_too():
     failed, beside = desk.begin(PROMPT), desk.begin(PROMPT)
     desk.cache.discard(failed.seq_cache)
     check_cache(desk.cache)
-    assert len(desk.cache.open((*PROMPT, 1), b"", ()).seq_cache.tokens) == len(PROMPT) - 1
+    assert len(desk.cache.opener.open((*PROMPT, 1), b"", ()).seq_cache.tokens) == len(PROMPT) - 1
     desk.cache.discard(beside.seq_cache)
     check_cache(desk.cache)
 
@@ -588,7 +590,7 @@ def test_a_copy_that_fails_costs_its_seq_cache_and_nothing_else(kind, copies):
         with suppress(OutOfMemory):
             desk.cache.close(fork.seq_cache, fork.seq_cache.caches, fork.seq_cache.tokens)
     with suppress(OutOfMemory):
-        desk.cache.discard(desk.cache.open((*PROMPT[:9], 1), b"", ()).seq_cache)
+        desk.cache.discard(desk.cache.opener.open((*PROMPT[:9], 1), b"", ()).seq_cache)
     desk.layers.fails_after = None
     check_cache(desk.cache)
     assert all(not seq_cache.is_active for seq_cache in desk.cache._store.seq_caches)
@@ -599,7 +601,7 @@ def test_a_copy_that_fails_costs_its_seq_cache_and_nothing_else(kind, copies):
 def test_without_a_cache_nothing_is_ever_given_back():
     none = PromptCache(FakeLayers())
     for _ in range(3):
-        opened = none.open(PROMPT, b"", (5,))
+        opened = none.opener.open(PROMPT, b"", (5,))
         assert (opened.seq_cache.tokens, opened.checkpoint_positions) == ([], ())
         assert opened.seq_cache.caches[0].holds(())
         opened.seq_cache.caches[0].feed(PROMPT)
@@ -610,7 +612,7 @@ def test_without_a_cache_nothing_is_ever_given_back():
 
 def test_without_a_cache_a_failed_sequence_holds_nothing():
     none = PromptCache(FakeLayers())
-    seq_cache = none.open(PROMPT, b"", ()).seq_cache
+    seq_cache = none.opener.open(PROMPT, b"", ()).seq_cache
     seq_cache.move_to_batch(list)
     none.discard(seq_cache)
     assert (seq_cache.caches, seq_cache.fetch_from_batch) == ([], None)

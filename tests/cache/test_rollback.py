@@ -9,7 +9,8 @@ import pytest
 from mlx_lm.models.cache import ChunkedKVCache, KVCache
 
 from start_llm.cache.kinds import KINDS
-from start_llm.cache.layers import Layers, leaves
+from start_llm.cache.layers import Layers
+from start_llm.cache.leaves import leaves
 from start_llm.cache.rollback import RollbackPoint, can_roll_back
 from start_llm.models.loader import load
 from tests.conftest import TinyModel

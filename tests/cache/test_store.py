@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from start_llm.cache.conversations import Conversations
 from start_llm.cache.pages import MemoryUsage, SequenceCache
 from tests.cache.desk import NETWORKS, PAGE, PROMPT, Clock, Desk
 from tests.cache.fakes import BYTES_OF_A_TOKEN, OutOfMemory
@@ -36,7 +37,7 @@ def closed(desk: Desk, ids: Sequence[int]) -> SequenceCache:
 
 def known(desk: Desk, ids: Sequence[int]) -> int:
     """Tokens of `ids` that need no computing; asked without leaving a trace."""
-    opened = desk.cache.open((*ids, 99), b"", ())
+    opened = desk.cache.opener.open((*ids, 99), b"", ())
     assert opened.seq_cache.caches[0].holds(opened.seq_cache.tokens)
     length = len(opened.seq_cache.tokens)
     desk.end(opened, opened.seq_cache.tokens)
@@ -63,7 +64,7 @@ def test_idle_work_that_is_restored_from_less_than_a_page_is_as_old_as_that(kind
     used = clock.now
     desk.serve((10, 11, 12), (1,), boundaries=(2,))
     clock.now += 100
-    opened = desk.cache.open_for_idle_work((10, 11, 13), b"", ())
+    opened = desk.cache.opener.open_for_idle_work((10, 11, 13), b"", ())
     assert (len(opened.seq_cache.tokens), opened.seq_cache.last_used) == (2, used)
 
 
@@ -72,7 +73,7 @@ def test_a_shorter_request_beside_a_conversation_leaves_it_its_caches():
     long, _ = closed(desk, PROMPT), closed(desk, SIDE)
     assert desk.store.seq_caches == [long]
     caches = long.caches
-    assert desk.cache.open((*PROMPT, 5), b"", ()).seq_cache.caches is caches
+    assert desk.cache.opener.open((*PROMPT, 5), b"", ()).seq_cache.caches is caches
     assert desk.metrics.reused_in_place == 1
 
 
@@ -147,7 +148,7 @@ def test_what_is_kept_weighs_as_much_as_before_once_all_caches_are_cut_into_page
 
 
 def drop(desk: Desk, seq_cache: SequenceCache) -> None:
-    desk.store.drop_conversation(seq_cache, lambda _: False)
+    Conversations(desk.store).drop(seq_cache, lambda _: False)
     desk.cache.shrink()
     desk.cache.tidy(0)
     check_cache(desk.cache)
@@ -175,7 +176,7 @@ def test_a_conversation_goes_back_to_where_another_one_stands_on_it():
 def test_a_conversation_goes_no_further_back_than_is_spared():
     desk = Desk()
     seq_cache = closed(desk, PROMPT)
-    desk.store.drop_conversation(seq_cache, lambda page: page.end <= 8)
+    Conversations(desk.store).drop(seq_cache, lambda page: page.end <= 8)
     check_cache(desk.cache)
     assert known(desk, PROMPT) == 8
 

@@ -28,7 +28,8 @@ from typing import Any, cast
 import mlx.core as mx
 
 from start_llm.cache.eviction import EvictionLimits
-from start_llm.cache.layers import Layers, leaves
+from start_llm.cache.layers import Layers
+from start_llm.cache.leaves import leaves
 from start_llm.cache.prompt_cache import PromptCache
 from start_llm.core.events import Finished
 from start_llm.engine.resources import EngineResources

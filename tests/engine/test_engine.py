@@ -5,7 +5,6 @@ import subprocess
 import sys
 import textwrap
 import threading
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
@@ -139,15 +138,6 @@ def test_requests_that_were_taken_in_still_count_as_waiting(resources):
 # -------------------------------------------------------------------------------------------------- questions
 
 
-class Opaque(PromptCache):
-    """Cannot tell what it has."""
-
-    def peek(
-        self, ids: tuple[int, ...], salt: bytes, boundaries: Sequence[int], repeated_tokens: int = 0
-    ) -> Restored:
-        raise Breakdown
-
-
 def test_what_is_known_is_reported_while_others_are_computed(resources):
     engine = engine_of(lambda: resources)
     engine.start()
@@ -161,9 +151,13 @@ def test_what_is_known_is_reported_while_others_are_computed(resources):
         engine.peek(engine_request(PROMPT))
 
 
-def test_a_question_that_fails_hurts_nobody_else(resources):
+def test_a_question_that_fails_hurts_nobody_else(resources, monkeypatch):
+    def fails(*_: object) -> Restored:
+        raise Breakdown
+
     metrics = EngineMetrics()
-    opaque = Opaque(Layers(resources.network))
+    opaque = PromptCache(Layers(resources.network))
+    monkeypatch.setattr(opaque.opener, "peek", fails)
     engine = engine_of(lambda: replace(resources, cache=opaque), metrics=metrics)
     engine.start()
     running = Watched(engine.submit(engine_request(PROMPT, 20)))

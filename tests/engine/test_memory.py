@@ -7,7 +7,8 @@ from collections.abc import Callable
 import mlx.core as mx
 import pytest
 
-from start_llm.cache.layers import Layers, leaves
+from start_llm.cache.layers import Layers
+from start_llm.cache.leaves import leaves
 from start_llm.engine.admission import shortage
 from start_llm.engine.cost import SequenceCost, WindowCost, measure_sequence
 from start_llm.models.loader import load

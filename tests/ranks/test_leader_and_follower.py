@@ -267,7 +267,7 @@ def test_a_part_that_rank_0_cannot_execute_ends_the_service(pair, capsys, monkey
 
 def test_a_request_whose_start_cannot_be_planned_is_forgotten_on_all_ranks(pair, capsys, monkeypatch):
     ours = with_cache(10**9)
-    monkeypatch.setattr(ours.cache, "restorable", _refuse)
+    monkeypatch.setattr(ours.cache.opener, "restorable", _refuse)
     engine = Stepper(ours, clock=ours.clock, followers=pair.leader)
     asked = engine.submit(engine_request(range(30), 20))
     engine.finish(asked)

@@ -151,7 +151,7 @@ def _store(engine: Cached, seen: SeenPrompt, length: int) -> None:
 
     start, _ = seen.spans[0]
     with mx.stream(generation_stream):
-        opened = engine.cache.open(seen.ids, b"", (start - 4,))
+        opened = engine.cache.opener.open(seen.ids, b"", (start - 4,))
         caches = opened.seq_cache.caches
         done = 0
         for position in (start - 4, start, length):

@@ -14,20 +14,17 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from start_llm.cache.buffers import Outgoing, outgoing
 from start_llm.cache.disk.disk_index import TOKEN_NS
-from start_llm.cache.disk.page_file import FileHeader
-from start_llm.cache.pages import CacheItem, Checkpoint, Holder, Page, PageRun, SequenceCache, page_key
+from start_llm.cache.disk.item_files import ItemFiles, page_before
+from start_llm.cache.disk.superseded_files import superseded_by
+from start_llm.cache.pages import CacheItem, Checkpoint, Holder, Page, PageRun, SequenceCache
 from start_llm.core.thread_owners import ENGINE, owned_by
 
 if TYPE_CHECKING:
-    from start_llm.cache.arrays import KVSlice, StateSnapshot
-    from start_llm.cache.disk.disk_index import CachedFile, DiskIndex, FileName
+    from start_llm.cache.disk.disk_index import CachedFile
     from start_llm.cache.disk.disk_tier import DiskAccess
-    from start_llm.cache.disk.disk_worker import Reader
     from start_llm.cache.layers import Layers
     from start_llm.cache.page_store import PageStore
 
@@ -39,10 +36,6 @@ _COPY_SHARE = 0.01
 """Share of the time in which requests are running that may be spent on copying pages."""
 _IDLE_WHEN_TIGHT_S = 2.0
 """Seconds without use after which pages are written while memory is short."""
-_MOST_STATES = 6
-"""States up to and including a new one, of one conversation on the disk."""
-_MOST_READ = 32
-"""Files that were not read since the start and are read for one that is written."""
 
 
 class _Candidate(NamedTuple):
@@ -81,17 +74,15 @@ class WriteBack:
         self._tier = access.tier
         self._idle_s = access.idle_s
         self._is_shared = access.is_shared
-        self._shape = access.shape
         self._layers = layers
         self._store = store
+        self._files = ItemFiles(layers, store, access.shape)
         self._is_tight = is_tight
         self._clock = clock
         self._due: list[CacheItem] = []
         self._last_look = -math.inf
         self._next_due = 0.0
         self._not_before = 0.0
-
-    # -------------------------------------------------------------------------------------------------- when
 
     def offer(self, *, is_busy: bool) -> None:
         """Hand over what is due, as far as the disk thread can take it now.
@@ -158,7 +149,7 @@ class WriteBack:
 
     def has(self, item: CacheItem) -> bool:
         """Return whether it is on the disk, or will be."""
-        return self._tier.has(self._name(item))
+        return self._tier.has(self._files.name(item))
 
     def is_dispensable(self, item: CacheItem) -> bool:
         """Return whether losing it costs little: it is on the disk, or its client gave it up.
@@ -216,7 +207,7 @@ class WriteBack:
         and they may be damaged as well.
         """
         for item in (*self._store.tree.pages(), *self._store.checkpoints, *self._store.seq_caches):
-            file = self._tier.index.get(*self._name(item))
+            file = self._tier.index.get(*self._files.name(item))
             if file and not file.is_verified and not file.is_passed_over:
                 yield file
 
@@ -266,123 +257,21 @@ class WriteBack:
         """Return whether anything is after its pages: tokens, or a state."""
         return self._layers.has_state or len(seq_cache.tokens) > seq_cache.end_page.end
 
-    # -------------------------------------------------------------------------------------------------- what
-
-    def _name(self, item: CacheItem) -> FileName:
-        match item:
-            case Page():
-                return "pages", item.key
-            case Checkpoint():
-                return "states", page_key(item.page.key, item.tail)
-            case SequenceCache():
-                kind = "states" if self._layers.has_state else "pages"
-                return kind, page_key(item.end_page.key, item.tokens[item.end_page.end :])
-
     def _write(self, item: CacheItem) -> None:
         self._tier.release_written()  # before there is another copy
-        tokens, content, numbers = self._content(item)
-        parent, (kind, key) = _before(item), self._name(item)
-        is_packed = kind == "pages" and self._shape.is_packed(parent.end)
-        form = self._layers.kv_format_tag if is_packed else ""
-        header = FileHeader(kind, key, parent.key, tokens, content.tensors, numbers, form)
-        superseded = (
-            partial(_shorter, header)
-            if kind == "pages"
-            else partial(_states_beyond, _steps(parent, tokens), self._store.tree.page_size)
-        )
+        header, content = self._files.new(item)
+        superseded = superseded_by(header, page_before(item), self._store.tree.page_size)
         self._tier.write(header, content, self._used_ns(item), superseded)
 
     def _used_ns(self, item: CacheItem) -> int:
         """Return when it was last used, in wall time; never later than what is before it on its path."""
-        parent = _before(item)
+        parent = page_before(item)
         last_used = min([item.last_used, *(page.last_used for page in _path_to(parent))])
         return self._wall_ns(last_used) - parent.end * TOKEN_NS
 
     def _wall_ns(self, seconds: float) -> int:
         """Return a time of the cache's clock in wall time."""
         return int((time.time() - (self._clock() - seconds)) * 1e9)
-
-    def _content(self, item: CacheItem) -> tuple[tuple[int, ...], Outgoing, tuple[tuple[int, ...], ...]]:
-        """Return its tokens, its tensors and its numbers."""
-        match item:
-            case Page():
-                if item.holder is None:
-                    raise ValueError("a page whose KV is lost cannot be written")
-                part = self._store.part(item.holder, item.start, item.end)
-                return item.tokens, outgoing(self._layers.page(part, item.start)), ()
-            case Checkpoint():
-                state, tail = item.state, item.tail_cut
-                kv = self._layers.copied(tail.part(0, len(item.tail))) if tail else self._shape.nothing()
-                return item.tail, outgoing(kv, state), _numbers(state)
-            case SequenceCache():
-                page = item.end_page
-                tokens = tuple(item.tokens[page.end :])
-                kv = self._end(item.caches, page.end, len(item.tokens)) if tokens else self._shape.nothing()
-                state = self._layers.state(item.caches) if self._layers.has_state else None
-                return tokens, outgoing(kv, state), _numbers(state) if state else ()
-
-    def _end(self, caches: list[Any], start: int, end: int) -> KVSlice:
-        """Return the tokens after the last full page: beside a state as they are, else as a page."""
-        if self._layers.has_state:
-            return self._layers.cut(caches, start, end)
-        return self._layers.page(self._layers.borrow(caches, start, end), start)
-
-
-def _shorter(header: FileHeader, index: DiskIndex, _: Reader) -> list[CachedFile]:
-    """Return the shorter pages that a new one begins with."""
-    return [
-        file
-        for file in index.after("pages", header.parent)
-        if file.header
-        and len(file.header.tokens) < len(header.tokens)
-        and header.tokens[: len(file.header.tokens)] == file.header.tokens
-    ]
-
-
-def _steps(page: Page | None, tail: tuple[int, ...]) -> list[tuple[bytes, tuple[int, ...]]]:
-    """Return the keys on a path, the root's first, each with the tokens that follow there."""
-    steps: list[tuple[bytes, tuple[int, ...]]] = []
-    while page is not None:
-        steps.append((page.key, tail))
-        page, tail = page.parent, page.tokens
-    return steps[::-1]
-
-
-type _Path = Sequence[tuple[bytes, tuple[int, ...]]]
-"""The keys on the way to a state, each with the tokens that follow there."""
-
-
-def _states_beyond(path: _Path, page_size: int, index: DiskIndex, header_of: Reader) -> list[CachedFile]:
-    """Return the states before a new one that are too many beside it.
-
-    The first one stays, because other conversations share it, and so does the last one: where the new one
-    is the end of a reply, a client that changes the reply goes on from the end of its prompt. Of the others
-    those go that save the fewest tokens. States of other conversations do not count.
-
-    Args:
-        path: to the new state.
-    """
-    end = (len(path) - 1) * page_size + len(path[-1][1])
-    on_path = _states_on(path, page_size, index, header_of)
-    states = sorted((state for state in on_path if state[0] < end), key=lambda state: state[0])
-    beyond: list[CachedFile] = []
-    while len(states) >= _MOST_STATES:
-        saved = {place: states[place][0] - states[place - 1][0] for place in range(1, len(states) - 1)}
-        beyond.append(states.pop(min(saved, key=lambda place: saved[place]))[1])
-    return beyond
-
-
-def _states_on(
-    path: _Path, page_size: int, index: DiskIndex, header_of: Reader
-) -> Iterator[tuple[int, CachedFile]]:
-    """Yield the states on a path, each with the tokens up to it. Reads what was not read since the start."""
-    left = _MOST_READ
-    for depth, (key, tokens) in enumerate(path):
-        for file in index.after("states", key):
-            left -= file.header is None
-            header = file.header or (header_of(file) if left >= 0 else None)
-            if header and header.tokens == tokens[: len(header.tokens)]:
-                yield depth * page_size + len(header.tokens), file
 
 
 def _path_to(page: Page) -> Iterator[Page]:
@@ -392,30 +281,9 @@ def _path_to(page: Page) -> Iterator[Page]:
         page = page.parent
 
 
-def _before(item: CacheItem) -> Page:
-    """Return the page before an item.
-
-    Raises:
-        ValueError: it is a root.
-    """
-    match item:
-        case Page():
-            if item.parent is None:
-                raise ValueError("a root has nothing before it")
-            return item.parent
-        case Checkpoint():
-            return item.page
-        case SequenceCache():
-            return item.end_page
-
-
 def _is_given_up(item: CacheItem) -> bool:
     """Return whether a client gave it up, and nobody else has used it."""
     return not item.uses if isinstance(item, Page) else getattr(item, "is_given_up", False)
-
-
-def _numbers(state: StateSnapshot) -> tuple[tuple[int, ...], ...]:
-    return tuple(numbers for _, numbers in state.leaves)
 
 
 def _is_at_rest(holder: Holder | None) -> bool:
