@@ -24,7 +24,7 @@ from start_llm.serving import read_ahead
 from start_llm.serving.read_ahead import ReadAhead
 from start_llm.telemetry.metrics import IdleMetrics
 from start_llm.transcripts.beginnings import Beginning, Beginnings
-from start_llm.transcripts.guard import Claims, MessageDetails
+from start_llm.transcripts.recorded_details import Claims, MessageDetails
 from start_llm.transcripts.transcript_store import PrefixNode
 from tests.engine.test_guards import counting
 from tests.transcripts.fakes import transcripts

@@ -17,7 +17,8 @@ from start_llm.models.image_processor import DEFAULT_MAX_TOKENS
 from start_llm.models.rank_group import RankGroup
 from start_llm.models.rust_panics import panics_as_errors
 from start_llm.models.tokenizer import Tokenizer
-from start_llm.models.vision import Blind, Division, Vision, load_vision, shapes_of
+from start_llm.models.vision import Vision
+from start_llm.models.vision_loader import Blind, Division, load_vision, shapes_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

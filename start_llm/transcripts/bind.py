@@ -19,7 +19,8 @@ from start_llm.core.canonical import Conversation
 from start_llm.core.images import FIRST_IMAGE_TOKEN, ImageRun, image_spans
 from start_llm.core.prompt import Boundary
 from start_llm.transcripts import drift_notes as drift
-from start_llm.transcripts.guard import Claims, Guard, MessageDetails
+from start_llm.transcripts.guard import Guard
+from start_llm.transcripts.recorded_details import Claims, MessageDetails
 from start_llm.transcripts.transcript_store import PrefixNode, TranscriptStore, Variant
 
 type Encode = Callable[[str], Sequence[int]]

@@ -11,7 +11,8 @@ from difflib import SequenceMatcher
 from typing import NamedTuple
 
 from start_llm.core.canonical import CanonicalMessage, Field
-from start_llm.transcripts.guard import MessageDetails, NotedValue, omitted_values
+from start_llm.transcripts.guard import omitted_values
+from start_llm.transcripts.recorded_details import MessageDetails, NotedValue
 
 _MAX_LINES = 500
 """Comparison time grows with the square of the lines in the worst case."""

@@ -14,7 +14,7 @@ from itertools import chain
 from start_llm.core.canonical import CanonicalKey, Conversation, reasoning_digest
 from start_llm.storage.database import NO_TABLE, DatabaseRow, DatabaseTable
 from start_llm.storage.database_file import decode_json, encode_json
-from start_llm.transcripts.guard import Claims
+from start_llm.transcripts.recorded_details import Claims
 from start_llm.transcripts.rows import claims_json, claims_of
 
 _ENTRY_BYTES = 400

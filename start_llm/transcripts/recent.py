@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from start_llm.core.canonical import CanonicalMessage, Conversation
 from start_llm.core.prompt import Boundary
-from start_llm.transcripts.guard import Claims
+from start_llm.transcripts.recorded_details import Claims
 
 _MAX_OF_A_SESSION = 4
 _MOST = 32

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from start_llm.core.canonical import Field, OmittedText
-from start_llm.transcripts.guard import Claims, MessageDetails
+from start_llm.transcripts.recorded_details import Claims, MessageDetails
 
 
 def claims_json(claims: Claims) -> list[object]:

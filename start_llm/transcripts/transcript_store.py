@@ -24,7 +24,7 @@ from start_llm.core.canonical import CanonicalKey
 from start_llm.storage.database import NO_TABLE, DatabaseRow, DatabaseTable
 from start_llm.storage.database_file import UNREADABLE, decode_json, encode_json
 from start_llm.telemetry.metrics import TranscriptSizes
-from start_llm.transcripts.guard import Claims, MessageDetails
+from start_llm.transcripts.recorded_details import Claims, MessageDetails
 from start_llm.transcripts.rows import claims_json, claims_of, details_of
 
 _MAX_VARIANTS = 32

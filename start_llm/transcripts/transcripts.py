@@ -10,7 +10,7 @@ from start_llm.core.images import FIRST_IMAGE_TOKEN, HIDDEN_IMAGE
 from start_llm.telemetry.metrics import TranscriptMetrics
 from start_llm.transcripts.beginnings import Beginnings
 from start_llm.transcripts.bind import Encode
-from start_llm.transcripts.guard import ConversationNames
+from start_llm.transcripts.conversation_names import ConversationNames
 from start_llm.transcripts.prefix_history import PrefixHistory
 from start_llm.transcripts.reasoning_store import ReasoningStore
 from start_llm.transcripts.recent import ComputedRequest, RecentConversations

@@ -25,8 +25,9 @@ from start_llm.transcripts.explain import (
     differences,
     is_shown_otherwise,
 )
-from start_llm.transcripts.guard import Claims, Guard
+from start_llm.transcripts.guard import Guard
 from start_llm.transcripts.recent import ComputedRequest
+from start_llm.transcripts.recorded_details import Claims
 from start_llm.transcripts.transcript_store import Variant
 from start_llm.transcripts.transcripts import Transcripts
 from start_llm.transcripts.written_reply import ReplyForm, WrittenReply

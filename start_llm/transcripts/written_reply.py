@@ -10,8 +10,8 @@ from start_llm.core.chat import Message
 from start_llm.core.events import Finished, Output
 from start_llm.core.prompt import Prompt
 from start_llm.transcripts.bind import BoundPrompt
-from start_llm.transcripts.guard import Claims, MessageDetails
 from start_llm.transcripts.reasoning_store import RecordedReasoning
+from start_llm.transcripts.recorded_details import Claims, MessageDetails
 from start_llm.transcripts.reply_echo import ReplyEcho
 from start_llm.transcripts.transcript_store import PrefixNode, Variant
 from start_llm.transcripts.transcripts import Transcripts

@@ -33,7 +33,7 @@ from start_llm.telemetry.metrics import CacheMetrics, TranscriptMetrics
 from start_llm.telemetry.trace import Trace
 from start_llm.telemetry.trace_files import TraceFiles
 from start_llm.transcripts.beginnings import Beginnings
-from start_llm.transcripts.guard import ConversationNames
+from start_llm.transcripts.conversation_names import ConversationNames
 from start_llm.transcripts.prefix_history import PrefixHistory
 from start_llm.transcripts.reasoning_store import ReasoningStore
 from start_llm.transcripts.recent import RecentConversations

@@ -11,7 +11,7 @@ from start_llm.models import mlx_lm_utils
 from start_llm.models.architecture import is_divisible
 from start_llm.models.divided_network import _modules, divide_alike, join_alike
 from start_llm.models.rank_group import RankGroup
-from start_llm.models.vision import _named, shapes_of
+from start_llm.models.vision_loader import _named, shapes_of
 from tests.vision.seeing import FAMILIES, folder_of
 
 DIVISIBLE = tuple(family for family in FAMILIES if not family.startswith("gemma"))

@@ -16,17 +16,9 @@ import pytest
 
 from start_llm.engine.resources import EngineResources
 from start_llm.models.loader import LoadedModel
-from start_llm.models.vision import (
-    Blind,
-    Division,
-    ImageFeatures,
-    VisionOfRanks,
-    _agreeing,
-    _try,
-    load_vision,
-    shapes_of,
-)
+from start_llm.models.vision import ImageFeatures, VisionOfRanks
 from start_llm.models.vision_families import blank
+from start_llm.models.vision_loader import Blind, Division, _agreeing, _try, load_vision, shapes_of
 from start_llm.ranks.follower import OutOfStep
 from tests.engine.test_step_plans import counts, kept
 from tests.ranks import play_images

@@ -19,7 +19,7 @@ from start_llm.core.canonical import (
 from start_llm.prompt.canonical_form import canonical_reply
 from start_llm.telemetry.metrics import TranscriptMetrics
 from start_llm.transcripts.beginnings import Beginnings
-from start_llm.transcripts.guard import ConversationNames
+from start_llm.transcripts.conversation_names import ConversationNames
 from start_llm.transcripts.prefix_history import PrefixHistory
 from start_llm.transcripts.reasoning_store import ReasoningStore
 from start_llm.transcripts.recent import RecentConversations

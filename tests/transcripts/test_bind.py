@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from start_llm.core.canonical import CanonicalMessage, Conversation, Field, OmittedText
 from start_llm.core.prompt import Boundary
 from start_llm.transcripts.bind import BoundPrompt, PromptBinder, fresh, record_prompt
-from start_llm.transcripts.guard import Claims, Guard, MessageDetails
+from start_llm.transcripts.guard import Guard
+from start_llm.transcripts.recorded_details import Claims, MessageDetails
 from start_llm.transcripts.transcript_store import PrefixNode, TranscriptStore, Variant
 from tests.transcripts.fakes import conversation_of
 

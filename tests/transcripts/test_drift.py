@@ -11,7 +11,7 @@ from start_llm.core.canonical import CanonicalMessage, Field, OmittedText
 from start_llm.core.chat import ChatRequest, Message
 from start_llm.prompt.canonical_form import canonical
 from start_llm.transcripts.drift_notes import Change, changes, is_worth_telling, note
-from start_llm.transcripts.guard import MessageDetails, NotedValue
+from start_llm.transcripts.recorded_details import MessageDetails, NotedValue
 from tests.prompt.fakes import NOON, call, reply, result, system, user
 from tests.templates.traits import TRAITS
 from tests.transcripts.notes import known

@@ -17,15 +17,9 @@ from start_llm.core.canonical import (
     OmittedText,
     exact_after,
 )
-from start_llm.transcripts.guard import (
-    Claims,
-    ConversationNames,
-    Guard,
-    MessageDetails,
-    NotedValue,
-    RecordedDetails,
-    difference,
-)
+from start_llm.transcripts.conversation_names import ConversationNames
+from start_llm.transcripts.guard import Guard, difference
+from start_llm.transcripts.recorded_details import Claims, MessageDetails, NotedValue, RecordedDetails
 from tests.transcripts.fakes import conversation_of
 
 MINE, OTHERS = "mine", "another"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from start_llm.core.canonical import CanonicalMessage, Conversation, OmittedText
-from start_llm.transcripts.guard import Claims
 from start_llm.transcripts.reasoning_store import ReasoningStore, RecordedReasoning
+from start_llm.transcripts.recorded_details import Claims
 from tests.transcripts.fakes import conversation_of
 
 ROOM_FOR_TWO = 2 * 450

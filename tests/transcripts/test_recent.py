@@ -6,8 +6,8 @@ from array import array
 from typing import Any
 
 from start_llm.core.canonical import CanonicalMessage, Conversation, OmittedText
-from start_llm.transcripts.guard import Claims
 from start_llm.transcripts.recent import ComputedRequest, RecentConversations
+from start_llm.transcripts.recorded_details import Claims
 from tests.transcripts.fakes import conversation_of
 
 

@@ -16,9 +16,10 @@ from start_llm.core.canonical import CanonicalKey, CanonicalMessage, Conversatio
 from start_llm.core.chat import Message
 from start_llm.core.events import Content, Finished, Usage
 from start_llm.storage.database import Database, DatabaseTable
-from start_llm.transcripts.guard import Claims, ConversationNames, MessageDetails
+from start_llm.transcripts.conversation_names import ConversationNames
 from start_llm.transcripts.prefix_history import PrefixHistory
 from start_llm.transcripts.reasoning_store import ReasoningStore, RecordedReasoning
+from start_llm.transcripts.recorded_details import Claims, MessageDetails
 from start_llm.transcripts.transcript_store import PrefixNode, TranscriptStore, Variant
 from start_llm.transcripts.turn import Turn
 from tests.databases import Twice, WallClock, opened, pending, twice

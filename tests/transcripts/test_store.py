@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from start_llm.core.canonical import CanonicalKey, CanonicalMessage, Field, OmittedText, chain
-from start_llm.transcripts.guard import Claims, MessageDetails
+from start_llm.transcripts.recorded_details import Claims, MessageDetails
 from start_llm.transcripts.transcript_store import PrefixNode, TranscriptStore, Variant
 
 ROOT = CanonicalKey.of(b"root")

@@ -25,9 +25,10 @@ from start_llm.core.prompt import Boundary, ModelTokens, Prompt
 from start_llm.prompt.call_ids import in_native_form
 from start_llm.prompt.canonical_form import canonical, ignored
 from start_llm.prompt.shorten import is_shortened
-from start_llm.transcripts.guard import Claims, ConversationNames
+from start_llm.transcripts.conversation_names import ConversationNames
 from start_llm.transcripts.prefix_history import PrefixHistory
 from start_llm.transcripts.reasoning_store import RecordedReasoning
+from start_llm.transcripts.recorded_details import Claims
 from start_llm.transcripts.transcript_store import TranscriptStore
 from start_llm.transcripts.transcripts import Transcripts
 from start_llm.transcripts.turn import Turn

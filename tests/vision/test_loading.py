@@ -217,7 +217,7 @@ def _flatten(folder: Path) -> None:
 def test_text_that_both_packages_compute_differently_is_not_mixed(folder):
     """As a corrected error in one of them would, or a convention that only one of them knows."""
     model = load(folder)
-    from start_llm.models.vision import Blind, load_vision
+    from start_llm.models.vision_loader import Blind, load_vision
 
     class Louder:
         """mlx_lm's network, with another norm at the end than its parameters say."""
