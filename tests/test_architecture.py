@@ -184,6 +184,11 @@ def test_every_module_is_in_a_folder_and_no_file_name_occurs_twice():
     assert [name for name, count in counts.items() if count > 1] == []
 
 
+def test_no_module_has_more_than_400_lines(package):
+    lengths = {name: len(text.splitlines()) for name, text in package.items()}
+    assert {name: length for name, length in lengths.items() if length > 400} == {}
+
+
 def test_scripts_import_nothing_of_the_program():
     for path in sorted((ROOT / "scripts").rglob("*.py")):
         assert PACKAGE not in {name.partition(".")[0] for name in imports(path.stem, path.read_text(), {})}
