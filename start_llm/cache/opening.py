@@ -173,17 +173,18 @@ class SequenceOpener:
         if plan.is_cut:
             self.counts.note_cut_image()
         seq_cache = self.restorer.restore(plan, match.root, ids, room)
-        seq_cache.last_used, seq_cache.is_idle_work = now, is_idle_work
-        seq_cache.boundaries = message_ends(ids, boundaries)
-        prompt_end = seq_cache.boundaries[-1] if seq_cache.boundaries else prompt_length - 1
-        seq_cache.shared_prefix_length = max(seq_cache.shared_prefix_length, prompt_end)
-        seq_cache.prompt_length = prompt_length
-        seq_cache.repeated_tokens = max(ever_computed, restored.repeated_tokens)
-        positions: tuple[int, ...] = ()
-        if self._layers.has_state:
-            pages = self.disk.restorer.depth(match) if self.disk.restorer else len(match.matched)
-            repeated_tokens = restored.repeated_tokens
-            positions = self.checkpoints.positions(seq_cache, ids, pages, ever_computed, repeated_tokens)
+        with self.restorer.store.rollback_on_error(seq_cache):
+            seq_cache.last_used, seq_cache.is_idle_work = now, is_idle_work
+            seq_cache.boundaries = message_ends(ids, boundaries)
+            prompt_end = seq_cache.boundaries[-1] if seq_cache.boundaries else prompt_length - 1
+            seq_cache.shared_prefix_length = max(seq_cache.shared_prefix_length, prompt_end)
+            seq_cache.prompt_length = prompt_length
+            seq_cache.repeated_tokens = max(ever_computed, restored.repeated_tokens)
+            positions: tuple[int, ...] = ()
+            if self._layers.has_state:
+                pages = self.disk.restorer.depth(match) if self.disk.restorer else len(match.matched)
+                repeated_tokens = restored.repeated_tokens
+                positions = self.checkpoints.positions(seq_cache, ids, pages, ever_computed, repeated_tokens)
         return OpenedSequence(seq_cache, positions, restored, plan.reused_in_place is not None)
 
     def _use(self, plan: RestorePlan, now: float) -> None:

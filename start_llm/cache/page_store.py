@@ -271,6 +271,7 @@ class PageStore:
             self.tree.hold(page, self._other_holder(page))
             self.tree.prune(page)
         seq_cache.set_caches([])
+        seq_cache.tokens = []
 
     def _other_holder(self, page: Page) -> SequenceCache | None:
         """Return another sequence cache whose caches hold the page's tokens too; None if there is none."""

@@ -244,17 +244,15 @@ class PromptCache:
             self._counts.note_sizes()
 
     @contextmanager
-    def shrinking_once(self) -> Generator[None]:
-        """Evict at the end of the block, once for all that its sequences have computed or left.
-
-        Each time, the memory of every sequence is counted.
+    def shrinking_later(self) -> Generator[None]:
+        """Evict nothing in the block. Call `shrink` behind it, once for all that its sequences have computed
+        or left: each time, the memory of every sequence is counted.
         """
         self._shrinks_later = True
         try:
             yield
         finally:
             self._shrinks_later = False
-            self.shrink()
 
     def resize(self, budget_bytes: int) -> None:
         """Change the budget, and evict what is beyond it."""

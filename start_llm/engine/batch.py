@@ -121,7 +121,7 @@ class BatchGroup:
         return [_sampled(*each) for each in results]
 
     def _may_draft(self, expected: Draft | None, draft_lengths: Sequence[int]) -> bool:
-        """Return whether it is worth to wait for the next token. A guide waits for it in any case."""
+        """Return whether waiting for the next token is worth it. A guide waits for it in any case."""
         if self._gain is None or not self._next or len(self._sequences) > 1:
             return False
         return self._sequences[0].is_guided or bool(expected and draft_lengths[expected.match])
@@ -203,6 +203,11 @@ class BatchGroup:
             self._sequences[0].forget_draft()
             self._verified = self._next = None
             self._passes.forget(self._sequences[0])
+
+    def forget_draft(self) -> None:
+        """Take the guide of a sequence whose draft is being verified back to its tokens."""
+        if self._verified:
+            self._sequences[0].forget_draft()
 
     def end_turn(self) -> None:
         """Note that the next step does not follow at once: how long it takes is not recorded."""

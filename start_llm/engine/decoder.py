@@ -66,10 +66,8 @@ class Decoder:
         self._queued.append(sequence)
 
     def remove(self, sequence: EngineSequence) -> ReleasedCaches:
-        """Remove a sequence. Its caches hold every token that was fed.
-
-        That is all of its tokens, or all but the last if it has not started or has just joined its group, or
-        fewer if a draft was being verified.
+        """Remove a sequence. Its caches hold all of its tokens, or all but the last if it has not started or
+        has just joined its group, or fewer if a draft was being verified.
         """
         if sequence in self._queued:
             self._queued.remove(sequence)
@@ -156,13 +154,18 @@ class Decoder:
         return [*sequences, *(sequence for sequence in others if sequence not in sequences)]
 
     def drop(self, group: BatchGroup) -> list[EngineSequence]:
-        """Drop a group whose step has failed. The KV of its sequences is lost."""
+        """Drop a group whose step has failed, if it is still there. The KV of its sequences is lost."""
+        if group not in self._groups:
+            return []
         self._groups.remove(group)
+        group.forget_draft()
         return group.sequences
 
     def abandon(self) -> list[EngineSequence]:
         """Drop every sequence, and return them."""
         sequences = self.sequences
+        for group in self._groups:
+            group.forget_draft()
         self._queued, self._groups, self._starting, self._joining = [], [], [], None
         return sequences
 

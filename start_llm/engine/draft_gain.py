@@ -26,8 +26,8 @@ _STEPS_BETWEEN = 16
 class DraftGain:
     """Follows how often drafts are right and what passes cost, and says how long drafts should be.
 
-    Also tokens that were not drafted are observed: whether the index would have proposed them. So drafts
-    come back when a reply begins to repeat earlier text.
+    Tokens that were not drafted are observed too: whether the index would have proposed them. So drafts come
+    back when a reply begins to repeat earlier text.
 
     Args:
         times: of forward passes of one sequence.
@@ -64,12 +64,14 @@ class DraftGain:
         return self._right[match] / self._seen[match]
 
     def lengths(self) -> tuple[int, ...]:
-        """Return how many tokens to draft after each class of match; () if no draft pays."""
+        """Return how many tokens to draft after each class of match; () if no draft pays. Each call counts as
+        a step.
+        """
         self._update()
         return self._lengths
 
     def can_pay(self) -> bool:
-        """Return whether drafts would pay if all of their tokens were right."""
+        """Return whether drafts would pay if all of their tokens were right. Each call counts as a step."""
         self._update()
         return self._can_pay
 

@@ -1,6 +1,7 @@
 """Do what `engine.planner` has decided: compute prompts and replies, and hand caches over."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 
@@ -44,7 +45,7 @@ _FEW_REPLIES = 8
 
 @owned_by(ENGINE)
 class StepExecutor:
-    """Executes the parts of steps. If one raises, all sequences but its own continue.
+    """Executes the parts of steps. Whatever the work of a sequence raises, all others continue.
 
     Args:
         schedule: has the requests that wait; a part takes its own by number.
@@ -92,6 +93,9 @@ class StepExecutor:
 
         Args:
             at: the plan's time. What is kept and evicted depends on it, and on no clock.
+
+        Raises:
+            ValueError: the part is of a request that is not there, or not next.
         """
         with self._clock.stopped(at):
             self._execute(part)
@@ -109,7 +113,7 @@ class StepExecutor:
             case DecodeToken():
                 self._decode(part)
             case FreeMemory():
-                self._cache.batched_bytes = self.running.decoder.batched_bytes
+                self.running.note_batched_bytes()
                 self._cache.shrink(part.shortage)
 
     # ---------------------------------------------------------------------------------------- end and preempt
@@ -134,7 +138,7 @@ class StepExecutor:
         """Take a running sequence out of the engine. The cache keeps what it computed."""
         if self.running.decoder.contains(sequence):
             caches, count = self.running.decoder.remove(sequence)
-            self._cache.batched_bytes = self.running.decoder.batched_bytes
+            self.running.note_batched_bytes()
             tokens = sequence.tokens[:count]
             self._cache.close(sequence.seq_cache, caches, tokens, is_given_up=is_given_up)
             sequence.leave_text()
@@ -160,16 +164,18 @@ class StepExecutor:
         if sequence is None:
             raise ValueError(f"request {part.number} does not run")
         with self.recovery.blaming(sequence):
+            if group := self.running.decoder.group_of(sequence):
+                self._wait_for(group)  # a step that has failed is its group's, and not this sequence's
             if self.running.decoder.contains(sequence):
                 self._preempt_decoding(sequence, part.due)
-            else:
+            elif not group:
                 self._stop_prefill(sequence, is_paused=True)
                 self._schedule.requeue(sequence, part.due)
 
     def _preempt_decoding(self, sequence: EngineSequence, due: float) -> None:
         """Take a sequence out of its batch in mid-reply."""
         held, sampled = self.running.decoder.release(sequence)
-        self._cache.batched_bytes = self.running.decoder.batched_bytes
+        self.running.note_batched_bytes()
         self._cache.close(sequence.seq_cache, held.caches, sequence.tokens[: held.tokens], is_paused=True)
         has_ended = sampled is not None and self._append_token(sampled)
         sequence.generation.send()
@@ -205,8 +211,11 @@ class StepExecutor:
     def wait_for_steps(self) -> None:
         """Wait until every launched step has been computed."""
         for group in self.running.decoder.groups:
-            with self._failures.on_failure(partial(self.recovery.abandon_group, group)):
-                group.wait()
+            self._wait_for(group)
+
+    def _wait_for(self, group: BatchGroup) -> None:
+        with self._failures.on_failure(partial(self.recovery.retry_group, group)):
+            group.wait()
 
     def _start(self, part: StartRequest) -> None:
         """Restore the caches of a waiting request, and prefill what is left."""
@@ -232,7 +241,6 @@ class StepExecutor:
     def _open_new(self, generation: Generation, part: StartRequest) -> tuple[EngineSequence, tuple[int, ...]]:
         request = generation.request
         opened = self._opened(request, part.restored)
-        self.running.starting_cache = opened.seq_cache
         reply = ReplyWriter(
             request,
             self._resources.token_bytes,
@@ -249,11 +257,14 @@ class StepExecutor:
     def _opened(self, request: EngineRequest, most: int) -> OpenedSequence:
         ids = request.prompt.ids
         if request.is_idle_work:
-            return self._cache.opener.open_for_idle_work(ids, request.salt, request.boundaries, most=most)
+            opened = self._cache.opener.open_for_idle_work(ids, request.salt, request.boundaries, most=most)
+            self.running.starting_cache = opened.seq_cache
+            return opened
         room = planned_tokens(request, len(ids))
         opened = self._cache.opener.open(
             ids, request.salt, request.boundaries, request.repeated_tokens, room, most=most
         )
+        self.running.starting_cache = opened.seq_cache
         return self._cache.opener.with_kept(opened, ids, request.kept)
 
     def _reopen(self, sequence: EngineSequence, part: StartRequest) -> tuple[EngineSequence, tuple[int, ...]]:
@@ -268,7 +279,7 @@ class StepExecutor:
 
     def _compute_chunks(self, prefills: Sequence[Prefill]) -> None:
         lengths = self._time.compute_chunks(prefills)
-        with self._cache.shrinking_once():
+        with self._evicting_once():
             for prefill, computed in zip(prefills, lengths, strict=True):
                 self._note_chunk(prefill, computed)
 
@@ -308,28 +319,32 @@ class StepExecutor:
         if [queued.number for queued in self.running.decoder.queued[:count]] != list(part.numbers):
             numbers = ", ".join(map(str, part.numbers))
             raise ValueError(f"request {numbers} is not the next to decode")
-        with self._time.decoding(), self._failures.on_failure(self.recovery.abandon_joining):
+        with self._time.decoding(), self._failures.on_failure(self.recovery.retry_joining):
             self.running.decoder.join_next(count, self.running.numbered(part.beside))
+            self.running.note_batched_bytes()
 
     def _decode(self, part: DecodeToken) -> None:
+        is_crowd = len(self.running.decoder.sequences) > _FEW_REPLIES
         with self._time.decoding():
             for numbers in part.groups:
                 group = self.running.decoder.group_of(self.running.numbered(numbers[0]))
                 if group:  # unless everything was abandoned since
-                    with self._failures.on_failure(partial(self.recovery.abandon_group, group)):
-                        self._step(group, part.draft_lengths)
+                    with self._failures.on_failure(partial(self.recovery.retry_group, group)):
+                        self._step(group, part.draft_lengths, is_crowd=is_crowd)
 
-    def _step(self, group: BatchGroup, draft_lengths: Sequence[int]) -> None:
+    def _step(self, group: BatchGroup, draft_lengths: Sequence[int], *, is_crowd: bool) -> None:
         sampled = group.step(draft_lengths)
         ended = [result.sequence for result in sampled if self._accept(result)]
-        self._send_tokens(sampled, ended)
+        self._send_tokens(sampled, ended, is_crowd=is_crowd)
         left = [sequence for sequence in ended if self.running.decoder.contains(sequence)]
         if left:  # unless everything was abandoned
             self._take_out_ended(group, left)
 
-    def _send_tokens(self, sampled: Sequence[Sampled], ended: Collection[EngineSequence]) -> None:
+    def _send_tokens(
+        self, sampled: Sequence[Sampled], ended: Collection[EngineSequence], *, is_crowd: bool
+    ) -> None:
         """Wake the readers of a step's tokens. Of many replies, only those for whom it is time."""
-        is_crowd, now = len(sampled) > _FEW_REPLIES, self._clock.real()
+        now = self._clock.real()
         for result in sampled:
             sequence = result.sequence
             if is_crowd and sequence not in ended:
@@ -348,12 +363,22 @@ class StepExecutor:
         released: list[ReleasedCaches] = []
         with self._failures.on_failure(partial(self.recovery.abandon_sequences, sequences)):
             released = self.running.decoder.remove_from(group, sequences)
-            self._cache.batched_bytes = self.running.decoder.batched_bytes
-        with self._cache.shrinking_once():
+            self.running.note_batched_bytes()
+        with self._evicting_once():
             for sequence, (caches, count) in zip(sequences, released, strict=False):
                 with self.recovery.blaming(sequence):
                     self._cache.close(sequence.seq_cache, caches, sequence.tokens[:count])
                     sequence.leave_text()
+
+    @contextmanager
+    def _evicting_once(self) -> Generator[None]:
+        """Evict behind the block, once for all of its sequences. None of them is at fault if that fails."""
+        try:
+            with self._cache.shrinking_later():
+                yield
+        finally:
+            with self._failures.on_failure():
+                self._cache.shrink()
 
     def _append_token(self, sampled: Sampled) -> bool:
         self._metrics.generated_tokens += 1

@@ -41,6 +41,7 @@ class Failures:
             try:
                 abandon()
             except Exception:  # noqa: BLE001 - nothing that is here can be trusted; later requests must survive
+                traceback.print_exc()
                 self._abandon_everything()
             self.tell(f"The engine failed: {type(error).__name__}: {error}")
             mx.clear_cache()

@@ -20,7 +20,7 @@ class GuidedLogits:
     nothing else in a step waits. The network has been submitted by then (`engine.batch.BatchGroup`), so the
     device computes the logits while the guide makes the mask.
 
-    A guide that fails ends only its own sequence: others may share the step, so nothing is raised here.
+    A violated constraint ends only its own sequence: others may share the step, so it is not raised.
 
     Attributes:
         known: tokens of prompt and reply that the guide has seen, or is not asked about.

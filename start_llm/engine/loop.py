@@ -24,6 +24,8 @@ from start_llm.telemetry.metrics import EngineMetrics
 STOPPING = "The server is stopping."
 _QUEUE_CHECK_S = 1.0
 """Seconds after which the engine looks whether a request that waits for the disk was cancelled or is late."""
+_RETRIES = 2
+"""Steps in a row that may fail before every request fails."""
 _CACHE_TIDY_S = 0.01
 """Most seconds of a step for trimming the arrays that the prompt cache keeps."""
 
@@ -42,6 +44,7 @@ class EngineLoop:
         self._inbox = inbox
         self._metrics = metrics
         self._stop: StopRequest | None = None
+        self._failed_in_a_row = 0  # steps that failed outside of what a single sequence does
         self._tasks: list[EngineTask] = []  # those that make way for requests
         self._clock = clock = resources.clock
         self._followers = resources.followers
@@ -68,7 +71,9 @@ class EngineLoop:
         if self._has_work or not self._inbox.is_empty:
             return 0
         until_disk = self._cache.disk.seconds_until_due()
-        return min(_QUEUE_CHECK_S, until_disk or _QUEUE_CHECK_S) if self.schedule else until_disk
+        if not self.schedule:
+            return until_disk
+        return _QUEUE_CHECK_S if until_disk is None else min(_QUEUE_CHECK_S, until_disk)
 
     @property
     def _has_work(self) -> bool:
@@ -96,6 +101,8 @@ class EngineLoop:
         """Note that another loop computes now: no pause is measured. Decode time that is owed stays owed."""
         self.time.end_turn()
         self._running.decoder.end_turn()
+        for sequence in self._running.decoder.sequences:
+            sequence.generation.send()  # nothing is held while another loop computes
 
     def finish(self) -> None:
         """Fail every request that is left, and write what is cached to the disk."""
@@ -125,15 +132,20 @@ class EngineLoop:
             self._failures.tell(STOPPING)
 
     def step(self) -> None:
+        """Run a task, receive what came in, execute what the planner decides, free memory, write to the disk.
+
+        An error of each of these ends at its own `on_failure`, so that the others happen all the same.
+        """
         self._metrics.step_began = time.monotonic()
         if not self._has_work:
             self.time.rest()
-        self._run_next_task()  # in front of new ones, for which other models' requests may go first
+        self._run_next_task()  # before new ones come in: of those, other models' requests may go first
         self._receive_all()
         self._metrics.waiting = len(self.schedule)
-        with self._failures.on_failure(self._recovery.retry_decoding):
+        with self._failures.on_failure(self._recover):
             for part in self._planner.parts():
                 self._execute(part)
+            self._failed_in_a_row = 0
         self.time.note_step(is_decoding=bool(self._planner.decoding))
         with self._failures.on_failure():
             for part in self._planner.upkeep():
@@ -143,6 +155,15 @@ class EngineLoop:
             self._cache.disk.write_due(is_busy=bool(self._running.sequences))
         self.executor.report()
         self._metrics.step_began = None
+
+    def _recover(self) -> None:
+        """Retry what decodes. If step after step fails, something else is at fault: fail every request."""
+        self._failed_in_a_row += 1
+        if self._failed_in_a_row <= _RETRIES:
+            self._recovery.retry_decoding()
+        else:
+            self._failed_in_a_row = 0
+            self._recovery.abandon_everything()
 
     def _execute(self, part: StepPart) -> None:
         at, failed = self._clock(), self._metrics.failures
@@ -195,14 +216,18 @@ class EngineLoop:
             task.yields_until = self._clock() + patience_s
             self._tasks.append(task)
         else:
-            task.run()
+            self._run(task)
 
     def _run_next_task(self) -> None:
         """Run a task that makes way for requests, if no prompt is read or its patience is over."""
         if self._tasks and (
             self._clock() >= self._tasks[0].yields_until or not self._planner.is_prompt_awaited
         ):
-            self._tasks.pop(0).run()
+            self._run(self._tasks.pop(0))
+
+    def _run(self, task: EngineTask) -> None:
+        task.run()
+        self._running.decoder.end_turn()  # its time is not that of a forward pass
 
     def _give_up_idle_work(self) -> None:
         """Let what nobody asked for end with its next chunk. The cache keeps what it computed."""

@@ -1,7 +1,7 @@
 """Decide what a step does. No network runs here, and no reply changes.
 
-Besides deciding, it asks the disk for what the next prompt lacks, and fails requests whose start cannot be
-planned.
+Besides deciding, it asks the disk for what the next prompt lacks, fails requests whose start cannot be
+planned, and counts the steps between two measurements of memory, of decode time and of what drafts gain.
 """
 
 from collections.abc import Iterator, Sequence
@@ -70,7 +70,9 @@ class StepPlanner:
 
     def parts(self) -> Iterator[StepPart]:
         """Yield the parts of a step. The caller executes each before it asks for the next."""
-        yield from self._ends()
+        for part in self._ends():
+            if self._is_there(part.number):  # unless ending another one has failed, and it with that
+                yield part
         self._disk_waits.end_late(self._schedule.restoring)
         yield from self._preemptions()
         yield from self._prefill_parts()
@@ -95,7 +97,13 @@ class StepPlanner:
         now, running, waiting = self._clock(), self._running.sequences, self._schedule.generations
         requests = [*waiting, *(sequence.generation for sequence in running)]
         gone = [generation for generation in requests if generation.cancelled]
-        gone += [generation for generation in waiting if self._has_no_place(generation)]
+        has_place = {queued.generation.number for queued in self._schedule.restoring}
+        has_place |= {sequence.number for sequence in self._schedule.preempted}
+        gone += [
+            generation
+            for generation in waiting
+            if generation.number not in has_place and self._has_no_place(generation)
+        ]
         ended = {generation.number for generation in gone}
         late = [
             sequence
@@ -107,6 +115,10 @@ class StepPlanner:
             *(EndRequest(generation.number, is_given_up=generation.is_given_up) for generation in gone),
             *(EndRequest(sequence.number, is_cut=True) for sequence in late),
         ]
+
+    def _is_there(self, number: int) -> bool:
+        waits = any(generation.number == number for generation in self._schedule.generations)
+        return waits or self._running.numbered(number) is not None
 
     def _has_no_place(self, generation: Generation) -> bool:
         """Return whether it is idle work that would displace what requests have left in the cache."""
@@ -152,7 +164,8 @@ class StepPlanner:
 
     def _preempt_longest_for(self, first: QueuedRequest) -> Iterator[PreemptRequest]:
         """Preempt the sequence that has run longest without a pause, once it has run for
-        `preempt_after_s`. One that makes way for the queued request is preempted at once.
+        `preempt_after_s`. One that makes way for the queued request is preempted at once. None is, unless
+        memory keeps what all have computed.
         """
         sequence, now = self._longest_for(first), self._clock()
         if sequence is None or not self._can_keep_all(first):
@@ -183,10 +196,12 @@ class StepPlanner:
 
     def _has_room(self, waiting: QueuedRequest, beside: list[EngineSequence]) -> bool:
         """True if a queued request can run beside these sequences, which stay in the engine."""
-        restoring = self._schedule.restoring
-        has_slot = len(beside) + len(restoring) < self._resources.max_sequences
+        request, restoring = waiting.generation.request, self._schedule.restoring
+        stay = [
+            queued for queued in restoring if not self._schedule.yields(queued.generation, waiting.generation)
+        ]
+        has_slot = len(beside) + len(stay) < self._resources.max_sequences
         reserved = [planned_tokens(queued.generation.request, queued.tokens) for queued in restoring]
-        request = waiting.generation.request
         return has_slot and self._resources.admission.has_room(beside, request, waiting.tokens, reserved)
 
     def _can_keep_all(self, first: QueuedRequest) -> bool:
@@ -260,7 +275,9 @@ class StepPlanner:
                 return
 
     def _has_used_its_time(self, part: LookAtImage | ComputeChunk | ComputeChunks) -> bool:
-        """Return whether a chunk was as long as it might be, or part of an image, whose time is not known."""
+        """Return whether a prompt is still computed whose chunk was as long as it might be, or part of an
+        image, whose time is not known.
+        """
         numbers = part.numbers if isinstance(part, ComputeChunks) else (part.number,)
         return any(
             prefill.sequence.number in numbers and (prefill.image or not prefill.is_at_checkpoint)
@@ -334,8 +351,8 @@ class StepPlanner:
     # ----------------------------------------------------------------------------------------------- decoding
 
     def _decode_parts(self) -> Iterator[StepPart]:
-        """Decode one token for each sequence that does not pause. Those that join a batch now only have
-        their first step launched.
+        """Decode one token for each sequence of the groups in which one does not pause. For those that join a
+        batch now only the first step is launched.
         """
         decoder = self._running.decoder
         while decoder.queued:

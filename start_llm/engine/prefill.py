@@ -17,7 +17,8 @@ from start_llm.models.vision import ImageChunk, ImageFeatures
 
 @owned_by(ENGINE)
 class Prefill:
-    """Computes a sequence's prompt into its caches, all but the last token.
+    """Computes a sequence's tokens into its caches, all but the last: its prompt, and what it had generated
+    when it was preempted.
 
     The first decode step computes the last token. So there is always a token to sample from (lesson 3). A
     chunk is text, or belongs to one image. Before the first chunk of an image, `look` has to be called.
@@ -25,10 +26,10 @@ class Prefill:
     Args:
         checkpoint_positions: where state is kept.
         passes_checkpoints: a chunk need not end there; see `PromptCache`.
-        reader: reads the images; None if the model has no eyes.
+        reader: reads the images; None if the model reads none.
 
     Raises:
-        ValueError: the prompt has images, and the model has no eyes.
+        ValueError: the prompt has images, and the model reads none.
     """
 
     def __init__(

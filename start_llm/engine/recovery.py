@@ -19,7 +19,8 @@ from start_llm.telemetry.metrics import EngineMetrics
 class Recovery:
     """Discards the caches of the sequences whose step failed, since nobody knows what they hold.
 
-    A lone sequence fails. The sequences of a batch are retried one by one, so that only the faulty one fails.
+    A lone sequence fails. The sequences of a batch are retried one by one, so that only the faulty one fails;
+    of the others, those whose guide is ahead of their tokens, and those that were retried before.
 
     Attributes:
         failures: the requests that have failed.
@@ -45,19 +46,23 @@ class Recovery:
                 discards.callback(self._cache.discard, sequence.seq_cache)
 
     def abandon_everything(self) -> None:
-        """Fail every request, waiting ones too. What they computed is lost."""
+        """Fail every request, waiting ones too. What running ones computed is lost."""
+        for sequence in self._schedule.preempted:
+            sequence.seq_cache.is_paused = False
         self.failures.add(self._schedule.take_all())
         sequences = [*self._running.decoder.abandon(), *self._running.take_prefills()]
+        self._running.note_batched_bytes()
         try:
             self._fail(sequences)
         finally:
             self._abandon_starting()
 
     def abandon_sequences(self, sequences: Sequence[EngineSequence]) -> None:
-        """Fail sequences. The others of a batch are retried if these were taken out of it by half, and
-        everything fails if they cannot be taken out.
+        """Fail sequences, and take them out. The others of a batch are retried if taking these out of it has
+        stopped half-way.
         """
         self._fail(sequences)
+        self._running.take_prefills([sequence.number for sequence in sequences])
         broken = [group for group in self._running.decoder.groups if group.is_broken]
         for group in broken:
             others = [member for member in self._running.decoder.drop(group) if member not in sequences]
@@ -65,11 +70,14 @@ class Recovery:
         if not broken:
             for sequence in sequences:
                 self._running.decoder.remove(sequence)
+        self._running.note_batched_bytes()
 
-    def abandon_joining(self) -> None:
+    def retry_joining(self) -> None:
+        """Retry the sequences that failed to join a batch, and those of that batch, each alone."""
         self._retry_alone(self._running.decoder.drop_joining())
 
-    def abandon_group(self, group: BatchGroup) -> None:
+    def retry_group(self, group: BatchGroup) -> None:
+        """Retry the sequences of a batch whose step failed, each alone."""
         self._retry_alone(self._running.decoder.drop(group))
 
     def retry_decoding(self) -> None:
@@ -84,6 +92,7 @@ class Recovery:
         alone, unless it is innocent.
         """
         self._fail(sequences)
+        self._running.note_batched_bytes()
         for sequence in sequences:
             is_suspect = sequence.excluded_from_batches or (len(sequences) == 1 and not are_innocent)
             if sequence.can_resume and not is_suspect:
@@ -101,6 +110,7 @@ class Recovery:
             running.starting_cache = None
 
     def abandon_prefill(self, part: PrefillPart) -> None:
+        """Fail the prompt of a part. Prompts that shared a pass are retried, each alone."""
         match part:
             case StartRequest():
                 self._abandon_starting()

@@ -13,7 +13,7 @@ from start_llm.engine.sequence import EngineSequence
 
 @owned_by(ENGINE)
 class RunningSequences:
-    """What the planner reads and the executor changes.
+    """What the planner reads, and the executor and `engine.recovery` change.
 
     Attributes:
         starting: a request that is taken from the schedule, and not prefilled yet.
@@ -23,6 +23,7 @@ class RunningSequences:
     """
 
     def __init__(self, resources: EngineResources) -> None:
+        self._cache = resources.cache
         self.starting: Generation | None = None
         self.starting_cache: SequenceCache | None = None
         self.prefills: list[Prefill] = []
@@ -32,12 +33,16 @@ class RunningSequences:
     def sequences(self) -> list[EngineSequence]:
         return [*(prefill.sequence for prefill in self.prefills), *self.decoder.sequences]
 
+    def note_batched_bytes(self) -> None:
+        """Tell the prompt cache how much memory merged caches take, which it does not see otherwise."""
+        self._cache.batched_bytes = self.decoder.batched_bytes
+
     def numbered(self, number: int | None) -> EngineSequence | None:
         """Return the sequence of a request, if it runs."""
         return next((sequence for sequence in self.sequences if sequence.number == number), None)
 
     def prefill_of(self, number: int) -> Prefill:
-        """Return the prompt of a request.
+        """Return how far the prompt of a request is computed.
 
         Raises:
             ValueError: it is not being prefilled.

@@ -7,8 +7,8 @@ session are due one after the other, so many at once from one session do not hol
 A background request, for which nobody waits, makes way for all others: its prompt is read while no other one
 waits or is read, its prefill is preempted between two chunks, and its reply pauses meanwhile. So does a
 prewarm, after which nothing is generated; it does not start beside replies either. After
-`BACKGROUND_PATIENCE_S` either is a request like any other. Idle work, which nobody asked for, makes way for
-ever, and is given up for whatever arrives.
+`BACKGROUND_PATIENCE_S` either is a request like any other. Idle work, which nobody asked for, always
+makes way, and is given up for whatever arrives.
 """
 
 import itertools

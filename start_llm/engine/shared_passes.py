@@ -1,6 +1,6 @@
 """Decide which prompts are prefilled in one forward pass: short ones that have nothing in common.
 
-What two prompts share is computed for one and restored for the other, so that one waits for the other.
+What two prompts share is computed for one and restored for the other, so one waits for the other.
 """
 
 from collections.abc import Sequence

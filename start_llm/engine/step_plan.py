@@ -20,7 +20,7 @@ class EndRequest:
 
     Attributes:
         number: of the request, in the order in which the engine received them.
-        is_given_up: it was cancelled before its reply was complete.
+        is_given_up: it ran, and was cancelled before its reply was complete.
         is_cut: it has run for as long as it may; its reply ends here.
     """
 
@@ -46,8 +46,8 @@ class StartRequest:
     """A waiting request starts, or goes on after it was preempted.
 
     Attributes:
-        restored: tokens of its prompt, and of its reply so far, that the cache gives.
-        due: see `engine.schedule`; of a request that goes on it is the one that it had.
+        restored: the most tokens of its prompt, and of its reply so far, that the cache gives.
+        due: see `engine.schedule`. A request that goes on keeps its own.
         disk_tokens, disk_s: what the disk has given of it, and the seconds that it waited for that.
         uses_earlier: its drafts may come from earlier conversations of its tenant, and what is new in it is
             added to them.
@@ -141,7 +141,7 @@ class PlanClock:
 
     @contextmanager
     def stopped(self, at: float) -> Generator[None]:
-        """Let it be `at` in the block."""
+        """Let it be `at` in the block. Blocks do not nest."""
         self._at = at
         try:
             yield

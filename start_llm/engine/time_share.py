@@ -13,10 +13,7 @@ from start_llm.telemetry.metrics import EngineMetrics
 
 @owned_by(ENGINE)
 class EngineTime:
-    """Measures prefill and decode steps, and decides from that when to prefill and how much.
-
-    Owned by the engine thread.
-    """
+    """Measures prefill and decode steps, and decides from that when to prefill and how much."""
 
     def __init__(self, resources: EngineResources, metrics: EngineMetrics) -> None:
         self._chunk_s = resources.time_limits.chunk_s
@@ -58,7 +55,7 @@ class EngineTime:
 
         Args:
             is_shared: several short prompts share the pass. Then replies are owed nothing but the step that
-                follows: prompts are no more than places, and the more of them decode, the more it gives.
+                follows: there are never more prompts than places, and it gives a token to all that decode.
         """
         began = self._clock()
         yield
@@ -97,7 +94,7 @@ class EngineTime:
     def compute_chunk(self, prefill: Prefill, tokens: int) -> int:
         """Compute the next chunk of a prompt, record its time and return its length.
 
-        The time of a chunk of an image is not recorded, because it would tell wrong of text.
+        The time of a chunk of an image is not recorded: it would distort the estimate for text.
         """
         before, began, is_text = prefill.done, self._clock(), prefill.image is None
         computed = prefill.step(tokens)
@@ -109,7 +106,7 @@ class EngineTime:
     def compute_chunks(self, prefills: Sequence[Prefill]) -> list[int]:
         """Compute the next chunks of several prompts in one pass, and return their lengths, in tokens.
 
-        Their time is not recorded: it would tell wrong of one long chunk.
+        Their time is not recorded: it would distort the estimate for one long chunk.
         """
         computed = prefills[0].step_with(prefills[1:])
         self._metrics.prefilled_tokens += sum(computed)

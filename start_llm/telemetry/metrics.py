@@ -74,7 +74,7 @@ class EngineMetrics:
         preemptions: preempted replies, to be continued later.
         tower_runs, tower_s: images that the vision tower has seen, and the seconds that this took.
         image_bytes: memory of the images that are kept as the tower has seen them.
-        step_began: on the clock of `time.monotonic`; None while the engine is idle.
+        step_began: on the clock of `time.monotonic`; None while no step runs.
         stalls: the last 500 pauses of running replies between two steps, in seconds, of which others take a
             copy; `worst_stall` of all.
         stepped_at: seconds since 1970 of the last of them.

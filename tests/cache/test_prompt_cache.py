@@ -629,25 +629,28 @@ def test_a_state_that_is_taken_back_is_that_of_the_tokens_before_the_edit(place)
     desk.end(opened, ids)
 
 
-def test_within_a_block_nothing_is_evicted_and_at_its_end_all_that_is_too_much():
+def test_within_a_block_nothing_is_evicted_and_behind_it_all_that_is_too_much():
     desk = Desk(budget=400)
     opened = [desk.begin((number, *PROMPT)) for number in range(90, 96)]
-    with desk.cache.shrinking_once():
+    with desk.cache.shrinking_later():
         for sequence in opened:
             tokens = sequence.seq_cache.tokens
             desk.cache.close(sequence.seq_cache, sequence.seq_cache.caches, list(tokens))
-        assert desk.metrics.evictions == 0
-        assert desk.store.usage.nbytes > 400
+        desk.cache.shrink()
+    assert desk.metrics.evictions == 0
+    assert desk.store.usage.nbytes > 400
+    desk.cache.shrink()
     assert desk.metrics.evictions > 0
     assert desk.store.usage.nbytes <= 400
     check_cache(desk.cache)
 
 
-def test_what_a_block_has_computed_is_evicted_where_needed_though_it_fails():
+def test_after_a_block_that_failed_what_is_too_much_can_be_evicted():
     desk = Desk(budget=400)
     opened = [desk.begin((number, *PROMPT)) for number in range(90, 96)]
-    with pytest.raises(OutOfMemory), desk.cache.shrinking_once():
+    with pytest.raises(OutOfMemory), desk.cache.shrinking_later():
         for sequence in opened:
             desk.cache.close(sequence.seq_cache, sequence.seq_cache.caches, list(sequence.seq_cache.tokens))
         raise OutOfMemory
+    desk.cache.shrink()
     assert desk.store.usage.nbytes <= 400

@@ -21,6 +21,8 @@ from unittest.mock import patch
 from start_llm.cache.layers import Layers
 from start_llm.core.events import Failed
 from start_llm.engine.cost import measure_sequence
+from start_llm.engine.draft_index import INDEX_TOKEN_BYTES
+from start_llm.engine.earlier_texts import EARLIER_BYTES
 from start_llm.engine.start_measurements import measure_work
 from start_llm.models.footprint import weights_bytes
 from start_llm.models.loader import LoadedModel, load
@@ -127,7 +129,7 @@ def play(
         patch("tempfile.tempdir", str(scratch)),
     ):
         before = Held.now()
-        settings = _COMMON | _LIMITS | trouble.settings | _memory(model, trouble)
+        settings = _COMMON | _LIMITS | trouble.settings | memory_for(model, trouble)
         settings |= {"log_root": str(scratch.parent)}
         if crowd.kill_s:
             settings |= {"proxy_is_on": True, "proxy_port": _free_port()}
@@ -143,11 +145,11 @@ def play(
     return outcome
 
 
-def _memory(model: LoadedModel, trouble: Trouble) -> dict[str, int]:
+def memory_for(model: LoadedModel, trouble: Trouble) -> dict[str, int]:
     if trouble.room_tokens is None:
         return {}
     layers = Layers(model.network)
-    kept = weights_bytes(model)
+    kept = weights_bytes(model) + EARLIER_BYTES + INDEX_TOKEN_BYTES * trouble.room_tokens
     kept += measure_sequence(model.network, layers.fresh()).bytes_of(trouble.room_tokens)
     work = measure_work(model.network, layers).cost
     memory = 0

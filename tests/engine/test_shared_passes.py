@@ -322,3 +322,24 @@ def test_prompts_of_a_network_that_reads_padding_are_computed_one_by_one(heeds_l
 @pytest.mark.sample(6)
 def test_families_that_heed_lengths_pass_the_trial(network):
     assert check_batching(network, Layers(network).fresh, 8).prefills
+
+
+def test_an_eviction_that_fails_behind_a_shared_pass_fails_no_prompt(network, monkeypatch):
+    engine = sharing(network, lambda _: None)
+    running, asked = engine.loop.executor.running, prompts(9)
+    shrink, is_over = engine.cache._evictor.shrink, list[bool]()
+
+    def failing(*coming: int, **options: Any) -> None:
+        if len(running.prefills) > 1 and not (coming or is_over):
+            is_over.append(True)
+            raise Breakdown("broken on purpose")
+        shrink(*coming, **options)
+
+    monkeypatch.setattr(engine.cache._evictor, "shrink", failing)
+    replies = burst(engine, asked)
+    engine.step_until(lambda: running.sequences)
+    sequences = running.sequences
+    engine.finish(*replies)
+    assert engine.metrics.failures == len(is_over)
+    assert not any(sequence.excluded_from_batches for sequence in sequences)
+    assert_as_alone(network, asked, replies)
