@@ -122,7 +122,7 @@ class WrittenReply:
         tokens = array("I", (*self._beginning, *written))
         is_ours = begins_as_drawn and not conversation.transient
         transcripts.store.add(
-            PrefixNode(key, len(conversation.messages), len(tokens)),
+            PrefixNode(key, len(conversation.messages), len(tokens), conversation.tenant),
             tokens,
             (*self._bound.details, MessageDetails(canonical.omitted, reasoning, is_ours)),
             parent=parent,

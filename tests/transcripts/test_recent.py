@@ -104,7 +104,7 @@ def test_nobody_is_compared_with_what_says_something_else_beside_the_same_words(
 
 
 def test_who_sends_another_reply_is_not_who_received_this_one():
-    """Two conversations without a name may begin alike; what the one was answered is not shown to the other."""
+    """Two conversations without a name may begin alike; neither is shown what the other was answered."""
     theirs = computed("be brief", "hello", reply="a secret")
     recent = kept(theirs)
     assert recent.nearest(conversation("be brief", "hello", "hi", "go on"), None) is None
