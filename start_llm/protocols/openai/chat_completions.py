@@ -56,7 +56,6 @@ from start_llm.protocols.receipts import wants_receipt
 from start_llm.protocols.sessions import conversation_id, lineage, session_id
 from start_llm.protocols.urgency import service_tier
 
-
 _INSTEAD = {
     "functions": "tools",
     "function_call": "tool_choice",
