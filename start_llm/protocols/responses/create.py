@@ -135,21 +135,28 @@ def refusal(error: RequestError) -> dict[str, Json]:
     return openai_error(error.message, kind=error.kind, param=param, code=error.code)
 
 
-def refused_stream(error: RequestError) -> SSEFrame:
-    """Encode an error of a stream that began before its request could be read: a response that failed."""
+def refused_stream(error: RequestError) -> list[SSEFrame]:
+    """Encode an error of a stream that began before its request could be read: a response that failed.
+
+    OpenAI's clients expect `response.created` in front of every other event.
+    """
     code = error.code or ("server_error" if error.status >= 500 else "invalid_prompt")
-    response: Json = {
+    response: dict[str, Json] = {
         "id": new_id("resp_"),
         "object": "response",
         "created_at": int(time.time()),
-        "status": "failed",
-        "error": {"code": code, "message": error.message},
+        "status": "in_progress",
+        "error": None,
         "incomplete_details": None,
         "output": [],
         "usage": None,
     }
-    kind = "response.failed"
-    return SSEFrame({"type": kind, "sequence_number": 0, "response": response}, event=kind)
+    failed: Json = {**response, "status": "failed", "error": {"code": code, "message": error.message}}
+    events: list[tuple[str, Json]] = [("response.created", response), ("response.failed", failed)]
+    return [
+        SSEFrame({"type": kind, "sequence_number": number, "response": shown}, event=kind)
+        for number, (kind, shown) in enumerate(events)
+    ]
 
 
 def input_token_count_body(tokens: int) -> dict[str, Json]:
