@@ -354,4 +354,5 @@ def _facts(prepared: PreparedRequest, origin: RequestOrigin, turn: Turn, *, imag
         bound_tokens=prefix_match.tokens,
         replaced_tokens=prefix_match.replaced_tokens,
         binding_refusal=prefix_match.refusal,
+        is_prewarm=request.options.is_prewarm,
     )
