@@ -25,7 +25,7 @@ class ComputedRequest:
     Attributes:
         ids: tokens of the prompt and the reply.
         boundaries: ends of messages in the prompt.
-        reasoning_texts: for each message the digest of the reasoning in its tokens, the reply last.
+        reasoning_digests: digest of the reasoning in the tokens of each message, the reply last.
         note_tokens: for each message the number of tokens of its notes.
         reply: the forms in which clients may send the reply back; empty if there is none.
         claims: evidence of who received the reply.
@@ -34,7 +34,7 @@ class ComputedRequest:
     conversation: Conversation
     ids: array[int]
     boundaries: Sequence[Boundary]
-    reasoning_texts: Sequence[bytes | None]
+    reasoning_digests: Sequence[bytes | None]
     note_tokens: Sequence[int]
     reply: Sequence[CanonicalMessage] = ()
     claims: Claims | None = None
@@ -77,7 +77,7 @@ class ComputedRequest:
         """Return whether this reply is what a conversation has after these messages, if it has anything."""
         following = conversation.messages[len(self.conversation.messages) :][:1]
         return not self.reply or all(
-            message.canonical in self.reply and message.echoed in (None, *self.reasoning_texts[-1:])
+            message.canonical in self.reply and message.echoed in (None, *self.reasoning_digests[-1:])
             for message in following
         )
 

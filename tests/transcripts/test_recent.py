@@ -23,7 +23,7 @@ def computed(
         conversation=conversation(*texts, **more),
         ids=array("I", range(tokens)),
         boundaries=(),
-        reasoning_texts=(),
+        reasoning_digests=(),
         note_tokens=(),
         reply=(CanonicalMessage(reply.encode()),) if reply else (),
         claims=claims,
@@ -97,7 +97,7 @@ def test_nobody_is_compared_with_what_says_something_else_beside_the_same_words(
     theirs = conversation_of(CanonicalMessage(b"be brief", (status,)))
     recent = kept(
         ComputedRequest(
-            conversation=theirs, ids=array("I"), boundaries=(), reasoning_texts=(), note_tokens=()
+            conversation=theirs, ids=array("I"), boundaries=(), reasoning_digests=(), note_tokens=()
         )
     )
     assert recent.nearest(conversation("be brief"), None) is None
@@ -113,7 +113,7 @@ def test_who_sends_another_reply_is_not_who_received_this_one():
 
 
 def test_who_thought_otherwise_did_not_receive_this_reply():
-    theirs = replace(computed("hello", reply="hi"), reasoning_texts=(None, b"a secret"))
+    theirs = replace(computed("hello", reply="hi"), reasoning_digests=(None, b"a secret"))
     recent = kept(theirs)
 
     def sent(reasoning: bytes | None) -> Conversation:
