@@ -65,8 +65,16 @@ class FakeEngine:
         return Restored(0, stored=(length - 600 if length > 1000 else length - 60) * (request.salt == b"us"))
 
 
+class SharedDisk(FakeEngine):
+    """The disk has all of our conversations, and of them what others begin with too."""
+
+    def peek(self, request: EngineRequest) -> Restored:
+        length = len(request.prompt)
+        return Restored(0, stored=length - 60 if request.salt == b"us" else min(length, 300))
+
+
 type Talk = tuple[str, int, int]
-"""A conversation: the name of its session, the index of its last message, its tokens."""
+"""A conversation of ours: the name of its session, the index of its last message, its tokens."""
 
 
 def of(number: int, length: int = LENGTH) -> Beginning:
@@ -87,7 +95,7 @@ def reading(
     recorded = transcripts(lambda _: b"", lambda _: (), beginnings=beginnings)
     for name, depth, length in talks:
         ids = array("I", range(length))
-        place = PrefixNode(CanonicalKey(name.encode()), depth, length)
+        place = PrefixNode(CanonicalKey(name.encode()), depth, length, b"us")
         details = [MessageDetails(())] * (depth + 1)
         recorded.store.add(place, ids, details, claims=Claims(), session=name)
     requests: Any = SimpleNamespace(model=SimpleNamespace(context_window=window))
@@ -177,15 +185,33 @@ def test_what_does_not_fit_the_window_is_not_read_and_no_more_than_four_are():
 def test_conversations_that_came_back_are_read_those_with_most_messages_first():
     """Of a long one only what the disk is known to have; none that was asked once, or fills the window."""
     talks = [("once", 2, 500), ("twice", 4, 500), ("often", 20, 1500), ("longer", 30, 3000)]
-    other = Beginning(b"them", "pi", array("I", range(100)))
-    with reading(other, of(0, 10), talks=talks, window=2500) as reader:
-        reader.ahead._tenants[b"us"] = None
+    with reading(of(5000, 100), talks=talks, window=2500) as reader:
         wait_for_works(reader, 3)
         reader.ahead.note_restored((b"us", "twice"), range(500), 499)
     _, often, twice = reader.engine.submitted
     assert (len(often.prompt), often.salt, often.is_idle_work) == (1501 - 600 + 1, b"us", True)
     assert (len(twice.prompt), twice.salt) == (501, b"us")
     assert reader.metrics.used_tokens == 499
+
+
+def test_a_conversation_is_read_for_the_tenant_whose_it_is():
+    """Theirs begin as ours do, and were used later."""
+    theirs = Beginning(b"them", "pi", array("I", range(300)))
+    with reading(of(5000, 100), theirs, talks=[("ours", 4, 500)], engine=SharedDisk()) as reader:
+        wait_for_works(reader, 3)
+    assert [(work.salt, len(work.prompt)) for work in reader.engine.submitted] == [
+        (b"them", 300),
+        (b"us", 100),
+        (b"us", 501),
+    ]
+
+
+def test_a_conversation_of_a_tenant_who_never_began_with_the_plain_model_is_not_read():
+    """Its pages may be of an adapter, whose tenants are others."""
+    theirs = Beginning(b"them", "pi", array("I", range(300)))
+    with reading(theirs, talks=[("ours", 4, 500)], engine=SharedDisk()) as reader:
+        wait_for_works(reader, 1)
+    assert [work.salt for work in reader.engine.submitted] == [b"them"]
 
 
 def test_what_has_no_room_in_the_cache_is_passed_over(monkeypatch: pytest.MonkeyPatch):

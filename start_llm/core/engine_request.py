@@ -76,7 +76,7 @@ class EngineRequest:
         kept: beginnings of the prompt that stay in the cache at least so long, where there is room.
         repeated_tokens: prompt tokens of messages that were computed before, as these tokens or as others.
         salt: separates what different callers computed.
-        session: requests of one session are served one after the other; empty: it belongs to none.
+        session: prompts of one session are due one after the other (`engine.schedule`); empty: it has none.
         is_background: nobody waits for it, so it gives way to others (`engine.schedule`).
         top_logprobs: None or 0..20.
         reasoning: None for unlimited reasoning.

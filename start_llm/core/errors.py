@@ -9,7 +9,7 @@ StartLLMError
 │   ├── LaunchError              a client cannot be started
 │   ├── RanksApart               processes of one model do not find each other: status 75
 │   └── CommandError             a command cannot do what it is asked for
-├── RequestError                 refused before the status line, with a body in the protocol's form
+├── RequestError                 refused: a body in the protocol's form, or an event of a begun stream
 │   ├── InvalidRequest           400
 │   │   ├── InvalidImage         400
 │   │   └── ContextOverflow      400
@@ -97,7 +97,9 @@ class CommandError(StartupError):
 
 
 class RequestError(StartLLMError):
-    """A request that is refused before the status line is written.
+    """A request that is refused.
+
+    It is before the status line is written, unless its stream has begun while its model was loaded (ADR 16).
 
     Attributes:
         status: HTTP status code.

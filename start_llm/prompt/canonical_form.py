@@ -1,8 +1,8 @@
 """Makes the canonical form of messages, in which conversations are compared.
 
-Clients change what they send again: ids, white space, the spelling of arguments, their own headers. Each row
-of `RULES` is one such change, with the client that makes it. The result names a conversation and is never
-shown to a model. Only `for_the_model` also removes text from the prompt.
+Clients change what they send again: ids, the spelling of arguments, white space, texts of their own. It has
+no ids, arguments in one spelling, and of the texts nothing that a row of `RULES` (`prompt.drift`) leaves out.
+It is compared, and never shown to a model. Only `for_the_model` also removes text from the prompt.
 """
 
 import json

@@ -20,6 +20,24 @@ def is_at_end(place: KeptPlace, message: Message) -> bool:
     return place.characters < 0 or is_behind_text
 
 
+def places_in_order(sent: Sequence[Message], ordered: Sequence[Message], at: int) -> list[int]:
+    """Return the indices in the template's order of a message, last, and of the results sent in front of it.
+
+    Neighbouring results are shown in the order of their calls; every other message stays where it is.
+
+    Args:
+        ordered: the messages in the template's order. Transient ones at the end are not among them.
+    """
+    first = at
+    while first > 0 and sent[first - 1].role == sent[at].role == "tool":
+        first -= 1
+    places: list[int] = []
+    for message in sent[first : at + 1]:
+        free = (place for place in range(first, len(ordered)) if place not in places)
+        places.append(next((place for place in free if ordered[place].content == message.content), at))
+    return places
+
+
 def beginning_of(place: KeptPlace, asked: str, shown: str) -> str | None:
     """Return what is in front of a place inside a message.
 

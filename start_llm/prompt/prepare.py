@@ -18,7 +18,13 @@ from start_llm.prompt.client_marks import ClientMarks
 from start_llm.prompt.conversation_reader import ConversationReader, RestoreReasoning
 from start_llm.prompt.image_runs import ImageEncoder, ImageExpander
 from start_llm.prompt.inline_reasoning import split_inline_reasoning
-from start_llm.prompt.kept_places import beginning_of, is_at_end, marked_places, offset_in_text
+from start_llm.prompt.kept_places import (
+    beginning_of,
+    is_at_end,
+    marked_places,
+    offset_in_text,
+    places_in_order,
+)
 from start_llm.prompt.pieces import Encoded, PieceEncoder
 from start_llm.prompt.prompt_writer import PromptSource, PromptWriter, WrittenPrompt
 from start_llm.prompt.render import RenderedText
@@ -108,7 +114,7 @@ class Preparer:
         prompt = self._tokenised(native, written)
         prompt = replace(
             prompt,
-            kept=self._kept_prefixes(request, shown, written.text, prompt),
+            kept=self._kept_prefixes(request, native, shown, written.text, prompt),
             conversation=asked.with_shown(self._digests(shown, written)) if is_bound else None,
             has_transient=bool(read.transient),
             omitted_chars=sum(message.omitted_chars for message in asked.canonical),
@@ -151,12 +157,18 @@ class Preparer:
         )
 
     def _kept_prefixes(
-        self, request: ChatRequest, shown: Sequence[Message], text: RenderedText, prompt: Prompt
+        self,
+        request: ChatRequest,
+        native: ChatRequest,
+        shown: Sequence[Message],
+        text: RenderedText,
+        prompt: Prompt,
     ) -> tuple[KeptPrefix, ...]:
         """Return the beginnings of a prompt that its client asks to keep.
 
         Args:
-            shown: the request's messages as the template got them.
+            native: the request with its messages in the template's order.
+            shown: these messages as the template got them.
             prompt: what the text gives.
         """
         ends = {boundary.message: boundary.tokens for boundary in prompt.boundaries}
@@ -164,10 +176,13 @@ class Preparer:
 
         def tokens_before(message: int, place: KeptPlace) -> int:
             asked = request.messages[message]
-            if message not in ends or is_at_end(place, asked):
-                return ends.get(message, 0)
-            content = shown[message].content
-            written = text.whole[: text.end_of(message) or 0]
+            *before, own = places_in_order(request.messages, native.messages, message)
+            if is_at_end(place, asked):
+                return ends.get(max([own, *before]), 0)
+            if own not in ends:
+                return 0
+            content = shown[own].content
+            written = text.whole[: text.end_of(own) or 0]
             beginning = beginning_of(place, asked.content, content)
             hidden = self._client_marks.hidden
             offset = beginning and offset_in_text(hidden(beginning), hidden(content), written)

@@ -1,6 +1,6 @@
 """How replies to groups of paths are written, above all errors. The server and the proxy read this table."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from start_llm.access.key_limits import TokensLeft
@@ -19,25 +19,26 @@ class Dialect:
     Attributes:
         id_header: name of the header with the request's id.
         refusal: returns the body of an error, for a request with this id.
-        stream_refusal: returns the event of an error in a stream that has begun.
+        stream_refusal: returns the events of a stream that had begun before its request was refused. The last
+            one has the error, and can end any stream.
         limit_headers: returns the headers that tell what is left of a key's tokens.
     """
 
     id_header: str
     refusal: Callable[[RequestError, str], Mapping[str, Json]]
-    stream_refusal: Callable[[RequestError, str], SSEFrame]
+    stream_refusal: Callable[[RequestError, str], Sequence[SSEFrame]]
     limit_headers: Callable[[TokensLeft], Mapping[str, str]] = TokensLeft.openai_headers
 
 
 OPENAI = Dialect(
     "x-request-id",
     refusal=lambda error, _: openai_refusal(error),
-    stream_refusal=lambda error, _: SSEFrame(openai_refusal(error)),
+    stream_refusal=lambda error, _: [SSEFrame(openai_refusal(error))],
 )
 _ANTHROPIC = Dialect(
     "request-id",
     refusal=anthropic_refusal,
-    stream_refusal=lambda error, name: SSEFrame(anthropic_refusal(error, name), event="error"),
+    stream_refusal=lambda error, name: [SSEFrame(anthropic_refusal(error, name), event="error")],
     limit_headers=TokensLeft.anthropic_headers,
 )
 _OF_RESPONSES = Dialect(

@@ -26,11 +26,13 @@ class StoredResponse:
 
     Attributes:
         input: all items before the output, including those of earlier responses.
+        made_ids: ids of those that this server has made: of earlier outputs, and of items without one.
         instructions: the instructions in force, if any.
         body: the body sent to the client, with its output.
     """
 
     input: Sequence[Mapping[str, Json]]
+    made_ids: Sequence[str] = ()
     instructions: str | None
     body: Mapping[str, Json]
 
@@ -43,6 +45,13 @@ class StoredResponse:
     def items(self) -> list[Mapping[str, Json]]:
         """The conversation so far."""
         return [*self.input, *self.output]
+
+    @property
+    def made_items(self) -> dict[str, Mapping[str, Json]]:
+        """Its items by the ids that this server has made. Two clients may give one id to two items."""
+        made = {*self.made_ids}
+        of_input = [item for item in reversed(self.input) if str(item.get("id")) in made]
+        return {str(item.get("id")): item for item in (*of_input, *self.output)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +131,7 @@ class ResponseStore:
                 self._drop((tenant, name))
 
     def item(self, tenant: bytes, name: str, *, param: str) -> Mapping[str, Json]:
-        """Return an item of any response, by its id.
+        """Return an item of any response, by the id that this server has made for it.
 
         Raises:
             NotFound: see `get`.
@@ -131,9 +140,8 @@ class ResponseStore:
             self._forget_old()
             own = [entry.kept for (owner, _), entry in self._entries.items() if owner == tenant]
         for kept in reversed(own):
-            for item in reversed(kept.items):
-                if item.get("id") == name:
-                    return item
+            if item := kept.made_items.get(name):
+                return item
         raise NotFound(f"There is no item {name!r} on this server, or no more.", param=param)
 
     def counts(self) -> dict[str, Json]:
@@ -168,10 +176,11 @@ def _row_key(key: tuple[bytes, str]) -> bytes:
 
 
 def _encode(kept: StoredResponse) -> bytes:
-    return encoded_in_steps((kept.input, kept.instructions, kept.body))
+    return encoded_in_steps((kept.input, kept.made_ids, kept.instructions, kept.body))
 
 
 def _decode(row: DatabaseRow) -> tuple[tuple[bytes, str], StoredResponse]:
     tenant, name = decode_json(row.key)
-    inputs, instructions, body = decode_json(row.value)
-    return (bytes.fromhex(tenant), name), StoredResponse(input=inputs, instructions=instructions, body=body)
+    inputs, made_ids, instructions, body = decode_json(row.value)
+    response = StoredResponse(input=inputs, made_ids=tuple(made_ids), instructions=instructions, body=body)
+    return (bytes.fromhex(tenant), name), response

@@ -120,4 +120,4 @@ async def _send_on(answer: aiohttp.ClientResponse, route: Route, send: Send) -> 
 
 def _cut_event(route: Route) -> bytes:
     """Return the event that tells of a cut, in the form of the endpoint's protocol."""
-    return dialect(route.path).stream_refusal(InternalError(_CUT), new_id("req_")).encoded()
+    return dialect(route.path).stream_refusal(InternalError(_CUT), new_id("req_"))[-1].encoded()

@@ -353,7 +353,7 @@ class Handler(HttpConnection):
     def _send_error_body(self, error: RequestError) -> None:
         if self._stream_begun:
             # The status went out while the model was being loaded; only then could the request be checked.
-            self._stream_begun.send([self._dialect.stream_refusal(error, self._request_id)])
+            self._stream_begun.send(self._dialect.stream_refusal(error, self._request_id))
             self._stream_begun.end()
         else:
             self._send_json(error.status, self._dialect.refusal(error, self._request_id), error.headers)

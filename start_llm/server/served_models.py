@@ -122,7 +122,7 @@ class ServedModels(Protocol):
         """Return the model of this name, loaded, for the time of a request; for an unknown name the default.
 
         Clients send names of their own (`gpt-5`, `claude-haiku`), so an unknown name is no error unless
-        STRICT_MODEL_NAMES says so. It loads a model only if none is loaded: the one that was used last.
+        STRICT_MODEL_NAMES says so. For one, a model is loaded only if none is: the one that was used last.
 
         Args:
             patience_s: seconds to wait for the model.

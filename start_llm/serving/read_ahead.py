@@ -150,7 +150,7 @@ class ReadAhead:
         self._beginnings = deque(transcripts.beginnings.latest()[:_MOST_BEGINNINGS])
         returning = transcripts.store.returning(_MOST_RETURNING, _RETURNING_WITHIN_S)
         self._returning = deque(variant for variant in returning if variant.depth >= _LEAST_DEPTH)
-        self._tenants = {beginning.tenant: None for beginning in transcripts.beginnings.latest()}
+        self._tenants = {beginning.tenant for beginning in transcripts.beginnings.latest()}
         self._read_for: dict[bytes, list[_Work]] = {}
         self._judged: deque[tuple[int, int]] = deque(maxlen=_JUDGED)
         self._passed_over = 0
@@ -340,15 +340,15 @@ class ReadAhead:
         ids = (*end.tokens(), _ANY_TOKEN)
         if len(ids) >= self._requests.model.context_window or max(ids) >= FIRST_IMAGE_TOKEN:
             return
-        for tenant in self._tenants:
-            whole = EngineRequest(prompt=ModelTokens(ids), max_tokens=0, sampling=Sampling(), salt=tenant)
-            known = self._engine.peek(whole).stored
-            if known >= len(ids) // 2:  # it is the tenant's under whose salt the pages are
-                is_nearly_whole = len(ids) - known <= _MOST_UNKNOWN
-                prompt = ModelTokens(ids if is_nearly_whole else ids[: known + 1])
-                work = self._follow(replace(whole, prompt=prompt, is_idle_work=True))
-                self._expect((tenant, end.session), work)
-                return
+        if end.tenant not in self._tenants:  # those of adapters have no beginnings, and need their adapter
+            return
+        whole = EngineRequest(prompt=ModelTokens(ids), max_tokens=0, sampling=Sampling(), salt=end.tenant)
+        known = self._engine.peek(whole).stored
+        if known >= len(ids) // 2:
+            is_nearly_whole = len(ids) - known <= _MOST_UNKNOWN
+            prompt = ModelTokens(ids if is_nearly_whole else ids[: known + 1])
+            work = self._follow(replace(whole, prompt=prompt, is_idle_work=True))
+            self._expect((end.tenant, end.session), work)
 
     def _follow(self, request: EngineRequest) -> _Work | None:
         """Submit a request, and return what of it was read until it ended or was given up, if anything."""

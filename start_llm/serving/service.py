@@ -127,6 +127,7 @@ class Service:
         Raises:
             RequestError: The request cannot be served. Transcripts and cache are unchanged.
             ClientGone: The client has left. The same holds.
+            EngineDied: The engine does not answer.
         """
         arrived = time.perf_counter()
         if isinstance(request, TextRequest) and isinstance(request.prompt, tuple):
@@ -287,7 +288,7 @@ class Service:
             kept=tuple(place for place in turn.kept if place.tokens),
             repeated_tokens=turn.repeated_tokens,
             salt=request.tenant,
-            # The turn that it prepares must not wait for it, as requests of one session wait for each other.
+            # The turn that it prepares must not be due later for it, as prompts of one session are.
             session="" if prepared.request.options.is_prewarm else prepared.session,
             is_background=request.is_background,
             sampling=self._sampling(prepared),
@@ -354,4 +355,5 @@ def _facts(prepared: PreparedRequest, origin: RequestOrigin, turn: Turn, *, imag
         bound_tokens=prefix_match.tokens,
         replaced_tokens=prefix_match.replaced_tokens,
         binding_refusal=prefix_match.refusal,
+        is_prewarm=request.options.is_prewarm,
     )

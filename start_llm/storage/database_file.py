@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from start_llm.storage.private_files import private_file, private_folder
 
-FORMAT = 2
+FORMAT = 3
 """Version of the tables and of the rows in them. Raise it when a store changes what it writes."""
 
 _SCHEMA = """

@@ -132,9 +132,12 @@ class RequestAccount:
         reports, record = self._reports, self._record
         record.note_left()
         self._count_tokens()
-        explanation = record.explanation = self._explain(record.restored) if record.restored else None
-        reports.activity.end(record)
-        reports.terminal.finished(record)
-        reports.observer.note_end(record)
+        explanation = None
+        try:
+            explanation = record.explanation = self._explain(record.restored) if record.restored else None
+        finally:  # whatever fails, it runs no more
+            reports.activity.end(record)
+            reports.terminal.finished(record)
+            reports.observer.note_end(record)
         if reports.trace:
             reports.trace.write(record, explanation or self._explain(Restored(0)), texts)

@@ -25,6 +25,7 @@ class RequestFacts(RequestOrigin):
         name: the end of the session id that the client sent; empty if it sent none.
         adapter: the adapters of the request; None for the base model.
         images: the number of images in its prompt.
+        is_prewarm: its prompt is read, and nothing is generated.
     """
 
     tenant: bytes
@@ -43,11 +44,12 @@ class RequestFacts(RequestOrigin):
     bound_tokens: int = 0
     replaced_tokens: int = 0
     binding_refusal: str | None = None
+    is_prewarm: bool = False
 
     @property
     def has_turns(self) -> bool:
         """It is a turn of a conversation."""
-        return self.session_source != "none"
+        return self.session_source != "none" and not self.is_prewarm
 
     @property
     def endpoint_name(self) -> str:

@@ -278,7 +278,12 @@ def record_prompt(store: TranscriptStore, conversation: Conversation, bound: Bou
         if last is not None and boundary.tokens <= last.length:
             continue  # it is recorded already; behind a note the last message of the prefix is not
         last = store.add(
-            PrefixNode(conversation.messages[boundary.message].key, boundary.message, boundary.tokens),
+            PrefixNode(
+                conversation.messages[boundary.message].key,
+                boundary.message,
+                boundary.tokens,
+                conversation.tenant,
+            ),
             ids,
             bound.details,
             parent=_shorter(last, boundary.message),

@@ -13,6 +13,11 @@ _MAX_BEGINNINGS = 32_000
 _NOTHING_PROVEN = -1
 _OF_SEVERAL = b""
 """In the database, a beginning of several conversations."""
+_ANY = CanonicalKey(b"")
+"""In place of the beginnings of several conversations under a name: whatever begins so, it proves nothing."""
+
+type _Beginning = tuple[str, CanonicalKey]
+"""A name, and the key of what a conversation begins with."""
 
 
 class _UnprovenPart(NamedTuple):
@@ -64,22 +69,27 @@ class ConversationNames:
 
     A client may give all its conversations the same name. This shows when two conversations of one name have
     equal keys, but differ in what the keys leave out. From then on the name proves nothing for conversations
-    with that beginning.
+    with that beginning. That is never forgotten: where there is no more room for it, the name proves nothing
+    at all; where so many names mean several, none does.
 
     Args:
-        most: number of beginnings that are remembered.
+        most: number of beginnings that are remembered, and of those of several conversations beside them.
         table: keeps them for the next process.
     """
 
     def __init__(self, most: int = _MAX_BEGINNINGS, *, table: DatabaseTable = NO_TABLE) -> None:
         self._most = most
         self._table = table
-        self._begun: dict[tuple[str, CanonicalKey], _UnprovenPart | None] = {}
+        self._begun: dict[_Beginning, _UnprovenPart] = {}
         self._of_several: dict[str, set[CanonicalKey]] = {}
         self._lock = threading.Lock()
-        for _, (beginning, begun) in table.read(_decoded):
-            self._remember(beginning, begun)
-        self._forget_some()
+        for _, ((name, key), begun) in table.read(_decoded):
+            if begun is None:
+                self._of_several.setdefault(name, set()).add(key)
+            else:
+                self._begun[name, key] = begun
+        self._forget_beginnings()
+        self._merge_marks()
 
     def note(self, conversation: Conversation, proven: int) -> None:
         """Note an answered conversation whose messages up to index `proven` are proven to be its own."""
@@ -88,28 +98,42 @@ class ConversationNames:
         beginning = conversation.name, conversation.messages[-1].key
         begun = _UnprovenPart.of(conversation, proven)
         with self._lock:
+            if self._is_of_several(*beginning):
+                return
             known = self._begun.pop(beginning, begun)
-            kept = known if known and known.is_one_with(begun) else None
-            self._remember(beginning, kept)
-            self._table.put(_row_key(beginning), kept.encode() if kept else _OF_SEVERAL)
-            self._forget_some()
+            if known.is_one_with(begun):
+                self._begun[beginning] = known
+                self._table.put(_row_key(beginning), known.encode())
+                self._forget_beginnings()
+            else:
+                self._mark(beginning)
+                self._merge_marks()
 
-    def _remember(self, beginning: tuple[str, CanonicalKey], begun: _UnprovenPart | None) -> None:
-        self._begun[beginning] = begun
-        if begun is None:
-            self._of_several.setdefault(beginning[0], set()).add(beginning[1])
+    def _is_of_several(self, name: str, *keys: CanonicalKey) -> bool:
+        """Return whether a name is known to mean several conversations that begin with one of these keys."""
+        if len(self._of_several) > self._most:
+            return True
+        return not self._of_several.get(name, frozenset()).isdisjoint((*keys, _ANY))
 
-    def _forget_some(self) -> None:
-        while len(self._begun) > self._most:
-            self._forget(next(iter(self._begun)))
-
-    def _forget(self, beginning: tuple[str, CanonicalKey]) -> None:
+    def _mark(self, beginning: _Beginning) -> None:
+        """Remember that several conversations of one name begin so."""
         name, key = beginning
-        self._table.delete(_row_key(beginning))
-        if self._begun.pop(beginning) is None:
-            self._of_several[name].remove(key)
-            if not self._of_several[name]:
-                del self._of_several[name]
+        self._of_several.setdefault(name, set()).add(key)
+        self._table.put(_row_key(beginning), _OF_SEVERAL)
+
+    def _forget_beginnings(self) -> None:
+        while len(self._begun) > self._most:
+            oldest = next(iter(self._begun))
+            del self._begun[oldest]
+            self._table.delete(_row_key(oldest))
+
+    def _merge_marks(self) -> None:
+        """Where there are too many beginnings of several conversations, have names prove nothing at all."""
+        while sum(map(len, self._of_several.values())) > max(self._most, len(self._of_several)):
+            name = max(self._of_several, key=lambda name: len(self._of_several[name]))
+            for key in self._of_several.pop(name):
+                self._table.delete(_row_key((name, key)))
+            self._mark((name, _ANY))
 
     def proving(self, conversation: Conversation) -> str | None:
         """Return the conversation's name if, as far as is known, it stands for this conversation alone."""
@@ -117,11 +141,10 @@ class ConversationNames:
         if name is None:
             return None
         with self._lock:
-            is_one = self._of_several.get(name, frozenset()).isdisjoint(conversation.keys)
-        return name if is_one else None
+            return None if self._is_of_several(name, *conversation.keys) else name
 
 
-def _decoded(row: DatabaseRow) -> tuple[tuple[str, CanonicalKey], _UnprovenPart | None]:
+def _decoded(row: DatabaseRow) -> tuple[_Beginning, _UnprovenPart | None]:
     name, digest = decode_json(row.key)
     if not isinstance(name, str):
         raise TypeError("a name is a text")
@@ -129,6 +152,6 @@ def _decoded(row: DatabaseRow) -> tuple[tuple[str, CanonicalKey], _UnprovenPart 
     return (name, CanonicalKey(bytes.fromhex(digest))), begun
 
 
-def _row_key(beginning: tuple[str, CanonicalKey]) -> bytes:
+def _row_key(beginning: _Beginning) -> bytes:
     name, key = beginning
     return encode_json((name, key.digest))

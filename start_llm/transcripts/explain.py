@@ -126,7 +126,7 @@ class _Comparison:
 
     def _of_reasoning(self, index: int) -> Difference | None:
         """Report reasoning from the client that is neither in the tokens nor what it sent last time."""
-        was, now = self._computed.reasoning_texts[index], self._now.messages[index].echoed
+        was, now = self._computed.reasoning_digests[index], self._now.messages[index].echoed
         if now in (None, was) or (was is None and self._was.messages[index].echoed == now):
             return None
         return self._at(index, "content", None, "has other reasoning")
@@ -152,7 +152,7 @@ class _Comparison:
             return
         if self._now.messages[index].canonical not in self._computed.reply:
             yield self._at(index, "content", None, "is not the reply that was given")
-        elif self._now.messages[index].echoed not in (None, self._computed.reasoning_texts[index]):
+        elif self._now.messages[index].echoed not in (None, self._computed.reasoning_digests[index]):
             yield self._at(index, "content", None, "has other reasoning")
 
     def _of_transient(self) -> Iterator[Difference]:

@@ -4,8 +4,9 @@ A key leaves things out, so several conversations can have the same key. A conve
 tokens if everything that their key leaves out is equal, byte for byte, to what this conversation says. It may
 also take them if they are *proven* to be its own earlier tokens. The proof is a reply in these very tokens,
 of which it shows something that only its receiver can have. It counts for what stands before that reply, and
-for a question behind it that was asked under its name and answered. Without a proof only a clock line may
-differ, and only in tokens that hold nothing else of another conversation. See ADR 13.
+for a question behind it that was asked under its name and answered. Without a proof one of two things may
+differ: the line of a clock, or reasoning that the model wrote behind these very words and the client left
+out. See ADR 13.
 """
 
 from __future__ import annotations
@@ -81,7 +82,7 @@ class Guard:
     def is_equal(self, recorded: RecordedDetails) -> bool:
         """Return whether these tokens say exactly what the conversation says.
 
-        Reasoning is left aside that the model wrote after these tokens and the client left out.
+        Reasoning in them that the client left out is not compared.
         """
         path = self._path(recorded)
         return max(path.differs, path.clock, path.note) == _NONE

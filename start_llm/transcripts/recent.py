@@ -25,7 +25,7 @@ class ComputedRequest:
     Attributes:
         ids: tokens of the prompt and the reply.
         boundaries: ends of messages in the prompt.
-        reasoning_texts: for each message the digest of the reasoning in its tokens, the reply last.
+        reasoning_digests: digest of the reasoning in the tokens of each message, the reply last.
         note_tokens: for each message the number of tokens of its notes.
         reply: the forms in which clients may send the reply back; empty if there is none.
         claims: evidence of who received the reply.
@@ -34,7 +34,7 @@ class ComputedRequest:
     conversation: Conversation
     ids: array[int]
     boundaries: Sequence[Boundary]
-    reasoning_texts: Sequence[bytes | None]
+    reasoning_digests: Sequence[bytes | None]
     note_tokens: Sequence[int]
     reply: Sequence[CanonicalMessage] = ()
     claims: Claims | None = None
@@ -43,20 +43,17 @@ class ComputedRequest:
         """Return whether this was computed for the given conversation.
 
         It was if both have the same name and that name proves something, if the conversation contains it byte
-        for byte and their names do not differ, or if the conversation proves that it received the reply.
+        for byte, its reply included, and their names do not differ, or if the conversation proves that it
+        received the reply.
 
         Args:
             name: name of the conversation, if it proves anything.
         """
         if name is not None and name == self.conversation.name:
             return True
-        last, names = len(self.conversation.messages) - 1, (conversation.name, self.conversation.name)
+        names = (conversation.name, self.conversation.name)
         from_other_names = None not in names and len({*names}) > 1
-        if (
-            not from_other_names
-            and last < len(conversation.messages)
-            and conversation.messages[last].exact == self.conversation.messages[last].exact
-        ):
+        if not from_other_names and self._is_contained_in(conversation):
             return True
         if self.claims is None:
             return False
@@ -64,6 +61,24 @@ class ComputedRequest:
         return any(
             self.claims.proves_receipt(name, ids, sends_reasoning=False, asked_as=conversation.name)
             for ids in sent
+        )
+
+    def _is_contained_in(self, conversation: Conversation) -> bool:
+        """Return whether the conversation says all of this byte for byte, transient messages included."""
+        last = len(self.conversation.messages) - 1
+        return (
+            last < len(conversation.messages)
+            and conversation.messages[last].exact == self.conversation.messages[last].exact
+            and self.conversation.transient in ((), conversation.transient)
+            and self.is_answered_in(conversation)
+        )
+
+    def is_answered_in(self, conversation: Conversation) -> bool:
+        """Return whether this reply is what a conversation has after these messages, if it has anything."""
+        following = conversation.messages[len(self.conversation.messages) :][:1]
+        return not self.reply or all(
+            message.canonical in self.reply and message.echoed in (None, *self.reasoning_digests[-1:])
+            for message in following
         )
 
     @property
@@ -122,12 +137,15 @@ class RecentConversations:
 
 
 def _goes_on(newer: ComputedRequest, older: ComputedRequest) -> bool:
-    """Return whether `newer` continues `older`: the same session, and keys that begin alike."""
-    return (
-        _is_one_session(older, newer.conversation)
-        and newer.messages >= older.messages
-        and newer.conversation.keys[: len(older.conversation.messages)] == older.conversation.keys
-    )
+    """Return whether `newer` continues `older`, its reply included, or repeats it, in the same session."""
+    length = len(older.conversation.messages)
+    if not _is_one_session(older, newer.conversation):
+        return False
+    if newer.conversation.keys[:length] != older.conversation.keys:
+        return False
+    if len(newer.conversation.messages) > length:
+        return older.is_answered_in(newer.conversation)
+    return not older.reply or any(reply in older.reply for reply in newer.reply)
 
 
 def _is_one_session(request: ComputedRequest, conversation: Conversation) -> bool:

@@ -44,8 +44,8 @@ class Claims:
 
     Attributes:
         names: names of the conversations that computed them.
-        is_delivered: they end with a reply that was generated here and sent to a client, which may send it
-            back.
+        is_delivered: they end with a reply that was generated here for a client, which may send it back. They
+            are recorded once it was sent.
         ids: random names that were made for the reply and its calls.
         reply_surprisal_bits, reasoning_surprisal_bits: surprisal in bits of the visible reply and of its
             reasoning.

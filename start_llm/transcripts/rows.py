@@ -1,4 +1,4 @@
-"""How transcripts are written as rows of a database (`storage.database`)."""
+"""Claims and details as they are written in rows of the database, and read from them."""
 
 from __future__ import annotations
 

@@ -39,11 +39,12 @@ _TEXT_BYTES = 64
 
 
 class PrefixNode(NamedTuple):
-    """The end of a message: key of the prefix, index of its last message, number of its tokens."""
+    """The end of a message: key of the prefix, index of its last message, number of its tokens, and whose."""
 
     key: CanonicalKey
     depth: int
     length: int
+    tenant: bytes = b""
 
 
 @dataclass(eq=False, slots=True)
@@ -57,6 +58,7 @@ class Variant:
         length: number of tokens, the parent's included.
         details: details of the messages after the parent's.
         claims: evidence of whose tokens these are.
+        tenant: for whom they were computed.
         session: session that computed them last.
         number: names it in the database; greater than the parent's.
         children: variants that build on this one, by `id()`.
@@ -69,6 +71,7 @@ class Variant:
     length: int
     details: tuple[MessageDetails, ...]
     claims: Claims
+    tenant: bytes
     session: str
     last_used: float
     number: int = 0
@@ -130,10 +133,7 @@ class TranscriptStore:
             return tuple(self._nodes.get(key, ()))
 
     def returning(self, count: int, within_s: float) -> list[Variant]:
-        """Return the ends of the recent conversations with the most messages, one for each session id.
-
-        A variant does not tell its tenant: of two tenants with one session id, the longer conversation is
-        returned.
+        """Return the ends of the recent conversations with the most messages, one for each session.
 
         Args:
             within_s: seconds since their last use, at most.
@@ -141,9 +141,9 @@ class TranscriptStore:
         with self._lock:
             oldest = self.clock() - within_s
             recent = (variant for variant in self._leaves() if variant.last_used >= oldest)
-            ends: dict[str, Variant] = {}
+            ends: dict[tuple[bytes, str], Variant] = {}
             for variant in sorted(recent, key=lambda variant: (variant.depth, variant.last_used)):
-                ends[variant.session] = variant
+                ends[variant.tenant, variant.session] = variant
             return heapq.nlargest(
                 count, ends.values(), key=lambda variant: (variant.depth, variant.last_used)
             )
@@ -190,6 +190,7 @@ class TranscriptStore:
                     length=place.length,
                     details=new,
                     claims=claims.copy(),
+                    tenant=place.tenant,
                     session=session,
                     last_used=self.clock(),
                     number=next(self._numbers),
@@ -314,7 +315,8 @@ def _row_key(number: int) -> bytes:
 def _row(variant: Variant) -> bytes:
     """Return the value: length of the JSON, the JSON, the key, and the tokens in this machine's order."""
     parent, claims = variant.parent and variant.parent.number, claims_json(variant.claims)
-    described = encode_json((variant.depth, variant.length, parent, variant.session, claims, variant.details))
+    whose = variant.tenant, variant.session
+    described = encode_json((variant.depth, variant.length, parent, *whose, claims, variant.details))
     size = len(described).to_bytes(4, "little")
     return b"".join((size, described, variant.key.digest, variant.delta.tobytes()))
 
@@ -327,9 +329,9 @@ def _variant(row: DatabaseRow, number: int, loaded: Mapping[int, Variant], now: 
     """
     end, delta = 4 + int.from_bytes(row.value[:4], "little"), array(_TOKEN)
     try:
-        depth, length, parent_number, session, claims, details = decode_json(row.value[4:end])
+        depth, length, parent_number, tenant, session, claims, details = decode_json(row.value[4:end])
         parent = None if parent_number is None else loaded[parent_number]
-        claims, details = claims_of(claims), tuple(map(details_of, details))
+        tenant, claims, details = bytes.fromhex(tenant), claims_of(claims), tuple(map(details_of, details))
         delta.frombytes(row.value[end + _KEY_BYTES :])
     except UNREADABLE:
         return None
@@ -344,6 +346,7 @@ def _variant(row: DatabaseRow, number: int, loaded: Mapping[int, Variant], now: 
         length=length,
         details=details,
         claims=claims,
+        tenant=tenant,
         session=session,
         last_used=now - row.idle_s,
         number=number,

@@ -83,16 +83,16 @@ class Turn:
         proven: int,
     ) -> None:
         self._transcripts = transcripts
-        self._request = prompt
+        self._prompt = prompt
         self._conversation = prompt.conversation
         self._against = transcripts.nearest(prompt.conversation) if prompt.conversation else None
         self._proven = proven
         self._computed: ComputedRequest | None = None
         self._bound = bound
-        self._prompt: Variant | None = None
+        self._recorded_prompt: Variant | None = None
         self._reply = WrittenReply(transcripts, prompt, bound)
         self._has_reply = False
-        self._has_left = False
+        self._is_delivered = False
         self._messages_read = 0
         self.tokens = ModelTokens(bound.ids)
         self.boundaries = bound.boundaries
@@ -139,9 +139,9 @@ class Turn:
 
         It is 0 if recorded tokens stand there, and are others.
         """
-        fresh_ids, ids = self._request.tokens.ids, self.tokens.ids
+        fresh_ids, ids = self._prompt.tokens.ids, self.tokens.ids
         ends = {boundary.message: boundary.tokens for boundary in self.boundaries}
-        common = (boundary for boundary in reversed(self._request.boundaries) if boundary.message in ends)
+        common = (boundary for boundary in reversed(self._prompt.boundaries) if boundary.message in ends)
         before = next((boundary for boundary in common if boundary.tokens <= tokens), None)
         known, start = (before.tokens, ends[before.message]) if before else (0, 0)
         end = start + tokens - known
@@ -170,7 +170,7 @@ class Turn:
         if self._conversation is None:
             return
         self._reply.claims.ids |= dict.fromkeys(filter(None, [reply_name]))
-        self._prompt = record_prompt(self._transcripts.store, self._conversation, self._bound)
+        self._recorded_prompt = record_prompt(self._transcripts.store, self._conversation, self._bound)
         prefix = self._bound.prefix
         self._transcripts.metrics.note_binding(
             prefix.length if prefix else 0,
@@ -201,7 +201,7 @@ class Turn:
         Args:
             restored: what the cache has of the prompt.
         """
-        against, asked, prefix_match = self._against, self._request, self.prefix_match
+        against, asked, prefix_match = self._against, self._prompt, self.prefix_match
         explanation = Explanation(
             prompt_tokens=len(self.tokens),
             bound_messages=prefix_match.messages,
@@ -249,7 +249,7 @@ class Turn:
             conversation=conversation,
             ids=array("I", (*self.tokens.ids, *self._reply.tokens)),
             boundaries=self.boundaries,
-            reasoning_texts=(*(reading.reasoning for reading in details), reasoning),
+            reasoning_digests=(*(reading.reasoning for reading in details), reasoning),
             note_tokens=[reading.note_tokens for reading in details],
             reply=tuple(reply.canonical for reply in replies),
             claims=claims,
@@ -289,7 +289,7 @@ class Turn:
         self._has_reply = self._conversation is not None and not end.cut_by
         if self._conversation is None or not is_whole or end.stop is not None or end.cut_by:
             return
-        self._reply.record(self._conversation, end, self._prompt)
+        self._reply.record(self._conversation, end, self._recorded_prompt)
 
     def take_reply(self) -> Message | None:
         """Return the reply as its client will send it back, once, recorded or not; None if nobody knows how,
@@ -300,9 +300,9 @@ class Turn:
 
     def note_delivered(self) -> None:
         """Remember what the client received, whole or cut off, to recognise it when it is sent back."""
-        if self._conversation is None or self._has_left or not self.reply_length:
+        if self._conversation is None or self._is_delivered or not self.reply_length:
             return
-        self._has_left = True
+        self._is_delivered = True
         self._reply.note_ids()
         replies = self._reply.forms(drops_calls=True)
         if replies:

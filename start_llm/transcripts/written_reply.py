@@ -42,7 +42,7 @@ class WrittenReply:
 
     def __init__(self, transcripts: Transcripts, prompt: Prompt, bound: BoundPrompt) -> None:
         self._transcripts = transcripts
-        self._request = prompt
+        self._prompt = prompt
         self._bound = bound
         self._beginning = _beginning(prompt, bound)
         self._echo = ReplyEcho.begun_with(prompt.begun_reply)
@@ -122,7 +122,7 @@ class WrittenReply:
         tokens = array("I", (*self._beginning, *written))
         is_ours = begins_as_drawn and not conversation.transient
         transcripts.store.add(
-            PrefixNode(key, len(conversation.messages), len(tokens)),
+            PrefixNode(key, len(conversation.messages), len(tokens), conversation.tenant),
             tokens,
             (*self._bound.details, MessageDetails(canonical.omitted, reasoning, is_ours)),
             parent=parent,
@@ -132,7 +132,7 @@ class WrittenReply:
 
     def _begins_as_drawn(self, conversation: Conversation) -> bool:
         """Return whether no reasoning of the reply's beginning is the client's, or of other words."""
-        begun, transcripts = self._request.begun_reply, self._transcripts
+        begun, transcripts = self._prompt.begun_reply, self._transcripts
         if begun is None or not begun.reasoning:
             return True
         canonical = transcripts.canonical_reply(begun)

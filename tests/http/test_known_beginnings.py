@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -115,13 +116,19 @@ def test_a_beginning_is_for_its_own_key_alone(tiny_model: TinyModel, tmp_path: P
     assert of_ann["from_memory"] > 0.9 * of_ann["prompt_tokens"] - 64
 
 
-def talk(server: Server, name: str, turns: int, messages: list[dict[str, Any]]) -> dict[str, Any]:
+def talk(
+    server: Server,
+    name: str,
+    turns: int,
+    messages: list[dict[str, Any]],
+    headers: Mapping[str, str] = RECEIPT,
+) -> dict[str, Any]:
     """Go on with a conversation for so many turns, and return the last receipt."""
     receipt: dict[str, Any] = {}
     for number in range(turns):
         messages.append({"role": "user", "content": f"{name}: this is step {number} of many."})
         body = {"messages": messages, "max_tokens": 8, "temperature": 0, "session_id": name}
-        reply = server.post("/v1/chat/completions", body, RECEIPT)
+        reply = server.post("/v1/chat/completions", body, headers)
         messages.append(reply["choices"][0]["message"])
         receipt = reply["usage"]["receipt"]
     return receipt
@@ -150,6 +157,22 @@ def test_a_conversation_that_comes_back_often_is_in_memory_after_a_start(
     assert computed(receipt) < 80
     assert used > 300
     assert stats["read_tokens"] < 0.1 * stats["restored_tokens"] + 64
+
+
+@pytest.mark.thorough
+def test_a_conversation_is_read_for_its_own_key_alone(tiny_model: TinyModel, tmp_path: Path):
+    folder = tiny_model(hidden=64, layers=2)
+    kept: dict[str, Any] = {"idle_work": "on", "ssd_folder": str(tmp_path), "drain_s": 10}
+    ann, ben = ({"Authorization": f"Bearer {key}", **RECEIPT} for key in ("ann", "ben"))
+    of_ann: list[dict[str, Any]] = [{"role": "system", "content": RULES}]
+    with serving(folder, **kept) as server:
+        talk(server, "a", 3, of_ann, ann)
+        talk(server, "b", 1, [{"role": "system", "content": RULES}], ben)
+    with serving(folder, **kept) as server:
+        until(lambda: idle(server)["works"] >= 3)
+        receipts = [talk(server, "b", 1, [*of_ann], key) for key in (ben, ann)]
+    by_ben, by_ann = (receipt["from_memory"] + receipt["from_disk"] for receipt in receipts)
+    assert by_ben < by_ann - 64, "of the system text alone"
 
 
 @pytest.mark.thorough

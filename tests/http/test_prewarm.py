@@ -140,6 +140,14 @@ def test_what_is_said_of_it_whole_and_streamed(plain: Server):
     assert (streamed["content"], streamed["stop_reason"]) == ([], "max_tokens")
 
 
+def test_it_is_no_turn_of_its_conversation(plain: Server):
+    messages = [system("Counted"), user("How?")]
+    for fields in (PREWARM, {"max_tokens": 4}):
+        post(plain, DIALECTS["chat"], messages, **fields, session_id="counted")
+    newest = plain.get("/activity")["conversations"][0]
+    assert len(newest["turns"]) == 1
+
+
 def test_a_response_is_complete_and_kept_nowhere(plain: Server):
     response = plain.post("/v1/responses", {"input": "How deep is the sea?", **PREWARM})
     assert (response["status"], response["output"], response["store"]) == ("completed", [], False)

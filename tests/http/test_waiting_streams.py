@@ -123,15 +123,19 @@ def test_what_is_refused_after_signs_of_life_is_reported_in_the_stream(
         chunks = client.chunks()
         assert next(chunks).startswith(b":")
         loading.go.set()
-        (event,) = wire.events_in(b"".join(behind_comments(chunks)))
+        *opening, event = wire.events_in(b"".join(behind_comments(chunks)))
         refusal = ask(server.port, "POST", path, asked)
         assert refusal.status == 400, "the model is there now, so it is refused before the status line"
         if path == RESPONSES:
+            (created,) = opening
+            assert (created["type"], created["response"]["status"]) == ("response.created", "in_progress")
+            assert (created["response"]["error"], created["sequence_number"]) == (None, 0)
             assert (event["type"], event["response"]["status"]) == ("response.failed", "failed")
+            assert (event["response"]["id"], event["sequence_number"]) == (created["response"]["id"], 1)
             assert event["response"]["error"]["message"] == refusal.json["error"]["message"]
             assert event["response"]["error"]["code"] == "invalid_prompt"
         else:
-            assert event["error"] == refusal.json["error"]
+            assert (opening, event["error"]) == ([], refusal.json["error"])
         assert client.ask("GET", "/health").status == 200, "the connection goes on"
 
 
@@ -249,6 +253,10 @@ def test_the_clients_of_both_makers_wait_and_understand_errors(
         def from_responses() -> list[Any]:
             return list(ours.responses.create(model="llama", input="Fish?", stream=True))
 
+        def from_the_helper_of_responses() -> list[Any]:
+            with ours.responses.stream(model="llama", input="Fish?") as stream:
+                return list(stream)
+
         def from_anthropic() -> list[Any]:
             stream = theirs.messages.create(model="llama", messages=[message], max_tokens=4, stream=True)
             return list(stream)
@@ -258,10 +266,11 @@ def test_the_clients_of_both_makers_wait_and_understand_errors(
             threading.Timer(0.3, loading.go.set).start()
             with pytest.raises(error, match="The disk is gone"):
                 ask_all()
-        loading.go.clear()
-        threading.Timer(0.3, loading.go.set).start()
-        (failed,) = from_responses()
-        assert "The disk is gone" in failed.response.error.message
+        for ask_all in (from_responses, from_the_helper_of_responses):
+            loading.go.clear()
+            threading.Timer(0.3, loading.go.set).start()
+            _, failed = ask_all()
+            assert "The disk is gone" in failed.response.error.message
         loading.failure = None
         loading.go.clear()
         threading.Timer(0.3, loading.go.set).start()

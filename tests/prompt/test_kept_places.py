@@ -111,6 +111,37 @@ def test_a_place_in_a_message_that_the_next_request_will_not_have_is_not_known()
     assert there.tokens == 0
 
 
+LOOKED = reply("I look.", call("c1", path="a"), call("c2", path="b"))
+ONE, OTHER = "The first file holds rules.", "The second file holds names."
+
+
+def test_a_place_in_a_result_is_in_that_result_also_where_results_came_in_another_order():
+    """The model reads them in the order of their calls."""
+    place = len("The second file")
+    for first, then in (
+        (kept(result(OTHER, "c2"), place), result(ONE)),
+        (result(ONE), kept(result(OTHER, "c2"), place)),
+    ):
+        (text,) = beginnings("strips_old_reasoning", user("Hi"), LOOKED, first, then)
+        assert ONE in text
+        assert text.rstrip().endswith("The second file")
+
+
+@pytest.mark.parametrize("marked", ["first", "then"])
+def test_behind_the_end_of_a_result_all_is_kept_that_its_client_sent_in_front_of_it(marked: str):
+    messages = {"first": result(OTHER, "c2"), "then": result(ONE)}
+    messages[marked] = kept(messages[marked], END)
+    (text,) = beginnings("strips_old_reasoning", user("Hi"), LOOKED, *messages.values())
+    assert ONE in text
+    assert OTHER in text
+
+
+def test_of_results_in_the_order_of_their_calls_each_has_a_place_of_its_own():
+    first, then = kept(result(ONE), END), kept(result(OTHER, "c2"), END)
+    one, both = beginnings("strips_old_reasoning", user("Hi"), LOOKED, first, then)
+    assert (ONE in one, OTHER in one, OTHER in both) == (True, False, True)
+
+
 # ------------------------------------------------------------------------------------------------- the offset
 
 TEXTS = st.text(st.characters(codec="utf-8"), max_size=30)

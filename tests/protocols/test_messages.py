@@ -83,6 +83,15 @@ def test_an_assistant_message_may_hold_reasoning_under_either_name():
     assert not neither.reasoning
 
 
+def test_a_refusal_in_place_of_a_text_is_the_text():
+    (message,) = read({"role": "assistant", "content": None, "refusal": "No."})
+    assert message.content == "No."
+    (message,) = read({"role": "assistant", "content": "Yes.", "refusal": None})
+    assert message.content == "Yes."
+    (message,) = read({"role": "user", "content": None, "refusal": "No."})
+    assert message.content == ""
+
+
 def test_only_an_assistant_message_holds_reasoning_and_calls():
     (message,) = read({**USER, "reasoning": "x", "tool_calls": [call("{}")]})
     assert message == Message(role="user", content="hi")

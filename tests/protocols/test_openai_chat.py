@@ -627,3 +627,27 @@ def test_a_schema_is_obeyed_under_the_names_of_other_servers(fields, field):
 )
 def test_a_schema_of_another_type_is_refused(fields):
     assert "must be an object" in refusal(**fields).message
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "instead"),
+    [
+        ("functions", [{"name": "read", "parameters": {}}], "tools"),
+        ("function_call", {"name": "read"}, "tool_choice"),
+        ("function_call", "none", "tool_choice"),
+        ("guided_choice", ["yes", "no"], "response_format"),
+        ("guided_regex", "[0-9]+", "response_format"),
+        ("guided_grammar", "root ::= 'x'", "tools"),
+    ],
+)
+def test_a_demand_that_would_be_ignored_is_refused_with_the_field_to_send_instead(field, value, instead):
+    error = refusal(**{field: value})
+    assert error.param == field
+    assert f"send {instead}" in error.message
+
+
+@pytest.mark.parametrize("nothing", [None, "", [], {}])
+def test_an_older_field_that_demands_nothing_is_accepted(nothing):
+    names = ("functions", "function_call", "guided_choice", "guided_regex", "guided_grammar")
+    assert request(**dict.fromkeys(names, nothing)).form == OutputConstraint()
+    assert request(function_call="auto").form == OutputConstraint()

@@ -2,6 +2,7 @@
 
 import json
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -32,7 +33,8 @@ def kept(text: str = "x", *, more: list[Any] | None = None) -> StoredResponse:
 
 
 def size(response: StoredResponse) -> int:
-    return len(json.dumps([response.input, response.instructions, response.body], separators=(",", ":")))
+    content = [response.input, response.made_ids, response.instructions, response.body]
+    return len(json.dumps(content, separators=(",", ":")))
 
 
 def test_a_response_is_kept_for_its_tenant():
@@ -100,13 +102,23 @@ def test_one_that_is_deleted_is_gone_with_its_bytes():
 
 def test_an_item_is_found_by_its_id_among_those_of_its_tenant():
     store = ResponseStore()
-    store.keep(ME, "a", kept("a", more=[{"type": "message", "id": "own", "role": "user", "content": "q"}]))
+    more = [{"type": "message", "id": "made", "role": "user", "content": "q"}]
+    store.keep(ME, "a", replace(kept("a", more=more), made_ids=["made"]))
     store.keep(OTHER, "b", kept("b"))
     assert store.item(ME, "msg_a", param="input[0].id")["role"] == "assistant"
-    assert store.item(ME, "own", param="input[0].id")["content"] == "q"
+    assert store.item(ME, "made", param="input[0].id")["content"] == "q"
     with pytest.raises(NotFound) as missing:
         store.item(ME, "msg_b", param="input[0].id")
     assert missing.value.param == "input[0].id"
+
+
+def test_an_item_that_its_client_has_given_an_id_is_not_found_by_it():
+    store = ResponseStore()
+    for text in ("mine", "another chat's"):
+        store.keep(ME, text, kept(text, more=[{"id": "msg_1", "content": text}, {"id": "msg_mine"}]))
+    with pytest.raises(NotFound):
+        store.item(ME, "msg_1", param="input[0].id")
+    assert store.item(ME, "msg_mine", param="input[0].id")["role"] == "assistant", "not what was sent later"
 
 
 def test_many_threads_leave_the_counts_right():

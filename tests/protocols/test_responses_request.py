@@ -733,6 +733,26 @@ def test_a_reference_stands_for_an_item_and_outlives_it():
     assert missing.value.param == "input[1].id"
 
 
+def test_a_reference_to_an_id_that_a_client_has_chosen_finds_nobodys_text():
+    """Two chats of one key may both number their messages."""
+    context, _ = new_context()
+    answered(context, input=[{**ASK, "id": "msg_1"}])
+    with pytest.raises(NotFound):
+        call_of(context, input=[ASK, {"type": "item_reference", "id": "msg_1"}])
+
+
+def test_a_reference_finds_an_item_that_got_its_id_here_also_of_what_was_gone_on_from():
+    context, _ = new_context()
+    first = answered(context, input=[ASK])
+    made: Any = context.responses.get(context.tenant, first).input[0]["id"]
+    output = output_id(context, first)
+    answered(context, input="Why?", previous_response_id=first)
+    deletion_body(context.responses, context.tenant, first)
+    items = [{"type": "item_reference", "id": name} for name in (made, output)]
+    messages = request_of(context, input=items).messages
+    assert [message.content for message in messages] == ["How deep?", "Hello"]
+
+
 def test_a_reference_to_nothing_is_left_out_where_a_question_follows():
     context, _ = new_context()
     gone = {"type": "item_reference", "id": "gone"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 import time
 from typing import Any
@@ -11,8 +12,11 @@ import pytest
 from start_llm.core.events import Finished, Restored, Usage
 from start_llm.core.explanation import Against, Difference, Explanation
 from start_llm.telemetry import activity as module
+from start_llm.telemetry.account import Reports, RequestAccount
 from start_llm.telemetry.activity import Activity, Refusal, plain_reason
+from start_llm.telemetry.metrics import RequestMetrics
 from start_llm.telemetry.request_record import RequestFacts, RequestRecord
+from start_llm.telemetry.terminal import Terminal
 
 LONG = "ä" * 100_000
 
@@ -130,6 +134,27 @@ def test_what_never_began_to_be_read_is_no_turn():
     ended(activity, facts(session_source="none"))
     assert activity.conversations() == ()
     assert len(activity.finished()) == 2
+
+
+def test_a_prewarm_is_no_turn():
+    activity = Activity()
+    ended(activity, facts(is_prewarm=True))
+    assert (activity.conversations(), len(activity.finished())) == ((), 1)
+
+
+def test_a_request_that_cannot_be_explained_ends_all_the_same():
+    def explain(_: Restored) -> Explanation:
+        raise ZeroDivisionError
+
+    activity, terminal = Activity(), Terminal(io.StringIO())
+    account = RequestAccount(
+        Reports(RequestMetrics(), terminal, activity=activity), RequestRecord(facts()), explain
+    )
+    account.begin()
+    account.note(Restored(40))
+    with pytest.raises(ZeroDivisionError):
+        account.end(lambda: ("", ""))
+    assert (activity.running(), len(activity.finished())) == ((), 1)
 
 
 def test_equal_refusals_are_counted_as_one():

@@ -29,7 +29,7 @@ def answered(*texts: str, reply: str = REPLY, ids: tuple[int, ...] = IDS, **more
         conversation=conversation(*texts, **more),
         ids=array("I", ids),
         boundaries=(Boundary(0, 40), Boundary(1, 90)),
-        reasoning_texts=(),
+        reasoning_digests=(),
         note_tokens=(),
         reply=(CanonicalMessage(reply.encode()),) if reply else (),
     )

@@ -278,9 +278,28 @@ def test_what_is_said_otherwise_is_compared_with_nothing_that_is_not_proven_to_b
 @pytest.mark.parametrize("trait", BOUND)
 def test_what_a_request_wholly_contains_is_compared_without_a_proof(trait):
     known = Known(trait, name=None)
-    explanation = known.explained(*known.lasting[:2], reply("v87x"), *known.lasting[3:])
-    assert one_difference(explanation).what == "is not the reply that was given"
     assert known.explained(*known.lasting).against
+    assert known.explained(*known.lasting[:2]).against, "asked again"
+
+
+@pytest.mark.parametrize("name", [None, "mine"])
+def test_a_name_alone_proves_that_another_reply_was_given(name):
+    known = Known(BOUND[0], name=name)
+    explanation = known.explained(*known.lasting[:2], reply("v87x"), *known.lasting[3:])
+    whats = [difference.what for difference in explanation.differences]
+    assert whats == ["is not the reply that was given"] * bool(name)
+    assert bool(explanation.against) == bool(name)
+
+
+def test_of_two_that_begin_alike_none_is_shown_what_the_other_was_answered():
+    server = Server(BOUND[0], "true")
+    request = Talk(server.trait, server=server).request()
+    request = replace(request, messages=(system(RULES_TEXT), user("v1x")))
+    _, mine = server.answer(request, "v3x", Reply(ANSWER, (), ""))
+    server.answer(request, "v4x a secret", Reply(ANSWER, (), ""))
+    explanation = server.explain(replace(request, messages=(*request.messages, mine, user("v5x"))))
+    assert explanation.differences == ()
+    assert explanation.against, "with its own"
 
 
 @pytest.mark.parametrize("trait", CALLERS)

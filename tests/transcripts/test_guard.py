@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from start_llm.core.canonical import (
+    CanonicalKey,
     CanonicalMessage,
     Conversation,
     Field,
@@ -539,13 +540,35 @@ def test_of_very_many_beginnings_the_first_are_forgotten():
     assert names.proving(ON_A_BRANCH) == MINE
 
 
-def test_a_name_of_two_that_are_forgotten_means_one_again():
-    names = ConversationNames(most=1)
-    for conversation in (ON_MAIN, ON_A_BRANCH):
-        names.note(conversation, -1)
+def under(name: str, beginning: int = 0) -> tuple[Conversation, Conversation]:
+    """Two conversations of one name and beginning."""
+    root = CanonicalKey.of(bytes([beginning]))
+    first, other = (asked([block(text)], name=name, root=root) for text in ("on main", "on a branch"))
+    return first, other
+
+
+def test_that_a_name_means_several_is_remembered_longer_than_any_beginning():
+    names = noting(ON_MAIN, ON_A_BRANCH, *(under(f"{number}")[0] for number in range(20)), most=4)
     assert names.proving(ON_MAIN) is None
-    names.note(asked([block("on main")], name=OTHERS), -1)
-    assert names.proving(ON_MAIN) == MINE
+    assert len(names._begun) == 4
+
+
+def test_of_a_name_with_too_many_beginnings_of_several_nothing_proves():
+    often = [talk for beginning in range(9) for talk in under("often", beginning)]
+    names = noting(*under("once"), *often, most=4)
+    assert {names.proving(talk) for talk in (*often, *under("once"), under("often", 99)[0])} == {None}
+    assert names.proving(under("once", 99)[0]) == "once"
+    assert sum(map(len, names._of_several.values())) <= 4
+
+
+def test_where_too_many_names_mean_several_none_proves():
+    names = noting(*(talk for number in range(4) for talk in under(f"{number}")), most=4)
+    assert names.proving(under("alone")[0]) == "alone"
+    for number in range(4, 9):
+        for talk in under(f"{number}"):
+            names.note(talk, -1)
+    assert {names.proving(under(name)[0]) for name in ("0", "8", "alone")} == {None}
+    assert len(names._of_several) == 5
 
 
 # ------------------------------------------------------------------------------------------------ own is own

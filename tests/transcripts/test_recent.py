@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from array import array
+from dataclasses import replace
 from typing import Any
 
-from start_llm.core.canonical import CanonicalMessage, Conversation, OmittedText
+from start_llm.core.canonical import CanonicalMessage, Conversation, Ignored, OmittedText
 from start_llm.transcripts.recent import ComputedRequest, RecentConversations
 from start_llm.transcripts.recorded_details import Claims
 from tests.transcripts.fakes import conversation_of
@@ -22,7 +23,7 @@ def computed(
         conversation=conversation(*texts, **more),
         ids=array("I", range(tokens)),
         boundaries=(),
-        reasoning_texts=(),
+        reasoning_digests=(),
         note_tokens=(),
         reply=(CanonicalMessage(reply.encode()),) if reply else (),
         claims=claims,
@@ -96,10 +97,39 @@ def test_nobody_is_compared_with_what_says_something_else_beside_the_same_words(
     theirs = conversation_of(CanonicalMessage(b"be brief", (status,)))
     recent = kept(
         ComputedRequest(
-            conversation=theirs, ids=array("I"), boundaries=(), reasoning_texts=(), note_tokens=()
+            conversation=theirs, ids=array("I"), boundaries=(), reasoning_digests=(), note_tokens=()
         )
     )
     assert recent.nearest(conversation("be brief"), None) is None
+
+
+def test_who_sends_another_reply_is_not_who_received_this_one():
+    """Two conversations without a name may begin alike; neither is shown what the other was answered."""
+    theirs = computed("be brief", "hello", reply="a secret")
+    recent = kept(theirs)
+    assert recent.nearest(conversation("be brief", "hello", "hi", "go on"), None) is None
+    assert recent.nearest(conversation("be brief", "hello", "a secret", "go on"), None) is theirs
+    assert recent.nearest(conversation("be brief", "hello"), None) is theirs, "it is asked again"
+
+
+def test_who_thought_otherwise_did_not_receive_this_reply():
+    theirs = replace(computed("hello", reply="hi"), reasoning_digests=(None, b"a secret"))
+    recent = kept(theirs)
+
+    def sent(reasoning: bytes | None) -> Conversation:
+        return conversation("hello", "hi", "go on", echoed=[None, reasoning, None])
+
+    assert recent.nearest(sent(b"Hm."), None) is None
+    assert [recent.nearest(sent(same), None) for same in (None, b"a secret")] == [theirs, theirs]
+
+
+def test_what_was_asked_beside_a_message_that_is_gone_is_shown_to_who_has_it_too():
+    first, other = (Ignored("internal context", "transient", text) for text in (b"a secret", b"another"))
+    theirs = computed("hello", reply="hi", transient=(first,))
+    recent = kept(theirs)
+    assert recent.nearest(conversation("hello", transient=(first,)), None) is theirs
+    assert recent.nearest(conversation("hello", transient=(other,)), None) is None
+    assert recent.nearest(conversation("hello", "hi", "go on"), None) is None
 
 
 def goes_on_from_the_reply(claims: Claims, *, ids: str = "", **more: Any) -> bool:
@@ -138,6 +168,18 @@ def test_what_goes_on_takes_the_place_of_what_it_goes_on_from():
     later = computed("be brief", "hello", "hi", "go on", session="s")
     recent = kept(first, later)
     assert recent._computed == [later]
+
+
+def test_of_two_that_begin_alike_neither_takes_the_place_of_the_other():
+    mine, theirs = (computed("be brief", "hello", reply=reply, session="s") for reply in ("hi", "yes"))
+    assert kept(mine, theirs)._computed == [mine, theirs]
+    later = computed("be brief", "hello", "yes", "go on", session="s")
+    assert kept(mine, theirs, later)._computed == [mine, later]
+
+
+def test_a_reply_that_is_given_again_takes_the_place_of_the_first():
+    first, again = (computed("hello", reply="hi", session="s") for _ in range(2))
+    assert kept(first, again)._computed == [again]
 
 
 def test_a_prompt_and_its_reply_are_one():

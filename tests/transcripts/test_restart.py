@@ -470,6 +470,17 @@ def test_a_name_of_several_conversations_proves_nothing_after_a_restart(tmp_path
             assert store.proving(first) is store.proving(other) is None
 
 
+def test_a_name_of_which_nothing_proves_has_one_row(tmp_path):
+    talks = [in_project(project, "mine", b"%d" % n) for n in range(3) for project in ("main", "branch")]
+    for noted in (talks, ()):
+        with opened(tmp_path / "a.db") as database:
+            store = ConversationNames(2, table=database.table("rows"))
+            for conversation in noted:
+                store.note(conversation, -1)
+            assert {store.proving(talk) for talk in (*talks, in_project("main", "mine", b"new"))} == {None}
+    assert database.metrics.loaded == 1
+
+
 def test_a_name_that_cannot_be_read_is_dropped(tmp_path):
     with opened(tmp_path / "a.db") as database:
         table = database.table("rows")

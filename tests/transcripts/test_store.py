@@ -309,3 +309,11 @@ def test_the_conversations_that_came_back_most_are_those_with_most_messages_of_l
         add(store, CanonicalKey(f"{name} {depth}".encode()), depth, range(depth + 1), session=name)
     known_tokens = [(variant.session, variant.depth) for variant in store.returning(3, within_s=10)]
     assert known_tokens == [("b", 8), ("d", 4), ("c", 4)]
+
+
+def test_sessions_of_two_tenants_with_one_id_are_two():
+    store = store_of()
+    for tenant, depth in ((b"ann", 4), (b"ben", 6)):
+        place, ids = PrefixNode(CanonicalKey(tenant), depth, depth + 1, tenant), array("I", range(depth + 1))
+        store.add(place, ids, [MessageDetails(())] * len(ids), claims=Claims(), session="main")
+    assert [variant.tenant for variant in store.returning(3, within_s=10)] == [b"ben", b"ann"]

@@ -56,11 +56,33 @@ from start_llm.protocols.receipts import wants_receipt
 from start_llm.protocols.sessions import conversation_id, lineage, session_id
 from start_llm.protocols.urgency import service_tier
 
+_INSTEAD = {
+    "functions": "tools",
+    "function_call": "tool_choice",
+    "guided_choice": "response_format with a schema that has an enum",
+    "guided_regex": "response_format with a schema that has a pattern",
+    "guided_grammar": "tools with a custom tool that has a grammar",
+}
+"""Older fields of OpenAI's, and fields of vLLM's, and what a client may send in place of them."""
+
+
+def _refuse_demands(body: Fields) -> None:
+    """Refuse demands that would have no effect: the reply would be free text.
+
+    Raises:
+        InvalidRequest: names the field, and what to send.
+    """
+    for name, instead in _INSTEAD.items():
+        value = body.value(name)
+        if value and (name, value) != ("function_call", "auto"):
+            raise body.fail(name, f"is not supported; send {instead}")
+
 
 def parse(body: Fields, headers: Mapping[str, str], context: RequestContext) -> ParsedRequest:
     """Parse a chat completion request. Transport-only fields are dropped here."""
     model = context.model
     refuse_unsupported(body, UNSUPPORTED_FIELDS)
+    _refuse_demands(body)
     stream, include_usage = read_stream(body)
     top_logprobs = body.integer("top_logprobs", TOP_LOGPROBS) or 0
     wants_logprobs = body.boolean("logprobs")

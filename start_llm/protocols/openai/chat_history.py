@@ -73,6 +73,7 @@ def _custom(tool: Json) -> Json:
 
 _MEMBERS: Mapping[str, Mend] = {
     "content": content_of(openai_part),
+    "refusal": text,
     "reasoning_content": text,
     "reasoning": text,
     "tool_call_id": text,

@@ -50,7 +50,8 @@ def _message(item: Fields, images: ImageParser, *, may_hold_unseen: bool, keep_s
     if role == "assistant":
         reasoning = item.text("reasoning_content") or item.text("reasoning")
         calls = _tool_calls(item)
-        return Message(role=role, content=content, reasoning=reasoning, tool_calls=calls, kept=kept)
+        text = content or item.text("refusal") or ""  # OpenAI's replies have one of the two
+        return Message(role=role, content=text, reasoning=reasoning, tool_calls=calls, kept=kept)
     if role == "tool":
         return Message(
             role=role,

@@ -61,9 +61,16 @@ _TEXT_FORMAT: Json = {"type": "text"}
 
 @dataclass(frozen=True, slots=True)
 class _Conversation:
-    """The conversation of a request: items of earlier responses, its own items, and the instructions."""
+    """The conversation of a request.
+
+    Attributes:
+        earlier: items of earlier responses.
+        made_ids: ids of those whose ids this server has made.
+        new: its own items.
+    """
 
     earlier: Sequence[Item]
+    made_ids: Sequence[str]
     new: Sequence[Fields]
     instructions: str | None
 
@@ -128,21 +135,28 @@ def refusal(error: RequestError) -> dict[str, Json]:
     return openai_error(error.message, kind=error.kind, param=param, code=error.code)
 
 
-def refused_stream(error: RequestError) -> SSEFrame:
-    """Encode an error of a stream that began before its request could be read: a response that failed."""
+def refused_stream(error: RequestError) -> list[SSEFrame]:
+    """Encode an error of a stream that began before its request could be read: a response that failed.
+
+    OpenAI's clients expect `response.created` in front of every other event.
+    """
     code = error.code or ("server_error" if error.status >= 500 else "invalid_prompt")
-    response: Json = {
+    response: dict[str, Json] = {
         "id": new_id("resp_"),
         "object": "response",
         "created_at": int(time.time()),
-        "status": "failed",
-        "error": {"code": code, "message": error.message},
+        "status": "in_progress",
+        "error": None,
         "incomplete_details": None,
         "output": [],
         "usage": None,
     }
-    kind = "response.failed"
-    return SSEFrame({"type": kind, "sequence_number": 0, "response": response}, event=kind)
+    failed: Json = {**response, "status": "failed", "error": {"code": code, "message": error.message}}
+    events: list[tuple[str, Json]] = [("response.created", response), ("response.failed", failed)]
+    return [
+        SSEFrame({"type": kind, "sequence_number": number, "response": shown}, event=kind)
+        for number, (kind, shown) in enumerate(events)
+    ]
 
 
 def input_token_count_body(tokens: int) -> dict[str, Json]:
@@ -178,10 +192,11 @@ def _read_conversation(body: Fields, context: RequestContext) -> _Conversation:
 
     instructions, previous = body.text("instructions"), body.text("previous_response_id")
     if previous is None:
-        return _Conversation((), new_items(body, stored_item), instructions)
+        return _Conversation((), (), new_items(body, stored_item), instructions)
     earlier = context.responses.get(context.tenant, previous, param="previous_response_id")
     instructions_in_force = earlier.instructions if instructions is None else instructions
-    return _Conversation(earlier.items, new_items(body, stored_item), instructions_in_force)
+    new = new_items(body, stored_item)
+    return _Conversation(earlier.items, [*earlier.made_items], new, instructions_in_force)
 
 
 def _read_messages(
@@ -302,8 +317,12 @@ def _keep(
     context: RequestContext, conversation: _Conversation, is_wanted: bool, name: str, body: Mapping[str, Json]
 ) -> None:
     if is_wanted:
+        items, made_ids = with_ids(conversation.items)
         response = StoredResponse(
-            input=with_ids(conversation.items), instructions=conversation.instructions, body=body
+            input=items,
+            made_ids=(*conversation.made_ids, *made_ids),
+            instructions=conversation.instructions,
+            body=body,
         )
         context.responses.keep(context.tenant, name, response)
 

@@ -89,9 +89,17 @@ def _role_of(item: Fields) -> Json:
     return "tool" if kind.endswith("_output") else "assistant"
 
 
-def with_ids(items: Iterable[Item]) -> list[Item]:
-    """Return the items, with ids for those that a client sent without one: items in a list need an id."""
-    return [item if item.get("id") else {**item, "id": new_id("msg_")} for item in items]
+def with_ids(items: Iterable[Item]) -> tuple[list[Item], list[str]]:
+    """Return the items, with ids for those that a client sent without one, and these ids.
+
+    Items in a list need an id.
+    """
+    with_id, made = list[Item](), list[str]()
+    for item in items:
+        if not item.get("id"):
+            made.append(new_id("msg_"))
+        with_id.append(item if item.get("id") else {**item, "id": made[-1]})
+    return with_id, made
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
