@@ -101,7 +101,7 @@ class CheckpointStore:
             state = self._layers.state(seq_cache.caches, reach, earlier, ahead)
         else:
             state = self._layers.state(seq_cache.caches, reach, ahead=ahead)
-        checkpoint = Checkpoint(page, tail, state, tail_cut, seq_cache.last_used)
+        checkpoint = Checkpoint(page, tail, state, tail_cut, seq_cache.last_used, kept_by=seq_cache.number)
         self._states.hold(state)
         self._states.hold(tail_cut)
         self._share_tail(checkpoint)
@@ -128,6 +128,12 @@ class CheckpointStore:
         while not self._layers.has_trimmable and page.parent is not None and page.has_nothing_after:
             page = self._tree.remove(page)
         return page
+
+    def drop_kept_by(self, seq_cache: SequenceCache, page: Page) -> None:
+        """Drop those of a page's checkpoints that are states of this sequence cache."""
+        for checkpoint in [*page.checkpoints]:
+            if checkpoint.kept_by == seq_cache.number:
+                self.drop(checkpoint)
 
 
 def _earlier_state(seq_cache: SequenceCache) -> EarlierState | None:

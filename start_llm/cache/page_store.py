@@ -265,7 +265,9 @@ class PageStore:
             undo.pop_all()
 
     def discard(self, seq_cache: SequenceCache) -> None:
-        """Drop a sequence cache whose content is unknown. None of it is reused."""
+        """Drop a sequence cache whose content is unknown, and the states that it kept. None of it is reused."""
+        for page in (seq_cache.root, *seq_cache.path):
+            self.checkpoints.drop_kept_by(seq_cache, page)
         self.forget(seq_cache)
         for page in reversed(self._held(seq_cache)):
             self.tree.hold(page, self._other_holder(page))

@@ -163,6 +163,7 @@ class Checkpoint:
         tail_cut: the trimmable leaves' arrays. They begin with the tail; other checkpoints of the page may
             share them.
         kept_until: seconds on the cache's clock until which a client asks to keep it.
+        kept_by: number of the sequence cache whose state it is.
         number: see `Page`.
     """
 
@@ -172,6 +173,7 @@ class Checkpoint:
     tail_cut: KVSlice | None
     last_used: float
     kept_until: float = 0
+    kept_by: int = -1
     number: int = field(default_factory=_next_number, init=False)
 
     @property

@@ -555,6 +555,19 @@ def test_what_failed_is_never_used(kind):
     assert desk.serve((*PROMPT, 1)) == len(PROMPT)
 
 
+@pytest.mark.parametrize(("end", "known"), [(2, 0), (10, 8)], ids=["at the root", "at a page of another"])
+@pytest.mark.parametrize("kind", ["hybrid", "recurrent"])
+def test_a_state_that_a_failed_sequence_kept_goes_and_those_of_others_stay(kind, end, known):
+    desk = Desk(kind)
+    if known:
+        desk.serve((*PROMPT[:8], *[1] * 5), boundaries=(8, 11))
+    failed = desk.begin(PROMPT, boundaries=(end,))
+    assert any(checkpoint.position == end for checkpoint in desk.store.checkpoints)
+    desk.cache.discard(failed.seq_cache)
+    check_cache(desk.cache)
+    assert desk.cache.opener.open(PROMPT, b"", ()).restored.tokens == known
+
+
 def test_what_others_computed_after_a_failed_sequence_is_used_once_it_is_reached():
     desk = Desk()
     failed = desk.begin((*PROMPT[:10],))
