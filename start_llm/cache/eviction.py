@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from start_llm.cache.disk.write_back import WriteBack
 
 type Enough = Callable[[], bool]
-type Spare = Callable[[Page], bool]
+type Spare = Callable[[CacheItem], bool]
 
 _MAX_ARRAYS = 250_000
 """Metal fails for good at 499,000 live buffers; running sequences and the model's weights need theirs."""
@@ -168,13 +168,13 @@ class Evictor:
         def is_young(last_used: float) -> bool:
             return now - (last_used or never_used_at) <= cache_ttl_s
 
-        def is_spared(page: Page) -> bool:
-            return is_young(page.last_used) or is_kept(page)
+        def is_spared(item: CacheItem) -> bool:
+            return is_young(item.last_used) or is_kept(item)
 
         for end in _oldest_first(self._conversations.ends()):
             if is_enough():
                 return
-            if not is_young(_last_used(end)):
+            if not is_young(end.last_used):
                 self._drop_end(end, is_spared)
 
     def _drop_ends_beyond(self, most: int, is_enough: Enough = _never, is_kept: Spare = _never) -> None:
@@ -185,7 +185,7 @@ class Evictor:
             self._drop_end(end, is_kept)
 
     def _drop_end(self, end: ConversationEnd, spare: Spare) -> None:
-        if isinstance(end, Page) and spare(end):
+        if not isinstance(end, SequenceCache) and spare(end):
             return
         if self.write_back:
             for item in self._conversations.items(end, spare):  # beginnings first: ends are worthless without
@@ -250,13 +250,8 @@ class Evictor:
         return too_many or held.nbytes > (1 - slack) * self.limits.budget_bytes
 
 
-def _last_used(end: ConversationEnd) -> float:
-    checkpoints = end.checkpoints if isinstance(end, Page) else []
-    return max(end.last_used, *(checkpoint.last_used for checkpoint in checkpoints), 0)
-
-
 def _oldest_first(ends: Iterable[ConversationEnd]) -> list[ConversationEnd]:
-    return sorted(ends, key=lambda end: (_last_used(end), end.number))
+    return sorted(ends, key=lambda end: (end.last_used, end.number))
 
 
 def _scored(item: CacheItem, now: float) -> tuple[float, int, CacheItem]:

@@ -250,8 +250,8 @@ type Holder = PageRun | SequenceCache
 """What stores the KV of pages."""
 type CacheItem = Page | Checkpoint | SequenceCache
 """What is evicted, and written to the disk, as one. Of a sequence cache that is written, the end is meant."""
-type ConversationEnd = Page | SequenceCache
-"""An idle sequence cache, or a page that is followed only by checkpoints."""
+type ConversationEnd = CacheItem
+"""An idle sequence cache, or a page or a checkpoint from which nothing goes on."""
 
 
 @owned_by(ENGINE)

@@ -47,6 +47,7 @@ def test_a_leaf_that_was_just_used_outlives_a_long_one_that_was_not_for_an_hour(
 SIZE = 12
 """Tokens of a conversation, if nothing else is said."""
 BYTES = SIZE * BYTES_OF_A_TOKEN
+SHARED = tuple(range(8))
 
 
 def talk(desk: Desk, conversation: int, length: int = SIZE) -> tuple[int, ...]:
@@ -157,6 +158,69 @@ def test_if_memory_is_short_what_nobody_used_for_half_an_hour_goes_as_a_whole(ca
     assert left(desk, old) == 200, "nothing goes while there is memory"
     desk.limit(budget_bytes=desk.metrics.stored_bytes - 1)
     assert left(desk, old) == 0 if goes_whole else 150 < left(desk, old) < 200
+
+
+# ---------------------------------------------------------------- states at the root, and at pages of others
+
+WITH_STATE = pytest.mark.parametrize("kind", ["hybrid", "recurrent", "windows"])
+
+
+def tails(desk: Desk) -> set[tuple[int, ...]]:
+    return {checkpoint.tail for checkpoint in desk.store.checkpoints}
+
+
+@WITH_STATE
+def test_a_prompt_shorter_than_a_page_goes_with_its_states_when_nobody_used_it_for_too_long(kind):
+    clock = Clock()
+    desk = Desk(kind, cache_ttl_s=10, clock=clock)
+    desk.serve((1, 2, 3), boundaries=(2,))
+    clock.now += 11
+    desk.cache.shrink()
+    check_cache(desk.cache)
+    assert (desk.metrics.stored_bytes, desk.metrics.checkpoints) == (0, 0)
+
+
+@WITH_STATE
+@pytest.mark.parametrize("shared", [(), SHARED], ids=["root", "shared page"])
+def test_states_of_an_unused_conversation_go_although_others_need_the_page_before_them(kind, shared):
+    """Also those that were left when its caches were split. What leads to the other one as well stays."""
+    clock = Clock()
+    desk = Desk(kind, cache_ttl_s=10, clock=clock)
+    used, first = (*shared, 5, 6, 7, 7, 7, 7), len(shared) + 1
+    for last in range(50, 53):
+        desk.serve((*shared, 5, last, last), boundaries=(first, first + 1))
+    desk.store.split_into_pages(desk.store.seq_caches[0])
+    for _ in range(2):
+        desk.serve(used, boundaries=(first, len(used) - 1))
+        clock.now += 6
+    desk.cache.shrink()
+    check_cache(desk.cache)
+    assert all(not tail or tail[0] in (5, 7) for tail in tails(desk))
+    assert not any(set(tail) & {50, 51, 52} for tail in tails(desk))
+    assert (5,) in tails(desk)
+    assert left(desk, used) == len(used)
+
+
+@WITH_STATE
+def test_states_go_with_the_conversations_that_are_too_many(kind):
+    desk = Desk(kind, max_conversations=2)
+    for last in range(50, 60):
+        desk.serve((5, last, last), boundaries=(1, 2))
+    assert {tail[1] for tail in tails(desk) if len(tail) > 1} <= {58, 59}
+    assert (5,) in tails(desk), "both begin with it"
+
+
+@WITH_STATE
+def test_a_state_from_which_a_running_sequence_goes_on_stays(kind):
+    clock = Clock()
+    desk = Desk(kind, cache_ttl_s=10, clock=clock)
+    running = desk.begin((*SHARED, 5, 6, 7, 7, 7, 7), boundaries=(len(SHARED) + 1,))
+    desk.serve((*SHARED, 50, 51), boundaries=(len(SHARED) + 1,))
+    clock.now += 11
+    desk.cache.shrink()
+    check_cache(desk.cache)
+    assert tails(desk) == {(5,)}
+    desk.end(running, (*SHARED, 5, 6, 7, 7, 7, 7))
 
 
 # ------------------------------------------------------------------------------------------------- the budget
