@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+from start_llm.cache.disk.item_files import page_before
 from start_llm.cache.page_store import PageStore
 from start_llm.cache.pages import CacheItem, Checkpoint, ConversationEnd, Page, SequenceCache
 from start_llm.core.thread_owners import ENGINE, owned_by
@@ -32,9 +33,8 @@ class Conversations:
         """
         items, below = [end], end
         while True:
-            page, tail = _before(below)
-            behind = [below]
-            for state in page.checkpoints.beginnings_of(tail):  # the longest comes first
+            page, behind = page_before(below), [below]
+            for state in page.checkpoints.beginnings_of(_tail(below, page)):  # the longest comes first
                 if spare(state) or _leads_on(state, [state, *behind]):
                     break
                 behind.append(state)
@@ -59,17 +59,15 @@ class Conversations:
             self._store.give_up(end)
 
 
-def _before(item: CacheItem) -> tuple[Page, tuple[int, ...]]:
-    """Return the page before an item, perhaps the root, and the tokens of the item after it."""
+def _tail(item: CacheItem, page: Page) -> tuple[int, ...]:
+    """Return the tokens of an item after the page before it."""
     match item:
-        case Page(parent=Page() as parent):
-            return parent, item.tokens
-        case Checkpoint():
-            return item.page, item.tail
-        case SequenceCache():
-            return item.end_page, item.end_page.tail_of(item)
         case Page():
-            raise ValueError("nothing is before a root")
+            return item.tokens
+        case Checkpoint():
+            return item.tail
+        case SequenceCache():
+            return page.tail_of(item)
 
 
 def _following(page: Page, tail: tuple[int, ...]) -> Iterator[CacheItem]:

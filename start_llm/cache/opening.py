@@ -139,7 +139,7 @@ class SequenceOpener:
         self, opened: OpenedSequence, ids: tuple[int, ...], kept: Sequence[KeptUntil]
     ) -> OpenedSequence:
         seq_cache = opened.seq_cache
-        seq_cache.kept = tuple(kept)
+        seq_cache.kept = (*seq_cache.kept, *kept)  # beside those of whose caches it took over
         seq_cache.note_kept()
         if not (kept and self.supports_reuse and self._layers.has_state):
             return opened

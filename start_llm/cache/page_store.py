@@ -112,11 +112,14 @@ class PageStore:
     def hand_over(self, given: SequenceCache, path: Sequence[Page], length: int) -> SequenceCache:
         """Return an active sequence cache, not admitted yet, with the caches of one that was removed.
 
+        What clients ask to keep after the last full page is carried on; pages and states know it themselves.
+
         Args:
             path: the full pages of its first `length` tokens, which the caches hold.
         """
         taken = SequenceCache(given.caches, given.root, given.tokens[:length], list(path))
-        taken.shared_prefix_length, taken.kept = given.shared_prefix_length, given.kept
+        taken.shared_prefix_length = given.shared_prefix_length
+        taken.kept = tuple(place for place in given.kept if taken.end_page.end < place.tokens <= length)
         given.set_caches([])
         for page in path:
             if page.holder is given:
@@ -199,8 +202,7 @@ class PageStore:
             if tail:
                 page = self.tree.insert(seq_cache.end_page, tail, run, seq_cache.last_used)
                 page.uses = 0 if seq_cache.is_given_up else page.uses
-                kept = (place.until for place in seq_cache.kept if page.start < place.tokens <= page.end)
-                page.kept_until = max(page.kept_until, *kept, 0)
+                page.kept_until = max(page.kept_until, seq_cache.kept_until)
         seq_cache.set_caches([])
 
     def _move_to_others(self, pages: list[Page]) -> None:
@@ -265,7 +267,7 @@ class PageStore:
             undo.pop_all()
 
     def discard(self, seq_cache: SequenceCache) -> None:
-        """Drop a sequence cache whose content is unknown, and the states that it kept. None of it is reused."""
+        """Drop a sequence cache whose content is unknown, with the states kept of it. None of it is reused."""
         for page in (seq_cache.root, *seq_cache.path):
             self.checkpoints.drop_kept_by(seq_cache, page)
         self.forget(seq_cache)

@@ -139,6 +139,12 @@ class SequenceCache:
         is_awaited = self.is_paused or self.is_unopened
         return len(self.tokens) if is_awaited else self.shared_prefix_length
 
+    @property
+    def kept_until(self) -> float:
+        """Until when a client asks to keep tokens after the last full page; 0 if none does."""
+        start, end = self.end_page.end, len(self.tokens)
+        return max((place.until for place in self.kept if start < place.tokens <= end), default=0)
+
     def note_kept(self) -> None:
         """Note on its pages and checkpoints until when they are to stay, as far as the tokens reach."""
         for tokens, until in self.kept:
@@ -313,7 +319,7 @@ class PageTree:
     def insert(self, parent: Page, tokens: tuple[int, ...], holder: Holder, now: float) -> Page:
         """Return the page of `tokens` after `parent`: the existing one, or a new one that `holder` stores.
 
-        Shorter pages that are a prefix of a new one are removed.
+        Shorter pages that are a prefix of a new one are removed; it stays as long as they were to stay.
         """
         key, known = self._place(parent, tokens)
         if known is not None:
@@ -321,9 +327,10 @@ class PageTree:
             if known.holder is None:
                 self.hold(known, holder)
             return known
-        for short in list(parent.by_tokens.beginnings_of(tokens)):
-            self.remove(short)
         page = Page(key, parent, tokens, parent.end + len(tokens), None, last_used=now)
+        for short in list(parent.by_tokens.beginnings_of(tokens)):
+            page.kept_until = max(page.kept_until, short.kept_until)
+            self.remove(short)
         parent.children[key] = page
         parent.by_tokens.append(page)
         self.count += 1

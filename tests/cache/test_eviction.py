@@ -1,16 +1,20 @@
 """Old, short and rarely used things go first, and no more than has to."""
 
 import math
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from start_llm.cache import eviction
 from start_llm.cache.conversations import Conversations
 from start_llm.cache.eviction import retention_score
+from start_llm.cache.pages import CacheItem, Checkpoint, Page
 from start_llm.cache.plan import plan_restore
 from tests.cache.desk import NETWORKS, Clock, Desk
-from tests.cache.fakes import BYTES_OF_A_STATE, BYTES_OF_A_TOKEN
+from tests.cache.fakes import BYTES_OF_A_STATE, BYTES_OF_A_TOKEN, OutOfMemory
 from tests.cache.integrity import check_cache
 
 LENGTHS = st.integers(0, 10**6)
@@ -323,3 +327,74 @@ def test_what_is_listed_twice_is_let_go_once():
     desk.cache.shrink()
     check_cache(desk.cache)
     assert (desk.metrics.stored_bytes, desk.metrics.pages, desk.metrics.checkpoints) == (0, 0, 0)
+
+
+# --------------------------------------------------------------------------------- what goes is written before
+
+
+class Saving:
+    """Takes what is evicted. It fails if it is broken."""
+
+    def __init__(self, *, is_broken: bool = False) -> None:
+        self.saved: list[CacheItem] = []
+        self.is_broken = is_broken
+
+    def save(self, victim: CacheItem) -> None:
+        if self.is_broken:
+            raise OutOfMemory("no copy")
+        self.saved.append(victim)
+
+    def is_dispensable(self, item: CacheItem) -> bool:
+        return False
+
+    def touch(self, path: Sequence[Page]) -> None:
+        pass
+
+    def note_change(self) -> None:
+        pass
+
+
+def saving(desk: Desk, **options: bool) -> Saving:
+    taker: Any = Saving(**options)
+    desk.cache._evictor.write_back = desk.cache.disk.write_back = taker
+    return taker
+
+
+def test_states_that_go_for_their_share_are_written_before():
+    desk = Desk("hybrid", budget=10_000)
+    taker = saving(desk)
+    for n in range(45):
+        desk.serve(range(1000 * n, 1000 * n + 8), boundaries=(4,))
+    assert all(isinstance(item, Checkpoint) for item in taker.saved)
+    assert desk.metrics.evictions == len(taker.saved) > 0
+
+
+@pytest.mark.parametrize("kind", ["attention", "hybrid"])
+@pytest.mark.parametrize("limits", [{}, {"max_conversations": 2}], ids=["memory", "number"])
+def test_what_cannot_be_written_goes_and_the_request_goes_on(kind, limits, capsys):
+    desk = Desk(kind, budget=600, **limits)
+    saving(desk, is_broken=True)
+    for n in range(8):
+        desk.serve(range(1000 * n, 1000 * n + SIZE), boundaries=(4,))
+    assert desk.metrics.evictions > 4
+    assert left(desk, tuple(range(7000, 7000 + SIZE))) > 0
+    assert capsys.readouterr().err == "What is evicted is not on the disk: OutOfMemory: no copy\n"
+
+
+# -------------------------------------------------------------------------------------------------------- work
+
+
+def test_where_nothing_is_due_nothing_is_sorted(monkeypatch):
+    desk = Desk(max_conversations=50, cache_ttl_s=10**6)
+    for n in range(20):
+        talk(desk, n)
+    sorted_ends = list[int]()
+
+    def count(ends: Iterable[CacheItem]) -> list[CacheItem]:
+        listed = list(ends)
+        sorted_ends.append(len(listed))
+        return listed
+
+    monkeypatch.setattr(eviction, "_oldest_first", count)
+    desk.cache.shrink()
+    assert sum(sorted_ends) == 0
