@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from start_llm.cache.cache_counts import CacheCounts
 from start_llm.cache.checkpoints import CheckpointKeeper
 from start_llm.cache.disk.prompt_disk import PromptDisk
+from start_llm.cache.kept_shares import note_kept
 from start_llm.cache.layers import Layers
 from start_llm.cache.pages import KeptUntil, PageTree, SequenceCache
 from start_llm.cache.plan import RestorePlan, in_front_of_image, without_cutting
@@ -140,7 +141,7 @@ class SequenceOpener:
     ) -> OpenedSequence:
         seq_cache = opened.seq_cache
         seq_cache.kept = (*seq_cache.kept, *kept)  # beside those of whose caches it took over
-        seq_cache.note_kept()
+        note_kept(seq_cache)
         if not (kept and self.supports_reuse and self._layers.has_state):
             return opened
         ends = {

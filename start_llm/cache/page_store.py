@@ -267,7 +267,7 @@ class PageStore:
             undo.pop_all()
 
     def discard(self, seq_cache: SequenceCache) -> None:
-        """Drop a sequence cache whose content is unknown, with the states kept of it. None of it is reused."""
+        """Drop a sequence cache whose content is unknown, with its states. None of it is reused."""
         for page in (seq_cache.root, *seq_cache.path):
             self.checkpoints.drop_kept_by(seq_cache, page)
         self.forget(seq_cache)

@@ -145,20 +145,6 @@ class SequenceCache:
         start, end = self.end_page.end, len(self.tokens)
         return max((place.until for place in self.kept if start < place.tokens <= end), default=0)
 
-    def note_kept(self) -> None:
-        """Note on its pages and checkpoints until when they are to stay, as far as the tokens reach."""
-        for tokens, until in self.kept:
-            if tokens > len(self.tokens):
-                continue
-            before = self.root
-            for page in self.path:
-                if page.start < tokens:
-                    page.kept_until = max(page.kept_until, until)
-                if page.end <= tokens:
-                    before = page
-            for checkpoint in before.checkpoints.equal_to(tuple(self.tokens[before.end : tokens])):
-                checkpoint.kept_until = max(checkpoint.kept_until, until)
-
 
 @dataclass(eq=False, slots=True)
 class Checkpoint:

@@ -28,6 +28,7 @@ from start_llm.cache.disk.followed_restores import FollowedRestores
 from start_llm.cache.disk.prompt_disk import PromptDisk
 from start_llm.cache.disk.write_back import WriteBack
 from start_llm.cache.eviction import EvictionLimits, Evictor
+from start_llm.cache.kept_shares import note_kept
 from start_llm.cache.layers import Layers
 from start_llm.cache.opening import SequenceOpener
 from start_llm.cache.page_store import PageStore
@@ -165,7 +166,7 @@ class PromptCache:
         self._extend(seq_cache)
         if keep_state:
             self._checkpoints.keep(seq_cache, self._clock(), ahead)
-        seq_cache.note_kept()
+        note_kept(seq_cache)
         self.shrink()
 
     def _extend(self, seq_cache: SequenceCache) -> None:
@@ -203,7 +204,7 @@ class PromptCache:
             self._layers.materialize(caches)
             seq_cache.tokens = list(tokens)
             self._extend(seq_cache)
-            seq_cache.note_kept()
+            note_kept(seq_cache)
             seq_cache.shared_prefix_length = min(seq_cache.shared_prefix_length, len(seq_cache.tokens))
             # What idle work was restored from is others', who have not given it up.
             seq_cache.is_paused = is_paused

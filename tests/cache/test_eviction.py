@@ -329,7 +329,7 @@ def test_what_is_listed_twice_is_let_go_once():
     assert (desk.metrics.stored_bytes, desk.metrics.pages, desk.metrics.checkpoints) == (0, 0, 0)
 
 
-# --------------------------------------------------------------------------------- what goes is written before
+# -------------------------------------------------------------------------------- what goes is written before
 
 
 class Saving:
@@ -381,7 +381,7 @@ def test_what_cannot_be_written_goes_and_the_request_goes_on(kind, limits, capsy
     assert capsys.readouterr().err == "What is evicted is not on the disk: OutOfMemory: no copy\n"
 
 
-# -------------------------------------------------------------------------------------------------------- work
+# ------------------------------------------------------------------------------------------------------- work
 
 
 def test_where_nothing_is_due_nothing_is_sorted(monkeypatch):

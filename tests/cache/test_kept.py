@@ -9,11 +9,12 @@ import pytest
 
 from start_llm.cache.checkpoints import MAX_OF_A_CONVERSATION, checkpoint_to_drop
 from start_llm.cache.kept_shares import beyond_their_share
+from start_llm.cache.kv_format import KVFormat
 from start_llm.cache.page_store import PageStore
 from start_llm.cache.pages import KeptUntil, Page, PageTree
 from start_llm.core.prompt import KeptPrefix
-from tests.cache.conversations import Cached
-from tests.cache.fakes import FakeLayers, run
+from tests.cache.conversations import PAGE, Cached
+from tests.cache.fakes import BYTES_OF_A_TOKEN, FakeLayers, run
 from tests.cache.integrity import check_cache
 from tests.cache.test_checkpoints import CHEAP, Conversations
 from tests.engine.harness import engine_request
@@ -113,18 +114,29 @@ def test_a_key_that_marks_everything_has_no_more_than_its_share(has_state: bool)
 
 @pytest.mark.parametrize(("keys", "pages"), [(1, 4), (2, 4), (4, 2), (8, 1)])
 def test_a_key_has_a_quarter_and_all_of_them_a_half(keys: int, pages: int):
-    """Each has eight pages of sixteen tokens in a budget of 256; later pages were used later."""
+    """Each has eight pages of sixteen tokens in a budget for 256; later pages were used later."""
     store = PageStore(FakeLayers(), 16)
-    store.token_bytes = 1
+    store.token_bytes = BYTES_OF_A_TOKEN
     for key in range(keys):
         page = store.tree.root(bytes([key]))
         for number in range(8):
             page = store.tree.insert(page, (number,) * 16, run((number,) * 16, page.end), now=number)
             page.kept_until = 100.0
-    beyond = beyond_their_share(store, 256, 0, now=50.0)
+    beyond = beyond_their_share(store, 256 * BYTES_OF_A_TOKEN, 0, now=50.0)
     assert len(beyond) == keys * (8 - pages)
     assert min(page.end for page in beyond if isinstance(page, Page)) == 16 * (pages + 1), "beginnings stay"
-    assert not beyond_their_share(store, 256, 0, now=100.0), "their time is over"
+    assert not beyond_their_share(store, 256 * BYTES_OF_A_TOKEN, 0, now=100.0), "their time is over"
+
+
+def test_pages_count_with_the_bytes_that_they_have_when_they_are_quantised():
+    """Of 18 pages, a quarter of the budget holds nine that are exact, and all of them at 8 bits and less."""
+    stepper = keeping(Clock(), kv=KVFormat(8, 32, PAGE))
+    say(stepper, prompt(1, 18 * PAGE), (18 * PAGE - 1, HOUR))
+    store, budget = stepper.cache._store, 4 * 9 * PAGE * TOKEN_BYTES
+    assert len(beyond_their_share(store, budget, 0, now=0)) == 9, "they are exact in the caches"
+    for seq_cache in store.seq_caches:
+        store.split_into_pages(seq_cache)
+    assert not beyond_their_share(store, budget, 0, now=0)
 
 
 def test_what_is_restored_stays_anew():
