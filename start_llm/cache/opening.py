@@ -11,7 +11,7 @@ from start_llm.cache.checkpoints import CheckpointKeeper
 from start_llm.cache.disk.prompt_disk import PromptDisk
 from start_llm.cache.kept_shares import note_kept
 from start_llm.cache.layers import Layers
-from start_llm.cache.pages import KeptUntil, PageTree, SequenceCache
+from start_llm.cache.pages import KeptUntil, Page, PageTree, SequenceCache
 from start_llm.cache.plan import RestorePlan, in_front_of_image, without_cutting
 from start_llm.cache.prompt_lookup import PromptLookup, PromptMatch, message_ends
 from start_llm.cache.restore import Restorer
@@ -122,7 +122,8 @@ class SequenceOpener:
         has_begun = len(ids) > before.prompt_length
         repeated_tokens = len(ids) if has_begun else before.repeated_tokens
         match = self.lookup.match(ids, salt, most)
-        opened = self._open(match, boundaries, repeated_tokens, before.prompt_length, room)
+        opened = self._open(match, boundaries, repeated_tokens, before.prompt_length, room, is_reopened=True)
+        opened.seq_cache.is_prompt_counted = before.is_prompt_counted
         return self._with_kept(opened, ids, before.kept)
 
     def with_kept(
@@ -160,6 +161,7 @@ class SequenceOpener:
         room: int,
         *,
         is_idle_work: bool = False,
+        is_reopened: bool = False,
     ) -> OpenedSequence:
         if not self.supports_reuse:
             seq_cache = SequenceCache(self._layers.fresh(room), match.root)
@@ -170,7 +172,7 @@ class SequenceOpener:
         if is_idle_work:
             now = _last_use(plan)
         else:
-            self._use(plan, now)
+            self._use(plan, now, adds_user=not is_reopened)
         if plan.is_cut:
             self.counts.note_cut_image()
         seq_cache = self.restorer.restore(plan, match.root, ids, room)
@@ -187,11 +189,14 @@ class SequenceOpener:
             positions = self.checkpoints.positions(seq_cache, ids, pages, ever_computed, repeated_tokens)
         return OpenedSequence(seq_cache, positions, restored, plan.reused_in_place is not None)
 
-    def _use(self, plan: RestorePlan, now: float) -> None:
-        for page in plan.path:
-            page.last_used, page.uses = now, page.uses + 1
-        if plan.checkpoint:
-            plan.checkpoint.last_used = now
+    def _use(self, plan: RestorePlan, now: float, *, adds_user: bool = True) -> None:
+        """Note that what a plan restores is used, by a sequence that has used it before or by another one."""
+        tail = [plan.tail.item] if plan.tail else []
+        checkpoint = [plan.checkpoint] if plan.checkpoint else []
+        for item in dict.fromkeys((*plan.path, *tail, *checkpoint)):
+            item.last_used = now
+            if adds_user and isinstance(item, Page):
+                item.uses += 1
         if self.disk.write_back:
             self.disk.write_back.touch(plan.path)
 

@@ -319,8 +319,13 @@ class PageStore:
 
 
 def _stretches(path: list[Page]) -> Iterator[tuple[Holder, int, int]]:
-    """Yield the runs and sequence caches that store the path, each with its start and end position."""
+    """Yield the runs and sequence caches that store the path, each with its start and end position.
+
+    Raises:
+        ValueError: the KV of a page is lost.
+    """
     for _, group in groupby(path, key=lambda page: id(page.holder)):
         pages = list(group)
-        if pages[0].holder is not None:
-            yield pages[0].holder, pages[0].start, pages[-1].end
+        if pages[0].holder is None:
+            raise ValueError("a page whose KV is lost cannot be restored")
+        yield pages[0].holder, pages[0].start, pages[-1].end

@@ -92,6 +92,7 @@ class SequenceCache:
         boundaries: ends of the prompt's messages.
         kept: its beginnings that clients ask to keep.
         prompt_length, repeated_tokens: tokens of the prompt, and of its messages that were computed before.
+        is_prompt_counted: all tokens of the prompt were counted as computed or restored.
         is_given_up: its client went away before the reply was complete.
         is_idle_work: nobody asked for it yet, so that it counts as used when its beginning was.
         number: see `Page`.
@@ -110,6 +111,7 @@ class SequenceCache:
     kept: tuple[KeptUntil, ...] = ()
     prompt_length: int = 0
     repeated_tokens: int = 0
+    is_prompt_counted: bool = False
     is_given_up: bool = False
     is_idle_work: bool = False
     fetch_from_batch: Callable[[], list[Any]] | None = None
