@@ -139,6 +139,8 @@ class CheckpointStore:
 def _earlier_state(seq_cache: SequenceCache) -> EarlierState | None:
     """Return the last state that was kept of these tokens."""
     for page in reversed([seq_cache.root, *seq_cache.path]):
+        if not page.checkpoints:
+            continue
         if last := next(page.checkpoints.beginnings_of(page.tail_of(seq_cache)), None):
             return EarlierState(last.state, len(seq_cache.tokens) - last.position)
     return None

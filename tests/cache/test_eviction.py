@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from start_llm.cache import eviction
+from start_llm.cache import checkpoint_store, eviction
 from start_llm.cache.conversations import Conversations
 from start_llm.cache.eviction import retention_score
 from start_llm.cache.pages import CacheItem, Checkpoint, Page
@@ -398,3 +398,16 @@ def test_where_nothing_is_due_nothing_is_sorted(monkeypatch):
     monkeypatch.setattr(eviction, "_oldest_first", count)
     desk.cache.shrink()
     assert sum(sorted_ends) == 0
+
+
+def test_the_state_before_is_looked_for_only_where_states_are(monkeypatch):
+    """A prompt of a hundred pages, none of which has a state behind it."""
+    desk = Desk("windows")
+    seq_cache = desk.begin(range(400)).seq_cache
+    for checkpoint in desk.store.checkpoints:
+        desk.store.checkpoints.drop(checkpoint)
+    tails = list[Page]()
+    monkeypatch.setattr(Page, "tail_of", lambda page, _: tails.append(page) or ())
+    assert checkpoint_store._earlier_state(seq_cache) is None
+    assert len(seq_cache.path) == 99
+    assert not tails
