@@ -136,7 +136,7 @@ class KVPieces:
         return len(self._leaves)
 
     def bytes_of(self, start: int, end: int) -> int:
-        """Return the bytes of the tokens between these positions, once `keep` was called for each leaf."""
+        """Return the bytes that the tokens between these positions take once `keep` has run for each leaf."""
         exact = max(min(end, self._packer.format.start) - start, 0) if self._packer else end - start
         return sum(
             exact * token_bytes + (end - start - exact) * self._packed_bytes(index)

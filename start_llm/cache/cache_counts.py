@@ -53,8 +53,9 @@ class CacheCounts:
         self._metrics.cut_images += 1
 
     def note_computed(self, seq_cache: SequenceCache, start: int, end: int, *, decodes: bool) -> None:
-        """Count computed prompt tokens, with the last one if a decode step computes it; that one once, however
-        often its sequence is preempted.
+        """Count computed prompt tokens, with the last one if a decode step computes it.
+
+        A sequence that was preempted counts that one once.
         """
         is_complete = decodes and end == seq_cache.prompt_length - 1
         if is_complete and not seq_cache.is_prompt_counted:

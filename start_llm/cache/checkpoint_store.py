@@ -50,7 +50,7 @@ class SharedArrays:
 
 @owned_by(ENGINE)
 class CheckpointStore:
-    """The checkpoints of one network. Each stands also at its page, by its tail."""
+    """The checkpoints of one network. The index of each one's page has it too, by its tail."""
 
     def __init__(self, layers: Layers, tree: PageTree) -> None:
         self._layers = layers

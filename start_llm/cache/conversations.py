@@ -1,4 +1,4 @@
-"""Find and drop conversations: what leads to an end, back to what is needed elsewhere.
+"""List the ends of conversations, and drop a conversation from its end back to what others need.
 
 Owned by the engine thread.
 """

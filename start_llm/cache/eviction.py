@@ -136,7 +136,10 @@ class Evictor:
         return self._store.usage - MemoryUsage(self._store.tree.unused_run_bytes)
 
     def _has_tidied(self, active: MemoryUsage, shortage: int) -> bool:
-        """Trim runs until the limits hold; `tidy` does the rest later. True if anything was trimmed."""
+        """Trim runs until the limits hold. `PromptCache.tidy` trims the rest later.
+
+        Returns whether there was a reason to.
+        """
 
         def is_enough() -> bool:
             return not shortage and not self._is_beyond(self._store.usage + active, free_share=_RESERVE)

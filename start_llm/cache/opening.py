@@ -11,7 +11,7 @@ from start_llm.cache.checkpoints import CheckpointKeeper
 from start_llm.cache.disk.prompt_disk import PromptDisk
 from start_llm.cache.kept_shares import note_kept
 from start_llm.cache.layers import Layers
-from start_llm.cache.pages import KeptUntil, Page, PageTree, SequenceCache
+from start_llm.cache.pages import KeptUntil, PageTree, SequenceCache
 from start_llm.cache.plan import RestorePlan, in_front_of_image, without_cutting
 from start_llm.cache.prompt_lookup import PromptLookup, PromptMatch, message_ends
 from start_llm.cache.restore import Restorer
@@ -89,6 +89,8 @@ class SequenceOpener:
             most: tokens to restore at most; None: as many as there are.
         """
         match = self.lookup.match(ids, salt, most)
+        for page in match.plan.path:  # one that is reopened has counted for its pages already
+            page.uses += 1
         opened = self._open(match, boundaries, repeated_tokens, len(ids), room)
         self.counts.note_lookup(opened.restored, is_in_place=opened.is_in_place)
         return opened
@@ -96,8 +98,8 @@ class SequenceOpener:
     def open_for_idle_work(
         self, ids: tuple[int, ...], salt: bytes, boundaries: Sequence[int], *, most: int | None = None
     ) -> OpenedSequence:
-        """Restore a prompt for which nobody waits; see `open`. Nothing counts as used or looked up, and no
-        sequence cache loses a token.
+        """Restore a prompt for which nobody waits; see `open`. Nothing that is restored counts as used, no
+        lookup is counted, and what sequence caches have is copied where they would lose tokens.
         """
         match = self.lookup.match(ids, salt, most)
         match = replace(match, plan=without_cutting(match.plan))
@@ -122,7 +124,7 @@ class SequenceOpener:
         has_begun = len(ids) > before.prompt_length
         repeated_tokens = len(ids) if has_begun else before.repeated_tokens
         match = self.lookup.match(ids, salt, most)
-        opened = self._open(match, boundaries, repeated_tokens, before.prompt_length, room, is_reopened=True)
+        opened = self._open(match, boundaries, repeated_tokens, before.prompt_length, room)
         opened.seq_cache.is_prompt_counted = before.is_prompt_counted
         return self._with_kept(opened, ids, before.kept)
 
@@ -161,7 +163,6 @@ class SequenceOpener:
         room: int,
         *,
         is_idle_work: bool = False,
-        is_reopened: bool = False,
     ) -> OpenedSequence:
         if not self.supports_reuse:
             seq_cache = SequenceCache(self._layers.fresh(room), match.root)
@@ -172,7 +173,7 @@ class SequenceOpener:
         if is_idle_work:
             now = _last_use(plan)
         else:
-            self._use(plan, now, adds_user=not is_reopened)
+            self._use(plan, now)
         if plan.is_cut:
             self.counts.note_cut_image()
         seq_cache = self.restorer.restore(plan, match.root, ids, room)
@@ -189,14 +190,11 @@ class SequenceOpener:
             positions = self.checkpoints.positions(seq_cache, ids, pages, ever_computed, repeated_tokens)
         return OpenedSequence(seq_cache, positions, restored, plan.reused_in_place is not None)
 
-    def _use(self, plan: RestorePlan, now: float, *, adds_user: bool = True) -> None:
-        """Note that what a plan restores is used, by a sequence that has used it before or by another one."""
-        tail = [plan.tail.item] if plan.tail else []
-        checkpoint = [plan.checkpoint] if plan.checkpoint else []
-        for item in dict.fromkeys((*plan.path, *tail, *checkpoint)):
-            item.last_used = now
-            if adds_user and isinstance(item, Page):
-                item.uses += 1
+    def _use(self, plan: RestorePlan, now: float) -> None:
+        """Note that what a plan restores from is used now."""
+        for item in (*plan.path, plan.tail and plan.tail.item, plan.checkpoint):
+            if item:
+                item.last_used = now
         if self.disk.write_back:
             self.disk.write_back.touch(plan.path)
 
@@ -205,7 +203,7 @@ class SequenceOpener:
     def peek(
         self, ids: tuple[int, ...], salt: bytes, boundaries: Sequence[int], repeated_tokens: int = 0
     ) -> Restored:
-        """Return what `open` would restore, without changing or counting anything."""
+        """Return what `open` would restore. Nothing of it is restored, and nothing counts as looked up."""
         if not self.supports_reuse:
             return _OFF
         match = self.lookup.match(ids, salt)

@@ -161,7 +161,7 @@ class PageStore:
             return holder.stored.part(start, end)
         return self.layers.borrow(holder.readable(), start, end)
 
-    def detach_tail_pages(self, seq_cache: SequenceCache, length: int) -> None:
+    def detach_pages_after(self, seq_cache: SequenceCache, length: int) -> None:
         """Drop a removed sequence cache's pages after `length`; reassign or copy those that are needed."""
         after = [page for page in self._held(seq_cache) if page.end > length]
         while after and after[-1].has_nothing_after:

@@ -91,7 +91,8 @@ class SequenceCache:
         last_used: seconds on the cache's clock.
         boundaries: ends of the prompt's messages.
         kept: its beginnings that clients ask to keep.
-        prompt_length, repeated_tokens: tokens of the prompt, and of its messages that were computed before.
+        prompt_length: tokens of the prompt.
+        repeated_tokens: those at its beginning that were computed before, or whose messages were.
         is_prompt_counted: all tokens of the prompt were counted as computed or restored.
         is_given_up: its client went away before the reply was complete.
         is_idle_work: nobody asked for it yet, so that it counts as used when its beginning was.
@@ -188,10 +189,11 @@ class Page:
     """Consecutive tokens that follow a parent page. A page shorter than the page size has no children.
 
     Attributes:
-        key: hash of the salt and of all tokens up to the end of this page.
+        key: hash of the root's salt and of all tokens up to the end of this page; hashed once more for each
+            page with other tokens that has the same.
         end: number of tokens up to the end of this page.
         holder: stores the page's KV. None: the KV is lost (or the page is a root).
-        uses: sequences that computed it or were restored from it; one that was given up does not count.
+        uses: sequences that computed it or were restored from all of it. 0: one, and its client gave it up.
         kept_until: seconds on the cache's clock until which a client asks to keep it.
         number: of two items with the same score, the one with the lower number is evicted first. Processes
             that do the same number them in the same order.

@@ -44,8 +44,8 @@ class PromptCache:
     """The KV and state of one network that outlive their requests.
 
     Args:
-        limits: None: nothing outlives its request, and every prompt is computed in full. It is the same if
-            the layers have a class that cannot be stored.
+        limits: of what is kept. If there are none, or if a layer's cache is of a class that cannot be stored,
+            nothing outlives its request, and every prompt is computed in full.
         page_size: tokens of a full page.
         identity: fingerprint of the weights and of all else that KV depends on; see `models.identity`.
         clock: returns seconds.
@@ -201,7 +201,7 @@ class PromptCache:
         with self._store.rollback_on_error(seq_cache):
             self._note_use(seq_cache)
             seq_cache.set_caches(caches)
-            self._layers.materialize(caches)
+            self._layers.compact(caches)
             seq_cache.tokens = list(tokens)
             self._extend(seq_cache)
             note_kept(seq_cache)
@@ -246,7 +246,7 @@ class PromptCache:
 
     @contextmanager
     def shrinking_once(self) -> Generator[None]:
-        """Evict at the end of the block, once for all that its sequences have computed or left.
+        """Evict once, at the end of the block, for all that is computed or closed in it.
 
         Each time, the memory of every sequence is counted.
         """

@@ -86,7 +86,7 @@ def test_compressed_attention_does_not_notice_that_its_caches_were_settled(netwo
     settled, other = layers.fresh(), layers.fresh()
     for caches in (settled, other):
         compute(network, caches, IDS[:30])
-    layers.materialize(settled)
+    layers.compact(settled)
     expected = compute(network, other, IDS[30:40])
     assert mx.allclose(compute(network, settled, IDS[30:40]), expected, atol=NEAR)
 
