@@ -82,7 +82,8 @@ class CheckpointStore:
         return self.usage.nbytes / len(self._checkpoints) if self._checkpoints else 0.0
 
     def keep(self, seq_cache: SequenceCache, reach: int = 0, ahead: int = 0) -> Checkpoint | None:
-        """Add a checkpoint at the end of a sequence cache's tokens; None if there is one already.
+        """Add a checkpoint at the end of a sequence cache's tokens. If there is one already, that is as young
+        from then on, and None is returned.
 
         Args:
             reach: tokens by which it should be possible to take its state back, or to the state before it.
@@ -90,7 +91,8 @@ class CheckpointStore:
         """
         page = seq_cache.end_page
         tail = tuple(seq_cache.tokens[page.end :])
-        if page.checkpoints.equal_to(tail):
+        for known in page.checkpoints.equal_to(tail):
+            known.last_used = max(known.last_used, seq_cache.last_used)
             return None
         tail_cut = _longer_tail(page, tail)
         if tail and tail_cut is None:

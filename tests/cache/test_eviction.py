@@ -215,6 +215,20 @@ def test_states_go_with_the_conversations_that_are_too_many(kind):
 
 
 @WITH_STATE
+def test_the_state_at_the_end_of_caches_that_are_cut_up_is_as_young_as_they_are(kind):
+    """It was kept on the way, before the conversation went on in place and was given up there."""
+    clock = Clock()
+    desk = Desk(kind, clock=clock)
+    for _ in range(2):
+        clock.now += 100
+        opened = desk.cache.opener.open((*range(10), 77), b"", (9,))
+        desk.compute(opened, range(9))
+        desk.end(opened, range(9))
+    desk.store.split_into_pages(*desk.store.seq_caches)
+    assert [end.last_used for end in Conversations(desk.store).ends()] == [clock.now]
+
+
+@WITH_STATE
 def test_a_state_from_which_a_running_sequence_goes_on_stays(kind):
     clock = Clock()
     desk = Desk(kind, cache_ttl_s=10, clock=clock)
