@@ -116,7 +116,8 @@ class KVPieces:
     """Consecutive tokens of all trimmable leaves. Each leaf has its own pieces and can be cut by itself.
 
     Args:
-        leaves: arrays whose first token is at position `start`.
+        leaves: arrays whose first token is at position `start`; () for a leaf that stays empty, which has no
+            pieces.
         packer: quantises what is kept; None keeps it as it is.
 
     Attributes:
@@ -124,7 +125,7 @@ class KVPieces:
     """
 
     def __init__(self, leaves: Sequence[Arrays], start: int = 0, packer: KVQuantizer | None = None) -> None:
-        self._leaves = [[_Piece(start, arrays)] for arrays in leaves]
+        self._leaves = [[_Piece(start, arrays)] if arrays else [] for arrays in leaves]
         self._packer = packer
         self.nbytes = sum(array.nbytes for arrays in leaves for array in arrays)
         self.arrays = sum(len(arrays) for arrays in leaves)
@@ -135,7 +136,7 @@ class KVPieces:
         return len(self._leaves)
 
     def bytes_of(self, start: int, end: int) -> int:
-        """Return the bytes of the tokens between these positions, once `keep` was called for each leaf."""
+        """Return the bytes that the tokens between these positions take once `keep` has run for each leaf."""
         exact = max(min(end, self._packer.format.start) - start, 0) if self._packer else end - start
         return sum(
             exact * token_bytes + (end - start - exact) * self._packed_bytes(index)

@@ -53,9 +53,14 @@ class CacheCounts:
         self._metrics.cut_images += 1
 
     def note_computed(self, seq_cache: SequenceCache, start: int, end: int, *, decodes: bool) -> None:
-        """Count computed prompt tokens, with the last one if a decode step computes it."""
-        if decodes and end == seq_cache.prompt_length - 1:
+        """Count computed prompt tokens, with the last one if a decode step computes it.
+
+        A sequence that was preempted counts that one once.
+        """
+        is_complete = decodes and end == seq_cache.prompt_length - 1
+        if is_complete and not seq_cache.is_prompt_counted:
             end += 1
+            seq_cache.is_prompt_counted = True
         self._metrics.computed_tokens += end - start
         if self._supports_reuse:
             self._metrics.unavoidable_tokens += end - min(max(start, seq_cache.repeated_tokens), end)

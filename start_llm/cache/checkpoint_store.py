@@ -50,7 +50,7 @@ class SharedArrays:
 
 @owned_by(ENGINE)
 class CheckpointStore:
-    """The checkpoints of one network. Each stands also at its page, by its tail."""
+    """The checkpoints of one network. The index of each one's page has it too, by its tail."""
 
     def __init__(self, layers: Layers, tree: PageTree) -> None:
         self._layers = layers
@@ -82,7 +82,8 @@ class CheckpointStore:
         return self.usage.nbytes / len(self._checkpoints) if self._checkpoints else 0.0
 
     def keep(self, seq_cache: SequenceCache, reach: int = 0, ahead: int = 0) -> Checkpoint | None:
-        """Add a checkpoint at the end of a sequence cache's tokens; None if there is one already.
+        """Add a checkpoint at the end of a sequence cache's tokens. If there is one already, that is as young
+        from then on, and None is returned.
 
         Args:
             reach: tokens by which it should be possible to take its state back, or to the state before it.
@@ -90,7 +91,8 @@ class CheckpointStore:
         """
         page = seq_cache.end_page
         tail = tuple(seq_cache.tokens[page.end :])
-        if page.checkpoints.equal_to(tail):
+        for known in page.checkpoints.equal_to(tail):
+            known.last_used = max(known.last_used, seq_cache.last_used)
             return None
         tail_cut = _longer_tail(page, tail)
         if tail and tail_cut is None:
@@ -101,7 +103,7 @@ class CheckpointStore:
             state = self._layers.state(seq_cache.caches, reach, earlier, ahead)
         else:
             state = self._layers.state(seq_cache.caches, reach, ahead=ahead)
-        checkpoint = Checkpoint(page, tail, state, tail_cut, seq_cache.last_used)
+        checkpoint = Checkpoint(page, tail, state, tail_cut, seq_cache.last_used, kept_by=seq_cache.number)
         self._states.hold(state)
         self._states.hold(tail_cut)
         self._share_tail(checkpoint)
@@ -129,10 +131,18 @@ class CheckpointStore:
             page = self._tree.remove(page)
         return page
 
+    def drop_kept_by(self, seq_cache: SequenceCache, page: Page) -> None:
+        """Drop those of a page's checkpoints that are states of this sequence cache."""
+        for checkpoint in [*page.checkpoints]:
+            if checkpoint.kept_by == seq_cache.number:
+                self.drop(checkpoint)
+
 
 def _earlier_state(seq_cache: SequenceCache) -> EarlierState | None:
     """Return the last state that was kept of these tokens."""
     for page in reversed([seq_cache.root, *seq_cache.path]):
+        if not page.checkpoints:
+            continue
         if last := next(page.checkpoints.beginnings_of(page.tail_of(seq_cache)), None):
             return EarlierState(last.state, len(seq_cache.tokens) - last.position)
     return None

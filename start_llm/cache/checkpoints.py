@@ -55,6 +55,8 @@ class CheckpointKeeper:
     def keep(self, seq_cache: SequenceCache, now: float, ahead: int = 0) -> None:
         """Keep the state at the end of a sequence cache's tokens, and drop those that are too many beside it.
 
+        These are not written to the disk first: what is kept of their conversation is worth more.
+
         Args:
             now: seconds on the cache's clock. What a client asks to keep until later stays as long as there
                 is room.

@@ -1,4 +1,4 @@
-"""Find and drop conversations: what leads to an end, back to the first page that is needed elsewhere.
+"""List the ends of conversations, and drop a conversation from its end back to what others need.
 
 Owned by the engine thread.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+from start_llm.cache.disk.item_files import page_before
 from start_llm.cache.page_store import PageStore
 from start_llm.cache.pages import CacheItem, Checkpoint, ConversationEnd, Page, SequenceCache
 from start_llm.core.thread_owners import ENGINE, owned_by
@@ -22,22 +23,29 @@ class Conversations:
     def ends(self) -> Iterator[ConversationEnd]:
         """Yield the ends of all conversations."""
         yield from (seq_cache for seq_cache in self._store.seq_caches if not seq_cache.is_active)
-        yield from (page for page in self._store.tree.pages() if not page.children and not page.seq_caches)
+        yield from (state for state in self._store.checkpoints if not _leads_on(state, [state]))
+        yield from (page for page in self._store.tree.pages() if page.has_nothing_after)
 
-    def items(self, end: ConversationEnd, spare: Callable[[Page], bool]) -> list[CacheItem]:
+    def items(self, end: ConversationEnd, spare: Callable[[CacheItem], bool]) -> list[CacheItem]:
         """Return what ends with `end`, without what is needed elsewhere or what `spare` protects.
 
         The beginning comes first.
         """
-        items: list[CacheItem] = [end] if isinstance(end, SequenceCache) else []
-        below, page = end, end.end_page if isinstance(end, SequenceCache) else end
-        while page.parent is not None and _has_only(page, below) and not spare(page):
-            items += [*page.checkpoints, page]
-            below, page = page, page.parent
-        return items[::-1]
+        items, below = [end], end
+        while True:
+            page, behind = page_before(below), [below]
+            for state in page.checkpoints.beginnings_of(_tail(below, page)):  # the longest comes first
+                if spare(state) or _leads_on(state, [state, *behind]):
+                    break
+                behind.append(state)
+            items += [state for state in behind if state is not below]
+            if page.parent is None or spare(page) or any(item not in behind for item in _following(page, ())):
+                return items[::-1]
+            items.append(page)
+            below = page
 
-    def drop(self, end: ConversationEnd, spare: Callable[[Page], bool]) -> None:
-        """Drop a conversation back to the first page that is needed elsewhere or that `spare` protects."""
+    def drop(self, end: ConversationEnd, spare: Callable[[CacheItem], bool]) -> None:
+        """Drop a conversation back to what is needed elsewhere or what `spare` protects."""
         for item in reversed(self.items(end, spare)):
             match item:
                 case SequenceCache():
@@ -51,6 +59,24 @@ class Conversations:
             self._store.give_up(end)
 
 
-def _has_only(page: Page, below: ConversationEnd) -> bool:
-    """Return whether nothing but this is after a page, besides checkpoints."""
-    return all(child is below for child in (*page.children.values(), *page.seq_caches))
+def _tail(item: CacheItem, page: Page) -> tuple[int, ...]:
+    """Return the tokens of an item after the page before it."""
+    match item:
+        case Page():
+            return item.tokens
+        case Checkpoint():
+            return item.tail
+        case SequenceCache():
+            return page.tail_of(item)
+
+
+def _following(page: Page, tail: tuple[int, ...]) -> Iterator[CacheItem]:
+    """Yield the items that go on with these tokens after a page, or end with them."""
+    yield from page.checkpoints.beginning_with(tail)
+    yield from page.seq_caches.beginning_with(tail)
+    yield from page.by_tokens.beginning_with(tail)
+
+
+def _leads_on(state: Checkpoint, behind: list[CacheItem]) -> bool:
+    """Return whether anything but these goes on from a state."""
+    return any(item not in behind for item in _following(state.page, state.tail))

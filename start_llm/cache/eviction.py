@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import heapq
 import math
+import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
 from start_llm.cache.conversations import Conversations
+from start_llm.cache.disk.item_files import page_before
 from start_llm.cache.kept_shares import beyond_their_share
 from start_llm.cache.page_store import PageStore
 from start_llm.cache.pages import CacheItem, Checkpoint, ConversationEnd, MemoryUsage, Page, SequenceCache
@@ -19,7 +21,7 @@ if TYPE_CHECKING:
     from start_llm.cache.disk.write_back import WriteBack
 
 type Enough = Callable[[], bool]
-type Spare = Callable[[Page], bool]
+type Spare = Callable[[CacheItem], bool]
 
 _MAX_ARRAYS = 250_000
 """Metal fails for good at 499,000 live buffers; running sequences and the model's weights need theirs."""
@@ -86,6 +88,7 @@ class Evictor:
         self.evicted = 0
         self.write_back: WriteBack | None = None
         self.read_ahead_at = 0.0
+        self._reported = ""
 
     def has_room_for(self, nbytes: int) -> bool:
         """Return whether `nbytes` fit beside the running sequences if everything else were evicted."""
@@ -99,7 +102,7 @@ class Evictor:
 
     def is_tight(self) -> bool:
         """Return whether much of what is kept will soon have to be evicted."""
-        return self._is_beyond(self._store.usage + self._live, slack=_TIGHT)
+        return self._is_beyond(self._store.usage + self._live, free_share=_TIGHT)
 
     @property
     def _live(self) -> MemoryUsage:
@@ -120,7 +123,7 @@ class Evictor:
             self._drop_unused(now, self.limits.cache_ttl_s, never_used_at=self.read_ahead_at)
         if self.limits.max_conversations is not None:
             self._drop_ends_beyond(self.limits.max_conversations)
-        if self._is_beyond(self._needed + active, slack=_RESERVE):
+        if self._is_beyond(self._needed + active, free_share=_RESERVE):
             self._relieve(now, active)
         if shortage:
             self._drop_worst(now, self._has_shrunk_by(shortage))
@@ -133,10 +136,13 @@ class Evictor:
         return self._store.usage - MemoryUsage(self._store.tree.unused_run_bytes)
 
     def _has_tidied(self, active: MemoryUsage, shortage: int) -> bool:
-        """Trim runs until the limits hold; `tidy` does the rest later. True if anything was trimmed."""
+        """Trim runs until the limits hold. `PromptCache.tidy` trims the rest later.
+
+        Returns whether there was a reason to.
+        """
 
         def is_enough() -> bool:
-            return not shortage and not self._is_beyond(self._store.usage + active, slack=_RESERVE)
+            return not shortage and not self._is_beyond(self._store.usage + active, free_share=_RESERVE)
 
         if not self._store.tree.unused_run_bytes or is_enough():
             return False
@@ -168,30 +174,47 @@ class Evictor:
         def is_young(last_used: float) -> bool:
             return now - (last_used or never_used_at) <= cache_ttl_s
 
-        def is_spared(page: Page) -> bool:
-            return is_young(page.last_used) or is_kept(page)
+        def is_spared(item: CacheItem) -> bool:
+            return is_young(item.last_used) or is_kept(item)
 
-        for end in _oldest_first(self._conversations.ends()):
+        for end in _oldest_first(end for end in self._conversations.ends() if not is_young(end.last_used)):
             if is_enough():
                 return
-            if not is_young(_last_used(end)):
-                self._drop_end(end, is_spared)
+            self._drop_end(end, is_spared)
 
     def _drop_ends_beyond(self, most: int, is_enough: Enough = _never, is_kept: Spare = _never) -> None:
-        ends = _oldest_first(self._conversations.ends())
-        for end in ends[: max(len(ends) - most, 0)]:
+        ends = list(self._conversations.ends())
+        excess = len(ends) - most
+        for end in _oldest_first(ends)[:excess] if excess > 0 else ():
             if is_enough():
                 return
             self._drop_end(end, is_kept)
 
     def _drop_end(self, end: ConversationEnd, spare: Spare) -> None:
-        if isinstance(end, Page) and spare(end):
+        """Drop a conversation. Of a sequence cache whose last tokens are to stay, the pages stay."""
+        if spare(end):
+            if isinstance(end, SequenceCache):
+                self._store.drop(end)
+                self.evicted += 1
             return
-        if self.write_back:
-            for item in self._conversations.items(end, spare):  # beginnings first: ends are worthless without
-                self.write_back.save(item)
+        for item in self._conversations.items(end, spare):  # beginnings first: ends are worthless without
+            self._save(item)
         self._conversations.drop(end, spare)
         self.evicted += 1
+
+    def _save(self, victim: CacheItem) -> None:
+        """Hand something over to the disk tier before it goes. Whatever fails there, it can be computed."""
+        try:
+            if self.write_back:
+                self.write_back.save(victim)
+        except Exception as error:  # noqa: BLE001 - requests must not fail for what makes later ones faster
+            self._report(f"What is evicted is not on the disk: {type(error).__name__}: {error}")
+
+    def _report(self, failure: str) -> None:
+        """Print that saving failed: in one line, and the same one only once."""
+        if failure != self._reported:
+            print(failure, file=sys.stderr)
+            self._reported = failure
 
     def _drop_worst_checkpoints(self, now: float) -> None:
         """Drop the lowest-scored checkpoints beyond their share of the budget, but never the best one."""
@@ -205,18 +228,21 @@ class Evictor:
         for checkpoint in worst_first[:-1]:
             if self._store.checkpoints.usage.nbytes <= most:
                 return
+            self._save(checkpoint)
             self._store.checkpoints.drop(checkpoint)
             self.evicted += 1
 
     def _keeping(self, now: float) -> Callable[[CacheItem], bool]:
-        """Return whether a client asks to keep something, within the share of its key."""
+        """Return whether a client asks to keep something, within the share of its key. Of a sequence cache,
+        the tokens after its pages are meant.
+        """
         limits = self.limits
         beyond = beyond_their_share(self._store, limits.budget_bytes, limits.checkpoint_bytes, now)
 
         def is_kept(item: CacheItem) -> bool:
-            if isinstance(item, SequenceCache) or item.kept_until <= now:
+            if item.kept_until <= now:
                 return False
-            before = item.page if isinstance(item, Checkpoint) else item.parent
+            before = page_before(item)
             return item not in beyond and before not in beyond
 
         return is_kept
@@ -229,8 +255,8 @@ class Evictor:
             victim = heapq.heappop(heap)[-1]
             # The heap may hold it twice, or another eviction may have removed it.
             if self._store.is_evictable(victim):
-                if self.write_back and not isinstance(victim, SequenceCache):
-                    self.write_back.save(victim)
+                if not isinstance(victim, SequenceCache):  # its pages stay
+                    self._save(victim)
                 for item in self._store.drop(victim):
                     heapq.heappush(heap, ranked(item))
                 self.evicted += 1
@@ -240,23 +266,19 @@ class Evictor:
     ) -> tuple[bool, bool, float, int, CacheItem]:
         """Return what sorts victims: last what a client asks to keep, first what the disk has too."""
         is_dispensable = bool(self.write_back and self.write_back.is_dispensable(item))
-        return is_kept(item), not is_dispensable, *_scored(item, now)
+        stays = is_kept(item) and not isinstance(item, SequenceCache)  # its pages outlive it
+        return stays, not is_dispensable, *_scored(item, now)
 
     def _is_within(self, active: MemoryUsage) -> bool:
-        return not self._is_beyond(self._needed + active, slack=_SLACK)
+        return not self._is_beyond(self._needed + active, free_share=_SLACK)
 
-    def _is_beyond(self, held: MemoryUsage, slack: float) -> bool:
-        too_many = held.arrays > (1 - slack) * self.limits.max_arrays
-        return too_many or held.nbytes > (1 - slack) * self.limits.budget_bytes
-
-
-def _last_used(end: ConversationEnd) -> float:
-    checkpoints = end.checkpoints if isinstance(end, Page) else []
-    return max(end.last_used, *(checkpoint.last_used for checkpoint in checkpoints), 0)
+    def _is_beyond(self, held: MemoryUsage, free_share: float) -> bool:
+        too_many = held.arrays > (1 - free_share) * self.limits.max_arrays
+        return too_many or held.nbytes > (1 - free_share) * self.limits.budget_bytes
 
 
 def _oldest_first(ends: Iterable[ConversationEnd]) -> list[ConversationEnd]:
-    return sorted(ends, key=lambda end: (_last_used(end), end.number))
+    return sorted(ends, key=lambda end: (end.last_used, end.number))
 
 
 def _scored(item: CacheItem, now: float) -> tuple[float, int, CacheItem]:

@@ -1,17 +1,33 @@
-"""How much of the cache clients may ask to keep: a share for each key, and one for all of them."""
+"""What clients ask to keep, and how much of the cache: a share for each key, and one for all of them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
-from start_llm.cache.pages import Checkpoint, Page
+from start_llm.cache.pages import Checkpoint, Page, PageRun
 
 if TYPE_CHECKING:
     from start_llm.cache.page_store import PageStore
+    from start_llm.cache.pages import SequenceCache
 
 _SHARE_OF_A_KEY, _SHARE_OF_ALL = 0.25, 0.5
 """Of the budget. More than two keys have equal parts of the second one."""
+
+
+def note_kept(seq_cache: SequenceCache) -> None:
+    """Note on a sequence's pages and checkpoints until when they are to stay, as far as its tokens reach."""
+    for tokens, until in seq_cache.kept:
+        if tokens > len(seq_cache.tokens):
+            continue
+        before = seq_cache.root
+        for page in seq_cache.path:
+            if page.start < tokens:
+                page.kept_until = max(page.kept_until, until)
+            if page.end <= tokens:
+                before = page
+        for checkpoint in before.checkpoints.equal_to(tuple(seq_cache.tokens[before.end : tokens])):
+            checkpoint.kept_until = max(checkpoint.kept_until, until)
 
 
 def beyond_their_share(
@@ -28,12 +44,19 @@ def beyond_their_share(
     asked = [_asked_below(root, now) for root in store.tree.roots()]
     asked = [(pages, checkpoints) for pages, checkpoints in asked if pages or checkpoints]
     share = min(_SHARE_OF_A_KEY, _SHARE_OF_ALL / max(len(asked), 1))
-    beyond, token_bytes = set[Page | Checkpoint](), store.token_bytes
+    beyond = set[Page | Checkpoint]()
     for pages, checkpoints in asked:
-        beyond |= _beyond(_as_used(pages), share * budget_bytes, lambda page: len(page.tokens) * token_bytes)
+        beyond |= _beyond(_as_used(pages), share * budget_bytes, lambda page: _bytes_of(page, store))
         states = sorted(checkpoints, key=lambda kept: (-kept.last_used, kept.position))
         beyond |= _beyond(states, share * checkpoint_bytes, lambda kept: kept.state.nbytes)
     return beyond
+
+
+def _bytes_of(page: Page, store: PageStore) -> int:
+    """Return the bytes that a page takes where it is: in a run it may be quantised."""
+    if isinstance(page.holder, PageRun):
+        return page.holder.stored.bytes_of(page.start, page.end)
+    return len(page.tokens) * store.token_bytes
 
 
 def _asked_below(root: Page, now: float) -> tuple[list[Page], list[Checkpoint]]:

@@ -131,8 +131,8 @@ class Layers:
         for leaf, _ in filled_leaves(caches):
             leaf.step = self._spare(leaf)
 
-    def materialize(self, caches: Sequence[Any]) -> None:
-        """Evaluate caches that will be kept, and drop most of their unused room. See `materialize` below."""
+    def compact(self, caches: Sequence[Any]) -> None:
+        """Materialize caches that will be kept, and drop most of their unused room."""
         for leaf, kind in filled_leaves(caches):
             if _room(leaf, kind) - leaf.offset > self._spare(leaf):
                 _resize(leaf, kind, leaf.offset)

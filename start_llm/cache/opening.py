@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from start_llm.cache.cache_counts import CacheCounts
 from start_llm.cache.checkpoints import CheckpointKeeper
 from start_llm.cache.disk.prompt_disk import PromptDisk
+from start_llm.cache.kept_shares import note_kept
 from start_llm.cache.layers import Layers
 from start_llm.cache.pages import KeptUntil, PageTree, SequenceCache
 from start_llm.cache.plan import RestorePlan, in_front_of_image, without_cutting
@@ -88,6 +89,8 @@ class SequenceOpener:
             most: tokens to restore at most; None: as many as there are.
         """
         match = self.lookup.match(ids, salt, most)
+        for page in match.plan.path:  # one that is reopened has counted for its pages already
+            page.uses += 1
         opened = self._open(match, boundaries, repeated_tokens, len(ids), room)
         self.counts.note_lookup(opened.restored, is_in_place=opened.is_in_place)
         return opened
@@ -95,8 +98,8 @@ class SequenceOpener:
     def open_for_idle_work(
         self, ids: tuple[int, ...], salt: bytes, boundaries: Sequence[int], *, most: int | None = None
     ) -> OpenedSequence:
-        """Restore a prompt for which nobody waits; see `open`. Nothing counts as used or looked up, and no
-        sequence cache loses a token.
+        """Restore a prompt for which nobody waits; see `open`. Nothing that is restored counts as used, no
+        lookup is counted, and what sequence caches have is copied where they would lose tokens.
         """
         match = self.lookup.match(ids, salt, most)
         match = replace(match, plan=without_cutting(match.plan))
@@ -122,6 +125,7 @@ class SequenceOpener:
         repeated_tokens = len(ids) if has_begun else before.repeated_tokens
         match = self.lookup.match(ids, salt, most)
         opened = self._open(match, boundaries, repeated_tokens, before.prompt_length, room)
+        opened.seq_cache.is_prompt_counted = before.is_prompt_counted
         return self._with_kept(opened, ids, before.kept)
 
     def with_kept(
@@ -139,8 +143,8 @@ class SequenceOpener:
         self, opened: OpenedSequence, ids: tuple[int, ...], kept: Sequence[KeptUntil]
     ) -> OpenedSequence:
         seq_cache = opened.seq_cache
-        seq_cache.kept = tuple(kept)
-        seq_cache.note_kept()
+        seq_cache.kept = (*seq_cache.kept, *kept)  # beside those of whose caches it took over
+        note_kept(seq_cache)
         if not (kept and self.supports_reuse and self._layers.has_state):
             return opened
         ends = {
@@ -188,10 +192,10 @@ class SequenceOpener:
         return OpenedSequence(seq_cache, positions, restored, plan.reused_in_place is not None)
 
     def _use(self, plan: RestorePlan, now: float) -> None:
-        for page in plan.path:
-            page.last_used, page.uses = now, page.uses + 1
-        if plan.checkpoint:
-            plan.checkpoint.last_used = now
+        """Note that what a plan restores from is used now."""
+        for item in (*plan.path, plan.tail and plan.tail.item, plan.checkpoint):
+            if item:
+                item.last_used = now
         if self.disk.write_back:
             self.disk.write_back.touch(plan.path)
 
@@ -200,7 +204,7 @@ class SequenceOpener:
     def peek(
         self, ids: tuple[int, ...], salt: bytes, boundaries: Sequence[int], repeated_tokens: int = 0
     ) -> Restored:
-        """Return what `open` would restore, without changing or counting anything."""
+        """Return what `open` would restore. Nothing of it is restored, and nothing counts as looked up."""
         if not self.supports_reuse:
             return _OFF
         match = self.lookup.match(ids, salt)

@@ -112,11 +112,14 @@ class PageStore:
     def hand_over(self, given: SequenceCache, path: Sequence[Page], length: int) -> SequenceCache:
         """Return an active sequence cache, not admitted yet, with the caches of one that was removed.
 
+        What clients ask to keep after the last full page is carried on; pages and states know it themselves.
+
         Args:
             path: the full pages of its first `length` tokens, which the caches hold.
         """
         taken = SequenceCache(given.caches, given.root, given.tokens[:length], list(path))
-        taken.shared_prefix_length, taken.kept = given.shared_prefix_length, given.kept
+        taken.shared_prefix_length = given.shared_prefix_length
+        taken.kept = tuple(place for place in given.kept if taken.end_page.end < place.tokens <= length)
         given.set_caches([])
         for page in path:
             if page.holder is given:
@@ -158,7 +161,7 @@ class PageStore:
             return holder.stored.part(start, end)
         return self.layers.borrow(holder.readable(), start, end)
 
-    def detach_tail_pages(self, seq_cache: SequenceCache, length: int) -> None:
+    def detach_pages_after(self, seq_cache: SequenceCache, length: int) -> None:
         """Drop a removed sequence cache's pages after `length`; reassign or copy those that are needed."""
         after = [page for page in self._held(seq_cache) if page.end > length]
         while after and after[-1].has_nothing_after:
@@ -199,8 +202,7 @@ class PageStore:
             if tail:
                 page = self.tree.insert(seq_cache.end_page, tail, run, seq_cache.last_used)
                 page.uses = 0 if seq_cache.is_given_up else page.uses
-                kept = (place.until for place in seq_cache.kept if page.start < place.tokens <= page.end)
-                page.kept_until = max(page.kept_until, *kept, 0)
+                page.kept_until = max(page.kept_until, seq_cache.kept_until)
         seq_cache.set_caches([])
 
     def _move_to_others(self, pages: list[Page]) -> None:
@@ -265,7 +267,9 @@ class PageStore:
             undo.pop_all()
 
     def discard(self, seq_cache: SequenceCache) -> None:
-        """Drop a sequence cache whose content is unknown. None of it is reused."""
+        """Drop a sequence cache whose content is unknown, with its states. None of it is reused."""
+        for page in (seq_cache.root, *seq_cache.path):
+            self.checkpoints.drop_kept_by(seq_cache, page)
         self.forget(seq_cache)
         for page in reversed(self._held(seq_cache)):
             self.tree.hold(page, self._other_holder(page))
@@ -316,8 +320,13 @@ class PageStore:
 
 
 def _stretches(path: list[Page]) -> Iterator[tuple[Holder, int, int]]:
-    """Yield the runs and sequence caches that store the path, each with its start and end position."""
+    """Yield the runs and sequence caches that store the path, each with its start and end position.
+
+    Raises:
+        ValueError: the KV of a page is lost.
+    """
     for _, group in groupby(path, key=lambda page: id(page.holder)):
         pages = list(group)
-        if pages[0].holder is not None:
-            yield pages[0].holder, pages[0].start, pages[-1].end
+        if pages[0].holder is None:
+            raise ValueError("a page whose KV is lost cannot be restored")
+        yield pages[0].holder, pages[0].start, pages[-1].end

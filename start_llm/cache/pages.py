@@ -91,7 +91,9 @@ class SequenceCache:
         last_used: seconds on the cache's clock.
         boundaries: ends of the prompt's messages.
         kept: its beginnings that clients ask to keep.
-        prompt_length, repeated_tokens: tokens of the prompt, and of its messages that were computed before.
+        prompt_length: tokens of the prompt.
+        repeated_tokens: those at its beginning that were computed before, or whose messages were.
+        is_prompt_counted: all tokens of the prompt were counted as computed or restored.
         is_given_up: its client went away before the reply was complete.
         is_idle_work: nobody asked for it yet, so that it counts as used when its beginning was.
         number: see `Page`.
@@ -110,6 +112,7 @@ class SequenceCache:
     kept: tuple[KeptUntil, ...] = ()
     prompt_length: int = 0
     repeated_tokens: int = 0
+    is_prompt_counted: bool = False
     is_given_up: bool = False
     is_idle_work: bool = False
     fetch_from_batch: Callable[[], list[Any]] | None = None
@@ -139,19 +142,11 @@ class SequenceCache:
         is_awaited = self.is_paused or self.is_unopened
         return len(self.tokens) if is_awaited else self.shared_prefix_length
 
-    def note_kept(self) -> None:
-        """Note on its pages and checkpoints until when they are to stay, as far as the tokens reach."""
-        for tokens, until in self.kept:
-            if tokens > len(self.tokens):
-                continue
-            before = self.root
-            for page in self.path:
-                if page.start < tokens:
-                    page.kept_until = max(page.kept_until, until)
-                if page.end <= tokens:
-                    before = page
-            for checkpoint in before.checkpoints.equal_to(tuple(self.tokens[before.end : tokens])):
-                checkpoint.kept_until = max(checkpoint.kept_until, until)
+    @property
+    def kept_until(self) -> float:
+        """Until when a client asks to keep tokens after the last full page; 0 if none does."""
+        start, end = self.end_page.end, len(self.tokens)
+        return max((place.until for place in self.kept if start < place.tokens <= end), default=0)
 
 
 @dataclass(eq=False, slots=True)
@@ -163,6 +158,7 @@ class Checkpoint:
         tail_cut: the trimmable leaves' arrays. They begin with the tail; other checkpoints of the page may
             share them.
         kept_until: seconds on the cache's clock until which a client asks to keep it.
+        kept_by: number of the sequence cache whose state it is.
         number: see `Page`.
     """
 
@@ -172,6 +168,7 @@ class Checkpoint:
     tail_cut: KVSlice | None
     last_used: float
     kept_until: float = 0
+    kept_by: int = -1
     number: int = field(default_factory=_next_number, init=False)
 
     @property
@@ -192,10 +189,11 @@ class Page:
     """Consecutive tokens that follow a parent page. A page shorter than the page size has no children.
 
     Attributes:
-        key: hash of the salt and of all tokens up to the end of this page.
+        key: hash of the root's salt and of all tokens up to the end of this page; hashed once more for each
+            page with other tokens that has the same.
         end: number of tokens up to the end of this page.
         holder: stores the page's KV. None: the KV is lost (or the page is a root).
-        uses: sequences that computed it or were restored from it; one that was given up does not count.
+        uses: sequences that computed it or were restored from all of it. 0: one, and its client gave it up.
         kept_until: seconds on the cache's clock until which a client asks to keep it.
         number: of two items with the same score, the one with the lower number is evicted first. Processes
             that do the same number them in the same order.
@@ -248,8 +246,8 @@ type Holder = PageRun | SequenceCache
 """What stores the KV of pages."""
 type CacheItem = Page | Checkpoint | SequenceCache
 """What is evicted, and written to the disk, as one. Of a sequence cache that is written, the end is meant."""
-type ConversationEnd = Page | SequenceCache
-"""An idle sequence cache, or a page that is followed only by checkpoints."""
+type ConversationEnd = CacheItem
+"""An idle sequence cache, or a page or a checkpoint from which nothing goes on."""
 
 
 @owned_by(ENGINE)
@@ -311,7 +309,7 @@ class PageTree:
     def insert(self, parent: Page, tokens: tuple[int, ...], holder: Holder, now: float) -> Page:
         """Return the page of `tokens` after `parent`: the existing one, or a new one that `holder` stores.
 
-        Shorter pages that are a prefix of a new one are removed.
+        Shorter pages that are a prefix of a new one are removed; it stays as long as they were to stay.
         """
         key, known = self._place(parent, tokens)
         if known is not None:
@@ -319,9 +317,10 @@ class PageTree:
             if known.holder is None:
                 self.hold(known, holder)
             return known
-        for short in list(parent.by_tokens.beginnings_of(tokens)):
-            self.remove(short)
         page = Page(key, parent, tokens, parent.end + len(tokens), None, last_used=now)
+        for short in list(parent.by_tokens.beginnings_of(tokens)):
+            page.kept_until = max(page.kept_until, short.kept_until)
+            self.remove(short)
         parent.children[key] = page
         parent.by_tokens.append(page)
         self.count += 1

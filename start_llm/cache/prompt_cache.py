@@ -28,6 +28,7 @@ from start_llm.cache.disk.followed_restores import FollowedRestores
 from start_llm.cache.disk.prompt_disk import PromptDisk
 from start_llm.cache.disk.write_back import WriteBack
 from start_llm.cache.eviction import EvictionLimits, Evictor
+from start_llm.cache.kept_shares import note_kept
 from start_llm.cache.layers import Layers
 from start_llm.cache.opening import SequenceOpener
 from start_llm.cache.page_store import PageStore
@@ -43,8 +44,8 @@ class PromptCache:
     """The KV and state of one network that outlive their requests.
 
     Args:
-        limits: None: nothing outlives its request, and every prompt is computed in full. It is the same if
-            the layers have a class that cannot be stored.
+        limits: of what is kept. If there are none, or if a layer's cache is of a class that cannot be stored,
+            nothing outlives its request, and every prompt is computed in full.
         page_size: tokens of a full page.
         identity: fingerprint of the weights and of all else that KV depends on; see `models.identity`.
         clock: returns seconds.
@@ -165,7 +166,7 @@ class PromptCache:
         self._extend(seq_cache)
         if keep_state:
             self._checkpoints.keep(seq_cache, self._clock(), ahead)
-        seq_cache.note_kept()
+        note_kept(seq_cache)
         self.shrink()
 
     def _extend(self, seq_cache: SequenceCache) -> None:
@@ -200,10 +201,10 @@ class PromptCache:
         with self._store.rollback_on_error(seq_cache):
             self._note_use(seq_cache)
             seq_cache.set_caches(caches)
-            self._layers.materialize(caches)
+            self._layers.compact(caches)
             seq_cache.tokens = list(tokens)
             self._extend(seq_cache)
-            seq_cache.note_kept()
+            note_kept(seq_cache)
             seq_cache.shared_prefix_length = min(seq_cache.shared_prefix_length, len(seq_cache.tokens))
             # What idle work was restored from is others', who have not given it up.
             seq_cache.is_paused = is_paused

@@ -52,14 +52,14 @@ class Restorer:
     def _taken(self, given: SequenceCache, plan: RestorePlan, room: int) -> SequenceCache:
         """Reuse an idle sequence cache in place. Pages after `plan.length` that others need are copied.
 
-        If its own sequence was only preempted, the state is kept from which that goes on, and so is `given`
-        as it was; the caches go to a sequence cache of their own.
+        A sequence that was only preempted goes on from a state that is kept here, and needs what `given`
+        records of it, so the caches go to a new sequence cache.
         """
         with self.store.rollback_on_error(given):
             if given.is_paused and self._layers.has_state:
                 self.store.checkpoints.keep(given)
             self.store.forget(given)
-            self.store.detach_tail_pages(given, plan.length)
+            self.store.detach_pages_after(given, plan.length)
             if plan.checkpoint:
                 self._layers.set_state(given.caches, self._state(plan, plan.checkpoint))
             if plan.length < len(given.tokens):

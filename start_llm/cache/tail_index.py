@@ -12,8 +12,8 @@ class TailIndex[Item]:
     """Items in the order of their tails, which are the tokens that each has after one page.
 
     In this order the tails that have most in common with a prompt are neighbours of its place, so that a
-    search costs the same among ten items and among thousands. An item stays where its tail was when it was
-    added: remove it before its tail changes.
+    search costs the same among ten items and among thousands. An item stays in the place of the tail
+    that it had when it was added, and is removed from there, though its tail may have changed meanwhile.
 
     Args:
         tail_of: returns the tail of an item.

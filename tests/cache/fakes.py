@@ -194,7 +194,7 @@ class FakeLayers(Layers):
     def grow_in_small_steps(self, caches: Sequence[Any]) -> None:
         pass
 
-    def materialize(self, caches: Sequence[Any]) -> None:
+    def compact(self, caches: Sequence[Any]) -> None:
         self._copy()
 
     def view(self, caches: Sequence[Any], start: int, end: int) -> Any:

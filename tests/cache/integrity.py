@@ -70,10 +70,11 @@ def length_of(layers: Layers, caches: Sequence[Any]) -> int | None:
 
 
 def covers(stored: KVPieces | FakePieces, start: int, end: int) -> bool:
-    """Return whether every leaf has all tokens between these positions."""
+    """Return whether every leaf has all tokens between these positions, but for one that was always empty."""
     if isinstance(stored, FakePieces):
         return stored.covers(start, end)
-    return all(_has_all(pieces, start, end) for pieces in stored._leaves)
+    filled = zip(stored._leaves, stored._token_bytes, strict=True)
+    return all(_has_all(pieces, start, end) for pieces, token_bytes in filled if token_bytes)
 
 
 def _has_all(pieces: Sequence[Any], start: int, end: int) -> bool:

@@ -1,16 +1,20 @@
 """Old, short and rarely used things go first, and no more than has to."""
 
 import math
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from start_llm.cache import checkpoint_store, eviction
 from start_llm.cache.conversations import Conversations
 from start_llm.cache.eviction import retention_score
+from start_llm.cache.pages import CacheItem, Checkpoint, Page
 from start_llm.cache.plan import plan_restore
 from tests.cache.desk import NETWORKS, Clock, Desk
-from tests.cache.fakes import BYTES_OF_A_STATE, BYTES_OF_A_TOKEN
+from tests.cache.fakes import BYTES_OF_A_STATE, BYTES_OF_A_TOKEN, OutOfMemory
 from tests.cache.integrity import check_cache
 
 LENGTHS = st.integers(0, 10**6)
@@ -47,6 +51,7 @@ def test_a_leaf_that_was_just_used_outlives_a_long_one_that_was_not_for_an_hour(
 SIZE = 12
 """Tokens of a conversation, if nothing else is said."""
 BYTES = SIZE * BYTES_OF_A_TOKEN
+SHARED = tuple(range(8))
 
 
 def talk(desk: Desk, conversation: int, length: int = SIZE) -> tuple[int, ...]:
@@ -159,6 +164,83 @@ def test_if_memory_is_short_what_nobody_used_for_half_an_hour_goes_as_a_whole(ca
     assert left(desk, old) == 0 if goes_whole else 150 < left(desk, old) < 200
 
 
+# ---------------------------------------------------------------- states at the root, and at pages of others
+
+WITH_STATE = pytest.mark.parametrize("kind", ["hybrid", "recurrent", "windows"])
+
+
+def tails(desk: Desk) -> set[tuple[int, ...]]:
+    return {checkpoint.tail for checkpoint in desk.store.checkpoints}
+
+
+@WITH_STATE
+def test_a_prompt_shorter_than_a_page_goes_with_its_states_when_nobody_used_it_for_too_long(kind):
+    clock = Clock()
+    desk = Desk(kind, cache_ttl_s=10, clock=clock)
+    desk.serve((1, 2, 3), boundaries=(2,))
+    clock.now += 11
+    desk.cache.shrink()
+    check_cache(desk.cache)
+    assert (desk.metrics.stored_bytes, desk.metrics.checkpoints) == (0, 0)
+
+
+@WITH_STATE
+@pytest.mark.parametrize("shared", [(), SHARED], ids=["root", "shared page"])
+def test_states_of_an_unused_conversation_go_although_others_need_the_page_before_them(kind, shared):
+    """Also those that were left when its caches were split. What leads to the other one as well stays."""
+    clock = Clock()
+    desk = Desk(kind, cache_ttl_s=10, clock=clock)
+    used, first = (*shared, 5, 6, 7, 7, 7, 7), len(shared) + 1
+    for last in range(50, 53):
+        desk.serve((*shared, 5, last, last), boundaries=(first, first + 1))
+    desk.store.split_into_pages(desk.store.seq_caches[0])
+    for _ in range(2):
+        desk.serve(used, boundaries=(first, len(used) - 1))
+        clock.now += 6
+    desk.cache.shrink()
+    check_cache(desk.cache)
+    assert all(not tail or tail[0] in (5, 7) for tail in tails(desk))
+    assert not any(set(tail) & {50, 51, 52} for tail in tails(desk))
+    assert (5,) in tails(desk)
+    assert left(desk, used) == len(used)
+
+
+@WITH_STATE
+def test_states_go_with_the_conversations_that_are_too_many(kind):
+    desk = Desk(kind, max_conversations=2)
+    for last in range(50, 60):
+        desk.serve((5, last, last), boundaries=(1, 2))
+    assert {tail[1] for tail in tails(desk) if len(tail) > 1} <= {58, 59}
+    assert (5,) in tails(desk), "both begin with it"
+
+
+@WITH_STATE
+def test_the_state_at_the_end_of_caches_that_are_cut_up_is_as_young_as_they_are(kind):
+    """It was kept on the way, before the conversation went on in place and was given up there."""
+    clock = Clock()
+    desk = Desk(kind, clock=clock)
+    for _ in range(2):
+        clock.now += 100
+        opened = desk.cache.opener.open((*range(10), 77), b"", (9,))
+        desk.compute(opened, range(9))
+        desk.end(opened, range(9))
+    desk.store.split_into_pages(*desk.store.seq_caches)
+    assert [end.last_used for end in Conversations(desk.store).ends()] == [clock.now]
+
+
+@WITH_STATE
+def test_a_state_from_which_a_running_sequence_goes_on_stays(kind):
+    clock = Clock()
+    desk = Desk(kind, cache_ttl_s=10, clock=clock)
+    running = desk.begin((*SHARED, 5, 6, 7, 7, 7, 7), boundaries=(len(SHARED) + 1,))
+    desk.serve((*SHARED, 50, 51), boundaries=(len(SHARED) + 1,))
+    clock.now += 11
+    desk.cache.shrink()
+    check_cache(desk.cache)
+    assert tails(desk) == {(5,)}
+    desk.end(running, (*SHARED, 5, 6, 7, 7, 7, 7))
+
+
 # ------------------------------------------------------------------------------------------------- the budget
 
 
@@ -259,3 +341,87 @@ def test_what_is_listed_twice_is_let_go_once():
     desk.cache.shrink()
     check_cache(desk.cache)
     assert (desk.metrics.stored_bytes, desk.metrics.pages, desk.metrics.checkpoints) == (0, 0, 0)
+
+
+# -------------------------------------------------------------------------------- what goes is written before
+
+
+class Saving:
+    """Takes what is evicted. It fails if it is broken."""
+
+    def __init__(self, *, is_broken: bool = False) -> None:
+        self.saved: list[CacheItem] = []
+        self.is_broken = is_broken
+
+    def save(self, victim: CacheItem) -> None:
+        if self.is_broken:
+            raise OutOfMemory("no copy")
+        self.saved.append(victim)
+
+    def is_dispensable(self, item: CacheItem) -> bool:
+        return False
+
+    def touch(self, path: Sequence[Page]) -> None:
+        pass
+
+    def note_change(self) -> None:
+        pass
+
+
+def saving(desk: Desk, **options: bool) -> Saving:
+    taker: Any = Saving(**options)
+    desk.cache._evictor.write_back = desk.cache.disk.write_back = taker
+    return taker
+
+
+def test_states_that_go_for_their_share_are_written_before():
+    desk = Desk("hybrid", budget=10_000)
+    taker = saving(desk)
+    for n in range(45):
+        desk.serve(range(1000 * n, 1000 * n + 8), boundaries=(4,))
+    assert all(isinstance(item, Checkpoint) for item in taker.saved)
+    assert desk.metrics.evictions == len(taker.saved) > 0
+
+
+@pytest.mark.parametrize("kind", ["attention", "hybrid"])
+@pytest.mark.parametrize("limits", [{}, {"max_conversations": 2}], ids=["memory", "number"])
+def test_what_cannot_be_written_goes_and_the_request_goes_on(kind, limits, capsys):
+    desk = Desk(kind, budget=600, **limits)
+    saving(desk, is_broken=True)
+    for n in range(8):
+        desk.serve(range(1000 * n, 1000 * n + SIZE), boundaries=(4,))
+    assert desk.metrics.evictions > 4
+    assert left(desk, tuple(range(7000, 7000 + SIZE))) > 0
+    assert capsys.readouterr().err == "What is evicted is not on the disk: OutOfMemory: no copy\n"
+
+
+# ------------------------------------------------------------------------------------------------------- work
+
+
+def test_where_nothing_is_due_nothing_is_sorted(monkeypatch):
+    desk = Desk(max_conversations=50, cache_ttl_s=10**6)
+    for n in range(20):
+        talk(desk, n)
+    sorted_ends = list[int]()
+
+    def count(ends: Iterable[CacheItem]) -> list[CacheItem]:
+        listed = list(ends)
+        sorted_ends.append(len(listed))
+        return listed
+
+    monkeypatch.setattr(eviction, "_oldest_first", count)
+    desk.cache.shrink()
+    assert sum(sorted_ends) == 0
+
+
+def test_the_state_before_is_looked_for_only_where_states_are(monkeypatch):
+    """A prompt of a hundred pages, none of which has a state behind it."""
+    desk = Desk("windows")
+    seq_cache = desk.begin(range(400)).seq_cache
+    for checkpoint in desk.store.checkpoints:
+        desk.store.checkpoints.drop(checkpoint)
+    tails = list[Page]()
+    monkeypatch.setattr(Page, "tail_of", lambda page, _: tails.append(page) or ())
+    assert checkpoint_store._earlier_state(seq_cache) is None
+    assert len(seq_cache.path) == 99
+    assert not tails

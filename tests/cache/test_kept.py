@@ -9,11 +9,13 @@ import pytest
 
 from start_llm.cache.checkpoints import MAX_OF_A_CONVERSATION, checkpoint_to_drop
 from start_llm.cache.kept_shares import beyond_their_share
+from start_llm.cache.kv_format import KVFormat
 from start_llm.cache.page_store import PageStore
-from start_llm.cache.pages import Page
+from start_llm.cache.pages import KeptUntil, Page, PageTree
 from start_llm.core.prompt import KeptPrefix
-from tests.cache.conversations import Cached
-from tests.cache.fakes import FakeLayers, run
+from tests.cache.conversations import PAGE, Cached
+from tests.cache.fakes import BYTES_OF_A_TOKEN, FakeLayers, run
+from tests.cache.integrity import check_cache
 from tests.cache.test_checkpoints import CHEAP, Conversations
 from tests.engine.harness import engine_request
 from tests.engine.test_guards import check, counting
@@ -112,18 +114,29 @@ def test_a_key_that_marks_everything_has_no_more_than_its_share(has_state: bool)
 
 @pytest.mark.parametrize(("keys", "pages"), [(1, 4), (2, 4), (4, 2), (8, 1)])
 def test_a_key_has_a_quarter_and_all_of_them_a_half(keys: int, pages: int):
-    """Each has eight pages of sixteen tokens in a budget of 256; later pages were used later."""
+    """Each has eight pages of sixteen tokens in a budget for 256; later pages were used later."""
     store = PageStore(FakeLayers(), 16)
-    store.token_bytes = 1
+    store.token_bytes = BYTES_OF_A_TOKEN
     for key in range(keys):
         page = store.tree.root(bytes([key]))
         for number in range(8):
             page = store.tree.insert(page, (number,) * 16, run((number,) * 16, page.end), now=number)
             page.kept_until = 100.0
-    beyond = beyond_their_share(store, 256, 0, now=50.0)
+    beyond = beyond_their_share(store, 256 * BYTES_OF_A_TOKEN, 0, now=50.0)
     assert len(beyond) == keys * (8 - pages)
     assert min(page.end for page in beyond if isinstance(page, Page)) == 16 * (pages + 1), "beginnings stay"
-    assert not beyond_their_share(store, 256, 0, now=100.0), "their time is over"
+    assert not beyond_their_share(store, 256 * BYTES_OF_A_TOKEN, 0, now=100.0), "their time is over"
+
+
+def test_pages_count_with_the_bytes_that_they_have_when_they_are_quantised():
+    """Of 18 pages, a quarter of the budget holds nine that are exact, and all of them at 8 bits and less."""
+    stepper = keeping(Clock(), kv=KVFormat(8, 32, PAGE))
+    say(stepper, prompt(1, 18 * PAGE), (18 * PAGE - 1, HOUR))
+    store, budget = stepper.cache._store, 4 * 9 * PAGE * TOKEN_BYTES
+    assert len(beyond_their_share(store, budget, 0, now=0)) == 9, "they are exact in the caches"
+    for seq_cache in store.seq_caches:
+        store.split_into_pages(seq_cache)
+    assert not beyond_their_share(store, budget, 0, now=0)
 
 
 def test_what_is_restored_stays_anew():
@@ -219,3 +232,53 @@ def test_where_only_the_place_before_a_changed_message_may_go_it_goes_only_if_me
     ends = [place.position for place in places]
     assert checkpoint_to_drop(places[-1], CHEAP, ends, is_tight=False, now=50.0) is None
     assert checkpoint_to_drop(places[-1], CHEAP, ends, is_tight=True, now=50.0) is places[1]
+
+
+def test_a_page_that_outgrows_the_short_one_stays_as_long():
+    """The longer page has the tokens that are to stay, and is not the short one with some more."""
+    tree = PageTree(8)
+    root = tree.root(b"")
+    short = tree.insert(root, (1, 2, 3), run((1, 2, 3)), now=1)
+    short.kept_until = 300.0
+    assert tree.insert(root, (1, 2, 4), run((1, 2, 4)), now=2).kept_until == 0
+    assert tree.insert(root, (1, 2, 3, 4), run((1, 2, 3, 4)), now=3).kept_until == 300.0
+
+
+def test_who_takes_caches_over_keeps_the_place_in_their_last_page():
+    """The next turn asks for nothing, and fills the page behind that place."""
+    clock = Clock()
+    stepper = keeping(clock)
+    ids = prompt(1, 590)
+    say(stepper, ids, (585, HOUR))
+    assert say(stepper, (*ids, *prompt(2, 100))) >= 590
+    until = {page.end: page.kept_until for page in stepper.cache._store.tree.pages()}
+    assert {until[end] for end in range(32, 609, 32)} == {clock.now + HOUR}
+    assert until[640] == 0
+
+
+def test_a_place_behind_which_the_caches_were_cut_off_is_not_carried_on():
+    clock = Clock()
+    stepper = keeping(clock)
+    ids = prompt(1, 582)
+    say(stepper, ids, (583, HOUR), (579, HOUR // 2))
+    (before,) = stepper.cache._store.seq_caches
+    taken = stepper.cache._store.hand_over(before, before.path, 582)
+    assert taken.kept == (KeptUntil(579, clock.now + HOUR // 2),)
+
+
+@BOTH
+@pytest.mark.parametrize("length", [20, 590], ids=["less than a page", "pages and a rest"])
+def test_the_end_that_is_to_stay_outlives_half_an_hour_without_use(has_state: bool, length: int):
+    """Memory is short, and what was not used for so long goes as a whole, but for what a client marked."""
+    clock = Clock()
+    stepper = keeping(clock, has_state=has_state)
+    ids = prompt(1, length)
+    say(stepper, ids, (length - 1, 2 * HOUR), boundaries=(length - 1,))
+    clock.now += HOUR
+    say(stepper, prompt(2, 2000), boundaries=(100, 1990))
+    limits, stored = stepper.cache._evictor.limits, stepper.cached.stored_bytes
+    stepper.cache._evictor.limits = type(limits)(budget_bytes=stored - 1000)
+    stepper.cache.shrink()
+    check_cache(stepper.cache)
+    assert stepper.cached.evictions
+    assert say(stepper, (*ids[: length - 1], 5, 6), boundaries=(length - 1,)) == length - 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
@@ -10,10 +11,15 @@ from mlx_lm.models.cache import ArraysCache, KVCache, RotatingKVCache
 from mlx_lm.models.deepseek_v41 import LayerCache, Model, ModelArgs
 
 from start_llm.cache.kinds import KINDS, growth_of, label_of, reuse_of
+from start_llm.cache.kv_format import KVFormat
 from start_llm.cache.layers import Layers
 from start_llm.cache.leaves import leaves
 from start_llm.engine.cost import measure_sequence
-from tests.cache.integrity import length_of
+from tests.cache.conversations import PAGE
+from tests.cache.disk import on_disk
+from tests.cache.integrity import check_cache, length_of
+from tests.engine.harness import uncached_resources
+from tests.engine.test_guards import Counting, cached, counting
 
 IDS = [(7 * place) % 61 for place in range(400)]
 NEAR = 1e-4
@@ -80,7 +86,7 @@ def test_compressed_attention_does_not_notice_that_its_caches_were_settled(netwo
     settled, other = layers.fresh(), layers.fresh()
     for caches in (settled, other):
         compute(network, caches, IDS[:30])
-    layers.materialize(settled)
+    layers.compact(settled)
     expected = compute(network, other, IDS[30:40])
     assert mx.allclose(compute(network, settled, IDS[30:40]), expected, atol=NEAR)
 
@@ -169,3 +175,45 @@ class Attending:
 
     def make_cache(self) -> list[Any]:
         return [KVCache(), KVCache()]
+
+
+class Linear(Counting):
+    """One whose second layer has a cache that stays empty."""
+
+    def make_cache(self) -> list[Any]:
+        return [*super().make_cache(), KVCache()]
+
+
+EXACT_OR_NOT = pytest.mark.parametrize("kv", [None, KVFormat(8, 32, PAGE)], ids=["exact", "quantised"])
+
+
+@EXACT_OR_NOT
+def test_a_conversation_beside_an_empty_layer_is_split_trimmed_and_restored(kv: KVFormat | None):
+    """Of the arrays in its run, a third belongs to no page: they are cut back."""
+    engine = counting(network=Linear(has_state=False), kv=kv)
+    ids = tuple(range(300))
+    engine.say(ids, 2)
+    store = engine.cache._store
+    for seq_cache in store.seq_caches:
+        store.split_into_pages(seq_cache)
+    for page in [page for page in store.tree.pages() if page.end > 200][::-1]:
+        store.tree.remove(page)
+    while store.tree.untrimmed_runs:
+        engine.cache.tidy(1)
+    assert not store.tree.unused_run_bytes
+    again = engine.say((*ids[:190], 5, 6), 2)
+    assert (cached(again), again.tokens) == (190, [7, 8])
+    check_cache(engine.cache)
+
+
+@EXACT_OR_NOT
+def test_the_disk_restores_a_conversation_beside_an_empty_layer(kv: KVFormat | None, tmp_path: Path):
+    ids = tuple(range(300))
+    network = Linear(has_state=False)
+    resources = uncached_resources(network, lambda _: b"a", frozenset(), max_sequences=1, batches=False)
+    with on_disk(resources, tmp_path, kv=kv) as engine:
+        engine.say(ids, 2)
+    with on_disk(resources, tmp_path, kv=kv) as engine:
+        again = engine.say((*ids, 300, 301), 2)
+        assert (cached(again), again.tokens) == (301, [302, 303])
+        check_cache(engine.cache)

@@ -577,9 +577,9 @@ def test_of_room_that_is_not_used_little_stays_with_caches_at_rest(kind):
     layers = Layers(Caches(kind.make), 16)
     for room, left in ((300, 200), (210, 210)):
         caches = fed(kind, 200)
-        layers.materialize(caches)
+        layers.compact(caches)
         layers.reserve(caches, room)
-        layers.materialize(caches)
+        layers.compact(caches)
         assert layers.room(caches) == left
         assert_equal(content(caches), content(fed(kind, 200)))
 

@@ -28,7 +28,17 @@ from start_llm.cache.prompt_cache import PromptCache
 from start_llm.core.common_beginning import common_length
 from start_llm.telemetry.metrics import CacheMetrics
 from tests.cache import integrity
-from tests.cache.desk import ALL_NETWORKS, NETWORKS, PLENTY, PROMPT, REPLY, Desk, is_pinned, prompt_cache
+from tests.cache.desk import (
+    ALL_NETWORKS,
+    NETWORKS,
+    PLENTY,
+    PROMPT,
+    REPLY,
+    Clock,
+    Desk,
+    is_pinned,
+    prompt_cache,
+)
 from tests.cache.fakes import BYTES_OF_A_TOKEN, FakeCache, FakeLayers, OutOfMemory
 from tests.cache.integrity import check_cache
 
@@ -555,6 +565,19 @@ def test_what_failed_is_never_used(kind):
     assert desk.serve((*PROMPT, 1)) == len(PROMPT)
 
 
+@pytest.mark.parametrize(("end", "known"), [(2, 0), (10, 8)], ids=["at the root", "at a page of another"])
+@pytest.mark.parametrize("kind", ["hybrid", "recurrent"])
+def test_a_state_that_a_failed_sequence_kept_goes_and_those_of_others_stay(kind, end, known):
+    desk = Desk(kind)
+    if known:
+        desk.serve((*PROMPT[:8], *[1] * 5), boundaries=(8, 11))
+    failed = desk.begin(PROMPT, boundaries=(end,))
+    assert any(checkpoint.position == end for checkpoint in desk.store.checkpoints)
+    desk.cache.discard(failed.seq_cache)
+    check_cache(desk.cache)
+    assert desk.cache.opener.open(PROMPT, b"", ()).restored.tokens == known
+
+
 def test_what_others_computed_after_a_failed_sequence_is_used_once_it_is_reached():
     desk = Desk()
     failed = desk.begin((*PROMPT[:10],))
@@ -596,6 +619,62 @@ def test_a_copy_that_fails_costs_its_seq_cache_and_nothing_else(kind, copies):
     assert all(not seq_cache.is_active for seq_cache in desk.cache._store.seq_caches)
     desk.serve(PROMPT)
     assert desk.serve((*PROMPT, 1)) == len(PROMPT)
+
+
+def test_pages_without_kv_are_never_passed_over():
+    """Caches would hold fewer tokens than their offset says."""
+    desk = Desk()
+    desk.serve(PROMPT)
+    (seq_cache,) = desk.store.seq_caches
+    plan = desk.cache._lookup.match((*PROMPT, 1), b"").plan
+    desk.store.tree.hold(plan.path[1], None)
+    copy = SequenceCache([], seq_cache.root, list(PROMPT[:16]), list(plan.path))
+    with pytest.raises(ValueError, match="lost"):
+        desk.store.assemble(copy, None, None, 16, 0)
+
+
+# ------------------------------------------------------------------------------------------- who is preempted
+
+
+def preempted(desk: Desk, tokens: Sequence[int]) -> OpenedSequence:
+    """A sequence that has computed so much of the prompt, goes, and comes back."""
+    opened = desk.cache.opener.open(PROMPT, b"", (18,))
+    desk.compute(opened, tokens)
+    before = opened.seq_cache
+    desk.cache.close(before, before.caches, list(tokens), is_paused=True)
+    check_cache(desk.cache)
+    return desk.cache.opener.reopen(PROMPT, b"", (18,), before)
+
+
+@pytest.mark.parametrize("kind", NETWORKS)
+def test_who_goes_on_does_not_count_as_another_user_of_its_pages(kind):
+    """Once its client has given it up, nobody has used them."""
+    desk = Desk(kind)
+    again = preempted(desk, PROMPT[:13])
+    assert {page.uses for page in again.seq_cache.path} == {1}
+    desk.cache.close(again.seq_cache, again.seq_cache.caches, PROMPT[:13], is_given_up=True)
+    assert {page.uses for page in again.seq_cache.path} == {0}
+
+
+@pytest.mark.parametrize("kind", NETWORKS)
+def test_a_prompt_that_is_complete_and_goes_on_is_counted_once(kind):
+    """The reply has not begun: a decode step computes the last token, as it would have before."""
+    desk = Desk(kind)
+    again = preempted(desk, PROMPT[:18])
+    assert len(again.seq_cache.tokens) == 18
+    desk.compute(again, PROMPT[:18])
+    assert desk.metrics.computed_tokens == desk.metrics.unavoidable_tokens == len(PROMPT)
+
+
+def test_what_less_than_a_page_is_copied_from_counts_as_used():
+    clock = Clock()
+    desk = Desk(clock=clock)
+    desk.serve(PROMPT[:7], boundaries=(6,))
+    desk.store.split_into_pages(desk.store.seq_caches[0])
+    last = max(desk.store.tree.pages(), key=lambda page: page.end)
+    clock.now += 100
+    assert len(desk.cache.opener.open((*PROMPT[:6], 1, 2), b"", ()).seq_cache.tokens) == 6
+    assert (last.end, last.last_used, last.uses) == (7, clock.now, 1)
 
 
 def test_without_a_cache_nothing_is_ever_given_back():

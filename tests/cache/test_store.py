@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from start_llm.cache.conversations import Conversations
-from start_llm.cache.pages import MemoryUsage, SequenceCache
+from start_llm.cache.pages import MemoryUsage, Page, SequenceCache
 from tests.cache.desk import NETWORKS, PAGE, PROMPT, Clock, Desk
 from tests.cache.fakes import BYTES_OF_A_TOKEN, OutOfMemory
 from tests.cache.integrity import check_cache
@@ -176,7 +176,7 @@ def test_a_conversation_goes_back_to_where_another_one_stands_on_it():
 def test_a_conversation_goes_no_further_back_than_is_spared():
     desk = Desk()
     seq_cache = closed(desk, PROMPT)
-    Conversations(desk.store).drop(seq_cache, lambda page: page.end <= 8)
+    Conversations(desk.store).drop(seq_cache, lambda item: isinstance(item, Page) and item.end <= 8)
     check_cache(desk.cache)
     assert known(desk, PROMPT) == 8
 

@@ -202,16 +202,16 @@ class FailingMethod:
 @pytest.mark.parametrize("moment", ["it decodes", "it is computed"])
 def test_a_cache_that_fails_when_a_client_leaves_harms_nobody_else(resources, tally, moment):
     engine, rng = Cached(resources, clock=lambda: 0.0), random.Random(9)  # no step is owed to those beside
-    materialize = FailingMethod(engine.layers, "materialize")
+    compact = FailingMethod(engine.layers, "compact")
     prompts = [tokens(rng, 30, 30), tokens(rng, 40, 40)]
     beside = [engine.submit(engine_request(prompt, 30)) for prompt in prompts]
     engine.step_until(lambda: all(watched.tokens for watched in beside))
     drain = engine.submit(engine_request(tokens(rng, 400, 400), 30))
     engine.step_until(lambda: drain.tokens if moment == "it decodes" else drain.progress)
     drain.generation.cancel()
-    materialize.is_broken = True
+    compact.is_broken = True
     engine.step()
-    materialize.is_broken = False
+    compact.is_broken = False
     assert (engine.metrics.failures, engine.metrics.active_sequences, engine.metrics.prefill) == (1, 2, None)
     engine.finish(*beside)
     plain = Stepper(resources)
@@ -219,7 +219,7 @@ def test_a_cache_that_fails_when_a_client_leaves_harms_nobody_else(resources, ta
         tally.compare(watched.tokens, reference(plain, prompt, 30))
 
 
-@pytest.mark.parametrize("method", ["materialize", "cut", "assemble"])
+@pytest.mark.parametrize("method", ["compact", "cut", "assemble"])
 @pytest.mark.sample(10)
 def test_after_a_cache_has_failed_it_is_used_again(resources, tally, method):
     engine, prompt = Cached(resources), tokens(random.Random(10), 200, 200)
