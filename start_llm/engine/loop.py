@@ -123,6 +123,7 @@ class EngineLoop:
             self._recovery.abandon_everything()
         finally:
             self._failures.tell(STOPPING)
+            self._cache.disk.end_reading()
 
     def step(self) -> None:
         self._metrics.step_began = time.monotonic()
