@@ -292,7 +292,11 @@ class _View(NamedTuple):
         return cls(_bytes(array), width, room, array.nbytes // (width * room) if array.size else 0)
 
     def part(self, start: int, tokens: int) -> list[memoryview]:
-        """Return the bytes of these tokens, by row."""
+        """Return the bytes of these tokens, by row. There is none in an array without elements, whose width
+        may be 0.
+        """
+        if not self.rows:
+            return []
         begins = range(start * self.width, self.rows * self.room * self.width, self.room * self.width)
         return [self.whole[begin : begin + tokens * self.width] for begin in begins]
 

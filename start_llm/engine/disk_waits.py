@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from start_llm.cache.disk.disk_restore import DiskRestore
+from start_llm.cache.disk.running_restore import DiskRestore, JoinedRestore
 from start_llm.core.thread_owners import ENGINE, owned_by
 from start_llm.engine.admission import planned_tokens
 
@@ -76,7 +76,7 @@ class DiskWaits:
         now = self._clock()
         for queued in restoring:
             late_s = now - queued.waits_until
-            if late_s > 0 and isinstance(queued.wait, DiskRestore):
+            if late_s > 0 and isinstance(queued.wait, DiskRestore | JoinedRestore):
                 queued.wait.give_up()
                 queued.waits = _MOST_WAITS
             if late_s > _LAST_FILE_S and queued.wait:

@@ -130,6 +130,7 @@ class EngineLoop:
             self._recovery.abandon_everything()
         finally:
             self._failures.tell(STOPPING)
+            self._cache.disk.end_reading()
 
     def step(self) -> None:
         """Run a task, receive what came in, execute what the planner decides, free memory, write to the disk.

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from start_llm.cache.disk.disk_reads import DiskWait
-from start_llm.cache.disk.disk_restore import DiskRestore, FromDisk
+from start_llm.cache.disk.running_restore import FromDisk
 from start_llm.core.engine_request import EngineRequest
 from start_llm.core.thread_owners import ENGINE, owned_by
 from start_llm.engine.generation import Generation
@@ -190,7 +190,7 @@ class Schedule:
 
 
 def _give_up_disk(waiting: QueuedRequest) -> None:
-    if isinstance(waiting.wait, DiskRestore):
+    if waiting.wait:
         waiting.wait.give_up()
 
 

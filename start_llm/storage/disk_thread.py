@@ -9,16 +9,18 @@ import itertools
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 
 from start_llm.core.thread_owners import DISK, take_role
 
 type Job = Callable[[], None]
 
-_URGENT, _USUAL = 0, 1
+_URGENT, _USUAL, _LAST = range(3)
 
 
 class DiskThread:
-    """Runs jobs one after the other: urgent ones first, the others in the order in which they were submitted.
+    """Runs jobs one after the other: urgent ones first, those that may wait last, and each kind in the order
+    in which they were submitted.
 
     A job handles its own errors. One that raises anyway does not end the thread.
 
@@ -45,11 +47,14 @@ class DiskThread:
     def start(self) -> None:
         self._thread.start()
 
-    def submit(self, job: Job, *, is_urgent: bool = False, after_s: float = 0) -> bool:
+    def submit(
+        self, job: Job, *, is_urgent: bool = False, may_wait: bool = False, after_s: float = 0
+    ) -> bool:
         """Queue a job. Returns False, and queues nothing, once the thread is closing.
 
         Args:
             is_urgent: somebody waits for it, so it runs before all that are not.
+            may_wait: it runs when there is nothing else.
             after_s: seconds to wait before the job is queued. `close` runs it at once.
         """
         with self._condition:
@@ -59,7 +64,8 @@ class DiskThread:
             if after_s:
                 heapq.heappush(self._later, (self._clock() + after_s, number, job))
             else:
-                heapq.heappush(self._ready, (_URGENT if is_urgent else _USUAL, number, job))
+                rank = _URGENT if is_urgent else _LAST if may_wait else _USUAL
+                heapq.heappush(self._ready, (rank, number, job))
             self._condition.notify()
             return True
 
@@ -78,7 +84,8 @@ class DiskThread:
             try:
                 job()
             except Exception as error:  # noqa: BLE001 - other jobs must not suffer from one
-                self._on_error(error)
+                with suppress(Exception):  # nor from a report that cannot be printed
+                    self._on_error(error)
             job = None  # and all that it holds: before the next one comes, that may belong to another thread
 
     def _next(self) -> Job | None:

@@ -3,7 +3,7 @@
 import errno
 import fcntl
 import os
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 _NEVER_A_LINK = os.O_NOFOLLOW | os.O_NONBLOCK
@@ -54,20 +54,21 @@ class Lock:
         """Take the lock. Returns False if another process holds it.
 
         Raises:
-            OSError: the file cannot be made.
+            OSError: the file cannot be made or locked.
         """
         private_folder(self._path.parent)
         while True:
             file = os.open(self._path, os.O_RDWR | os.O_CREAT | _NEVER_A_LINK, 0o600)
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                os.close(file)
-                return False
-            if self._is_in_place(file):
-                break
-            # The previous holder has removed the file between these two calls.
-            os.close(file)
+            with ExitStack() as unless_taken:
+                unless_taken.callback(os.close, file)
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    return False
+                if self._is_in_place(file):
+                    unless_taken.pop_all()
+                    break
+                # The previous holder has removed the file between these two calls.
         self._file = file
         with suppress(OSError):  # a full disk has no room for the id, which only `holder` needs
             os.ftruncate(file, 0)

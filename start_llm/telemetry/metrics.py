@@ -188,7 +188,7 @@ class DiskMetrics:
             (UTC) of the last write, or of the start if there was none since.
         evictions: files that were removed because the folder was full.
         lost: pages and states that were evicted from memory before they could be written, or found no room.
-        errors: failures to write, and to open a file for want of descriptors or memory.
+        errors: failures to write, and to read a file that may be read at the next try.
     """
 
     state: str = "off"

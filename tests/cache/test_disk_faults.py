@@ -26,7 +26,7 @@ from tests.flat_settings import settings_of
 
 
 @pytest.mark.parametrize("has_state", [False, True], ids=["KV", "state"])
-@pytest.mark.parametrize("code", [errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ESTALE])
+@pytest.mark.parametrize("code", [errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ESTALE, errno.EACCES])
 @pytest.mark.sample(4)
 def test_a_file_that_cannot_be_opened_for_now_stays(
     has_state: bool, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

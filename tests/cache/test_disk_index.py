@@ -165,6 +165,7 @@ def folder_of(path: Path, used_ns: list[int], max_size: int) -> DiskFolder:
         (100, 5, Room.TOO_OLD, [10, 20, 30, 40]),
         (300, 25, Room.TOO_OLD, [10, 20, 30, 40]),
         (500, 50, Room.TOO_LARGE, [10, 20, 30, 40]),
+        (500, 5, Room.TOO_LARGE, [10, 20, 30, 40]),
     ],
 )
 def test_a_file_takes_the_room_of_what_was_used_before_it_alone(
@@ -176,6 +177,47 @@ def test_a_file_takes_the_room_of_what_was_used_before_it_alone(
     assert len(list(tmp_path.rglob("*.safetensors"))) == len(left)
     kept_since_ns = {5: 10, 25: 30}[used_ns] if room is Room.TOO_OLD else 0
     assert folder.kept_since_ns == kept_since_ns
+
+
+def test_a_damaged_file_that_cannot_be_removed_still_takes_its_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    folder = folder_of(tmp_path, [10, 20], max_size=400)
+    (file, _), real = folder.index.oldest_first(), Path.unlink
+
+    def refused(*_: Any, **__: Any) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    monkeypatch.setattr(Path, "unlink", refused)
+    folder.remove(file)
+    folder.keep_quota(frozenset())
+    assert (folder.index.get(*file.name), folder.index.nbytes) == (None, 200)
+    folder.index.add(file)
+    folder.keep_quota(frozenset())
+    assert folder.index.nbytes == 200, "it is written again, and counts once"
+    monkeypatch.setattr(Path, "unlink", real)
+    folder.remove(file)
+    folder.keep_quota(frozenset())
+    assert folder.index.nbytes == 100
+
+
+def test_what_cannot_be_removed_for_want_of_room_is_as_good_as_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    folder = folder_of(tmp_path, [10, 20], max_size=100)
+    monkeypatch.setattr(Path, "unlink", lambda *_, **__: os.close(10**6))
+    folder.keep_quota(frozenset())
+    assert [file.used_ns for file in folder.index.oldest_first()] == [10, 20]
+    assert (folder.index.nbytes, folder.metrics.evictions) == (200, 0)
+
+
+@pytest.mark.parametrize(
+    ("limit", "room"),
+    [(2 * 2**20, Room.TOO_LARGE), (4 * 2**20, Room.FITS), (2**19, Room.FULL), (50, Room.FULL)],
+)
+def test_a_file_that_is_too_large_does_not_make_the_folder_full(limit: int, room: Room, tmp_path: Path):
+    folder = folder_of(tmp_path, [], max_size=limit)
+    assert folder.make_room(3 * 2**20, 10, frozenset()) is room
 
 
 @pytest.mark.parametrize(("log_used_ns", "stay"), [(50, True), (5, False)])

@@ -1,15 +1,24 @@
 """Files of the disk tier: what is written is read, and a file with any change is refused."""
 
+import json
 import os
 import random
 import stat
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from start_llm.cache.disk.page_file import FileHeader, RejectedFile, TensorLayout, opened_file, write_file
+from start_llm.cache.disk.page_file import (
+    FORMAT,
+    FileHeader,
+    RejectedFile,
+    TensorLayout,
+    opened_file,
+    write_file,
+)
 
 KEY, PARENT = bytes(range(16)), bytes(range(16, 32))
 TOKENS = (5, 0, 2**31, 7)
@@ -159,3 +168,35 @@ def test_an_error_while_writing_leaves_nothing_behind(path: Path, monkeypatch: p
         write_file(path, HEADER, [memoryview(item) for item in CONTENT])
     assert [item.name for item in path.parent.iterdir()] == [path.name]
     assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize("numbers", [((float("inf"),),), ((float("nan"),),)])
+def test_numbers_that_are_none_are_no_error_of_ours(path: Path, numbers: tuple[tuple[float, ...], ...]):
+    header = FileHeader("pages", KEY, PARENT, TOKENS, TENSORS, cast("Any", numbers))
+    write_file(path, header, [memoryview(part) for part in CONTENT])
+    with pytest.raises(RejectedFile, match="header"), opened_file(path, "pages", KEY):
+        pass
+
+
+@pytest.mark.parametrize(
+    "entries",
+    [
+        {"crc32": ("U8", [3]), "tokens": ("U8", [5])},
+        {"crc32": ("U32", [2]), "tokens": ("U32", [1.0])},
+        {"crc32": (["U8"], [8]), "tokens": ("U8", [5])},
+        {"crc32": "U8", "tokens": 5},
+    ],
+)
+def test_a_header_that_makes_no_sense_is_no_error_of_ours(tmp_path: Path, entries: dict[str, Any]):
+    place, header = 0, dict[str, Any](__metadata__={"format": FORMAT})
+    for name, entry in entries.items():
+        header[name] = entry
+        if isinstance(entry, tuple):
+            end = place + int(entry[1][0]) * (1 if entry[0] == "U8" else 4)
+            header[name] = {"dtype": entry[0], "shape": entry[1], "data_offsets": [place, end]}
+            place = end
+    text = json.dumps(header).encode()
+    path = tmp_path / "a"
+    path.write_bytes(len(text).to_bytes(8, "little") + text + bytes(place))
+    with pytest.raises(RejectedFile, match=r"header|truncated"), opened_file(path, "pages", KEY):
+        pass

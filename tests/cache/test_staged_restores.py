@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import threading
 import time
 from collections.abc import Generator
 from pathlib import Path
@@ -145,6 +146,42 @@ def test_a_request_that_leaves_while_reading_pauses_ends_the_read(started: OnDis
     assert started.say(PROMPT, 5).tokens
 
 
+def test_a_model_that_stops_as_its_window_fills_does_not_wait_for_what_nobody_reads(
+    started: OnDisk, monkeypatch: pytest.MonkeyPatch
+):
+    begins, hangs, go, real = threading.Event(), threading.Event(), threading.Event(), os.preadv
+
+    def slow(*those: Any) -> int:
+        assert begins.wait(30)
+        if read.done == 1:
+            hangs.set()
+            assert go.wait(30)
+        return real(*those)
+
+    monkeypatch.setattr(os, "preadv", slow)
+    _, read, _ = begun(started)
+    begins.set()
+    assert hangs.wait(10)
+    wait_until = started.tier.traffic.wait_until
+    monkeypatch.setattr(started.tier.traffic, "wait_until", lambda *those: (go.set(), wait_until(*those)))
+    began = time.monotonic()
+    with mx.stream(generation_stream):
+        started.restorer.finish(3)
+    assert read.is_over
+    assert time.monotonic() - began < 2
+
+
+def test_a_loop_that_failed_leaves_no_read_behind(started: OnDisk):
+    """Nor one that pauses in this moment, whose news comes too late."""
+    watched, read, _ = begun(started)
+    settled(lambda: read._is_paused and not started.inbox.is_empty)
+    started.inbox.take_all()
+    started.loop.fail_the_rest()
+    assert watched.look()
+    settled(lambda: read.is_over, 2)
+    assert not started.tier.traffic.being_read
+
+
 @pytest.mark.parametrize("is_in_place", [True, False], ids=["in place", "staged"])
 def test_a_model_that_stops_while_it_reads_lets_go_of_the_buffers_itself(
     resources: EngineResources, stored: Path, two_ahead: None, is_in_place: bool, monkeypatch: Any
@@ -245,4 +282,6 @@ def test_reading_pauses_until_enough_is_taken():
     assert not read.take(1), "goes on already"
     read.done = 4
     assert read.pauses()
+    read.is_given_up = True
+    assert not read.pauses(), "nobody takes anything any more"
     assert not DiskRead(parts=[part] * 9, done=9).pauses()

@@ -79,6 +79,28 @@ def test_a_job_that_raises_is_reported_and_the_next_one_runs(thread: DiskThread,
     assert [type(error) for error in errors] == [ZeroDivisionError]
 
 
+def test_a_report_that_raises_does_not_end_the_thread():
+    """The terminal may be gone to which it is written."""
+    thread = DiskThread(lambda _: fail())
+    thread.start()
+    done = threading.Event()
+    thread.submit(fail)
+    thread.submit(done.set)
+    assert done.wait(5)
+    assert thread.close(5)
+
+
+def test_jobs_that_may_wait_run_last(thread: DiskThread):
+    done: list[str] = []
+    go = held(thread)
+    thread.submit(lambda: done.append("a"), may_wait=True)
+    thread.submit(lambda: done.append("b"))
+    thread.submit(lambda: done.append("c"), is_urgent=True)
+    go.set()
+    assert thread.close(5)
+    assert done == ["c", "b", "a"]
+
+
 def test_what_a_job_holds_is_let_go_of_when_it_is_done(thread: DiskThread):
     """Not when the next one comes: it may be memory that belongs to another thread by then."""
     lent = threading.Event()

@@ -1,6 +1,7 @@
 """Private files belong to their owner alone, and a lock ends with its process."""
 
 import errno
+import fcntl
 import os
 import signal
 import stat
@@ -9,6 +10,7 @@ import sys
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -88,6 +90,27 @@ def test_a_lock_can_be_taken_on_a_full_disk(tmp_path, monkeypatch):
     assert other.holder() == "unknown"
     lock.release()
     assert not (tmp_path / "lock").exists()
+
+
+@pytest.mark.parametrize("call", ["flock", "samestat"])
+def test_a_lock_that_the_system_refuses_keeps_no_file_open(tmp_path, monkeypatch, call):
+    opened: list[int] = []
+    real = os.open
+
+    def noted(*those: Any) -> int:
+        opened.append(real(*those))
+        return opened[-1]
+
+    def refused(*_: object) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(os, "open", noted)
+    monkeypatch.setattr(*((fcntl, call) if call == "flock" else (os.path, call)), refused)
+    with pytest.raises(OSError, match=os.strerror(errno.ENOLCK)):
+        Lock(tmp_path / "lock").take()
+    (file,) = opened
+    with pytest.raises(OSError, match=os.strerror(errno.EBADF)):
+        os.fstat(file)
 
 
 def test_a_file_that_a_dead_server_has_left_locks_nobody_out(tmp_path):

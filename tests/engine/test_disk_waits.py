@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, cast
 
 from start_llm.cache.disk.disk_reads import DiskRead, DiskWait
-from start_llm.cache.disk.disk_restore import DiskRestore, FromDisk
+from start_llm.cache.disk.running_restore import DiskRestore, FromDisk
 from start_llm.engine.disk_waits import DiskWaits
 from start_llm.engine.generation import Generation
 from start_llm.engine.schedule import QueuedRequest

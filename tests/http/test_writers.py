@@ -77,6 +77,20 @@ def mount_and_unmount(server: Server) -> None:
         ask(server.port, "DELETE", "/v1/adapters/a")
 
 
+def evict_beside_a_slow_disk(server: Server) -> None:
+    """What is evicted then finds no place in the queue of the disk."""
+    storage: Any = server.app.runtime.shared.disk
+    goes_on = threading.Event()
+    storage._thread.submit(lambda: goes_on.wait(60), is_urgent=True)
+    try:
+        lost, numbers = server.get("/stats")["ssd"]["lost"], iter(range(1000, 1100))
+        while server.get("/stats")["ssd"]["lost"] == lost:
+            prompt = [next(numbers), *range(300)]
+            assert ask(server.port, "POST", TEXT, {"prompt": prompt, "max_tokens": 4}).status == 200
+    finally:
+        goes_on.set()
+
+
 def fail_on_the_disk(server: Server) -> None:
     """Bugs in the work of both threads that share the disk."""
     storage: Any = server.app.runtime.shared.disk
@@ -107,6 +121,7 @@ def recorded(tiny_model: TinyModel, tmp_path_factory: pytest.TempPathFactory) ->
                 jobs.append(clients.submit(ask, server.port, "GET", path))
             for job in jobs:
                 job.result()
+        evict_beside_a_slow_disk(server)
         fail_on_the_disk(server)
         wait_until(lambda: server.get("/stats")["ssd"]["errors"] >= 2, within_s=30)
         wait_until(lambda: engine_is_free(server.port), within_s=60)

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from start_llm.telemetry.metrics import DiskMetrics
 
 _SLACK = 0.02
+_SMALL_BYTES = 2**20
+"""A folder without room for so much is full, if nothing smaller is in it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +50,9 @@ class Room(Enum):
     TOO_OLD = auto()
     """All that would have to go for it was used later, so it would be the next to go itself."""
     TOO_LARGE = auto()
+    """It does not fit, though others may."""
+    FULL = auto()
+    """No file fits."""
 
 
 class DiskFolder:
@@ -68,6 +73,7 @@ class DiskFolder:
         self.database_names: tuple[str, ...] = ()
         self.kept_since_ns = 0
         self._foreign_bytes = 0
+        self._unremovable: dict[FileName, int] = {}
 
     def limit(self) -> int:
         """Return the bytes that the folder may have now. On any thread."""
@@ -108,7 +114,7 @@ class DiskFolder:
         Returns:
             The bytes that the folder may have.
         """
-        self._count_databases()
+        self._count_others()
         index, limit = self.index, self.limit()
         self.metrics.max_bytes = limit
         if index.nbytes > limit:
@@ -133,8 +139,9 @@ class DiskFolder:
             self.kept_since_ns = 0
             return Room.FITS
         removable = self._removable(being_read)
-        if _bytes_of(removable) < missing:
-            return Room.TOO_LARGE
+        if (lacking := missing - _bytes_of(removable)) > 0:
+            smallest = min((file.nbytes for file in removable), default=_SMALL_BYTES)
+            return Room.TOO_LARGE if nbytes - lacking >= smallest else Room.FULL
         going = _oldest(removable, missing + _SLACK * limit, used_ns)
         if _bytes_of(going) < missing:
             self.kept_since_ns = removable[len(going)].used_ns
@@ -148,10 +155,15 @@ class DiskFolder:
     def _evict(self, files: Sequence[CachedFile]) -> None:
         for file in files:
             self.remove(file)
-            self.metrics.evictions += 1
+            if file.name in self._unremovable:
+                self.index.add(file)  # it is as good as before
+            else:
+                self.metrics.evictions += 1
 
-    def _count_databases(self) -> None:
-        self.index.other_bytes = self._foreign_bytes + sum(database.nbytes for database in self._databases())
+    def _count_others(self) -> None:
+        left = (nbytes for name, nbytes in self._unremovable.items() if self.index.get(*name) is None)
+        databases = (database.nbytes for database in self._databases())
+        self.index.other_bytes = self._foreign_bytes + sum(left) + sum(databases)
 
     def _remove_databases(self) -> None:
         """Remove what is known of conversations with models that were not used since the oldest file was.
@@ -167,17 +179,21 @@ class DiskFolder:
             if may_go and max(path.stat().st_mtime_ns for path in paths) < before_ns:
                 for path in paths:
                     path.unlink(missing_ok=True)
-        self._count_databases()
+        self._count_others()
 
     def _databases(self) -> list[ScannedFile]:
         return list(scan(self.path / TRANSCRIPTS))
 
     @owned_by(DISK)
     def remove(self, file: CachedFile) -> None:
+        """Remove a file. One that stays although it is of no use still counts."""
         self.kept_since_ns = 0
         self.index.remove(file)
-        with suppress(OSError):
+        try:
             file.path(self.path).unlink(missing_ok=True)
+            self._unremovable.pop(file.name, None)
+        except OSError:
+            self._unremovable[file.name] = file.nbytes
 
     @owned_by(DISK)
     def write_times_of_use(self) -> None:

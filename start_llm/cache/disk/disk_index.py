@@ -3,7 +3,8 @@
 A file's name is `<kind>/<first 2 letters of the key>/<parent key>-<key>.safetensors`, so the scan opens no
 file. What the name does not tell, tokens and tensors, is read when a prompt first comes by.
 
-Safe to use from any thread: the engine thread plans with it, the disk thread changes it.
+Safe to use from any thread: the engine thread plans with it, and notes which files are in use and which have
+to go; the disk thread adds and removes files.
 """
 
 import os
@@ -42,7 +43,8 @@ class CachedFile:
         used_ns: when it was last used, in nanoseconds of wall time; the file's modification time.
         header: what it holds; None until it was read.
         is_verified: this process has written it, or read all of it, and it was right.
-        is_passed_over: it was not read because computing is faster, so nothing suggests that it is damaged.
+        is_passed_over: it was not read because computing is faster, or could not be read just then, so
+            nothing suggests that it is damaged.
     """
 
     kind: FileKind

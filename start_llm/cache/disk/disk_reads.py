@@ -38,10 +38,16 @@ class DiskWait:
         is_over: set by the disk thread; by the engine thread for a `DiskRestore` and those that joined it,
             and if the disk thread takes no more jobs.
         saves: tokens that it is to give beyond what memory has, if that is known.
+        is_given_up: its prompt waits no longer; of a `DiskRead`, nobody does.
     """
 
     is_over: bool = False
     saves: int = 0
+    is_given_up: bool = False
+
+    def give_up(self) -> None:
+        """Note that its prompt waits no longer."""
+        self.is_given_up = True
 
 
 @dataclass(eq=False, slots=True)
@@ -53,7 +59,6 @@ class DiskRead(DiskWait):
         taken: number of parts whose buffers are free again.
         most_ahead: parts that may be read without being taken, and the engine is notified of each; None: all
             of them, and it is notified at the end.
-        is_given_up: nobody waits for it any more.
         seconds: spent on reading and checking.
     """
 
@@ -61,15 +66,18 @@ class DiskRead(DiskWait):
     done: int = 0
     taken: int = 0
     most_ahead: int | None = None
-    is_given_up: bool = False
     seconds: float = 0.0
     _is_paused: bool = False
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def pauses(self) -> bool:
-        """Return whether no more may be read until something is taken. On the disk thread."""
+        """Return whether no more may be read until something is taken. On the disk thread.
+
+        What nobody waits for does not pause: it has to end.
+        """
         with self._lock:
-            self._is_paused = self.most_ahead is not None and self.done - self.taken >= self.most_ahead
+            is_full = self.most_ahead is not None and self.done - self.taken >= self.most_ahead
+            self._is_paused = is_full and not self.is_given_up
             return self._is_paused
 
     def take(self, parts: int) -> bool:

@@ -10,15 +10,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from start_llm.cache.buffers import Incoming
 from start_llm.cache.disk.disk_plan import DiskPlan, PageChain, is_worth_it, may_be_worth_it, plan_from_disk
 from start_llm.cache.disk.disk_reads import DiskRead, DiskWait, FilePart
 from start_llm.cache.disk.disk_tier import DiskAccess
 from start_llm.cache.disk.restore_pace import RestorePace
+from start_llm.cache.disk.running_restore import DiskRestore, FromDisk, JoinedRestore
 from start_llm.cache.disk.shared_restore import RestoreWish
 from start_llm.cache.pages import Page, SequenceCache
 from start_llm.cache.prompt_lookup import PromptMatch
@@ -31,49 +31,6 @@ if TYPE_CHECKING:
 
 _MOST_AHEAD_BYTES = 256 * 2**20
 """Of a prompt, that are read and not yet copied, where files are read beside the caches."""
-
-
-class FromDisk(NamedTuple):
-    """A prompt's share from the disk: tokens, and the seconds that it waited for them."""
-
-    tokens: int = 0
-    seconds: float = 0.0
-
-    def after(self, earlier: FromDisk) -> FromDisk:
-        """Return what both have given together."""
-        return FromDisk(self.tokens + earlier.tokens, self.seconds + earlier.seconds)
-
-
-@dataclass(eq=False, slots=True, kw_only=True)
-class DiskRestore(DiskWait):
-    """A restore that is under way. Once it is over, its caches are kept, or their pages alone.
-
-    If its prompt waits no longer, the buffers stay until the disk has answered.
-
-    Attributes:
-        wish: what is restored, which all ranks have alike.
-        plan: the files; of a rank that follows those that it has.
-        seq_cache: active; its caches are the buffers.
-        number: under which other ranks know it.
-        got: what came of it; set with `is_over`.
-        copying_s: seconds that the engine spent on it.
-        joined: over with it: what others wait for that need the same files.
-    """
-
-    wish: RestoreWish
-    plan: DiskPlan
-    seq_cache: SequenceCache
-    buffers: Incoming
-    read: DiskRead
-    began: float
-    number: int = 0
-    joined: list[DiskWait] = field(default_factory=list[DiskWait])
-    got: FromDisk = field(default_factory=FromDisk)
-    copying_s: float = 0.0
-
-    def give_up(self) -> None:
-        """Nobody waits for it any more: read no further. What was read is kept."""
-        self.read.is_given_up = True
 
 
 @owned_by(ENGINE)
@@ -151,22 +108,26 @@ class DiskRestorer:
         return self._join(plan, saves) or self._read(wish, plan, match.root, saves)
 
     def leave(self, wait: DiskWait) -> None:
-        """Note that a prompt does not wait any longer. As long as this is not over, no other one waits.
+        """Note that a prompt waits no longer. As long as the disk owes the answer, no other one waits.
 
-        One that has joined another's says nothing of the disk: that read may take longer, and go well.
+        A restore for which another prompt still waits says nothing of the disk: it may take longer, and go
+        well.
         """
         self._tier.metrics.late += 1
-        if not any(wait in restore.joined for restore in self._running):
+        wait.give_up()
+        restore = wait.restore if isinstance(wait, JoinedRestore) else wait
+        if not isinstance(restore, DiskRestore):
+            self._tier.note_silence(restore)
+        elif restore.read.is_given_up:
             # Of several ranks any may owe the answer; then the restore is over once all have answered.
-            owes = wait.read if isinstance(wait, DiskRestore) and not self._peers.are_there else wait
-            self._tier.note_silence(owes)
+            self._tier.note_silence(restore if self._peers.are_there else restore.read)
 
-    def _join(self, plan: DiskPlan, saves: int) -> DiskWait | None:
+    def _join(self, plan: DiskPlan, saves: int) -> JoinedRestore | None:
         """Wait for a restore that reads the beginning of this plan, and not much else."""
         for restore in self._running:
             same = sum(mine is other for mine, other in zip(plan.files, restore.plan.files, strict=False))
             if not restore.read.is_given_up and 2 * same >= len(restore.plan.files):
-                restore.joined.append(DiskWait(saves=saves))
+                restore.joined.append(JoinedRestore(restore=restore, saves=saves))
                 return restore.joined[-1]
         return None
 
@@ -270,13 +231,17 @@ class DiskRestorer:
     def collect(self) -> None:
         """Take what is read, complete the restores whose files are read, and let go of what was written."""
         self._tier.release_written()
-        for restore in list(self._running):
-            if not restore.read.is_over:
-                self.take(restore)
-            elif (files := self._agreed(restore)) is not None:
-                self._running.remove(restore)
-                self._peers.end_restore(restore.number, files, self._clock())
-                self._end(restore, files)
+        with ExitStack() as each:  # even if another one raises
+            for restore in reversed(self._running):
+                each.callback(self._collect, restore)
+
+    def _collect(self, restore: DiskRestore) -> None:
+        if not restore.read.is_over:
+            self.take(restore)
+        elif (files := self._agreed(restore)) is not None:
+            self._running.remove(restore)
+            self._peers.end_restore(restore.number, files, self._clock())
+            self._end(restore, files)
 
     def _agreed(self, restore: DiskRestore) -> int | None:
         """Return how many files of a restore all ranks have read; None if one still reads.
@@ -291,13 +256,17 @@ class DiskRestorer:
 
     def finish(self, patience_s: float) -> None:
         """Read no further, and complete every restore whose file is read in this time."""
-        for restore in self._running:
-            restore.give_up()
-            self._tier.take(restore.read, restore.read.taken)
+        self.end_reading()
         self._tier.traffic.wait_until(
             lambda: all(restore.read.is_over for restore in self._running), patience_s
         )
         self.collect()
+
+    def end_reading(self) -> None:
+        """Read no further, for whomever it is, so that no read stays paused."""
+        for restore in self._running:
+            restore.end_reading()
+            self._tier.take(restore.read, restore.read.taken)
 
     def take(self, restore: DiskRestore) -> None:
         """Copy what is read so far, where it is read beside the caches."""
@@ -316,7 +285,7 @@ class DiskRestorer:
 
     def _abandon(self, restore: DiskRestore, done: int) -> None:
         """End a restore whose buffers stay until its read is over, so that this thread lets go of them."""
-        restore.give_up()
+        restore.end_reading()
         self._tier.take(restore.read, done)
         self._tell_over(restore)
 

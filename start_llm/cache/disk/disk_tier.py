@@ -118,6 +118,11 @@ class DiskTier:
         return self.traffic.is_queued(name) or self.index.get(*name) is not None
 
     @owned_by(ENGINE)
+    def takes(self, name: FileName) -> bool:
+        """Return whether a file is worth queueing: it is not there, and may be written."""
+        return not self.has(name) and not self.traffic.is_refused(name)
+
+    @owned_by(ENGINE)
     def wait_for_room(self, timeout_s: float) -> bool:
         """Wait until a file can be queued, after the scan. False if none can be in this time."""
         if self.is_on:
@@ -136,7 +141,7 @@ class DiskTier:
         name = header.kind, header.key
         self.traffic.note_queued(name)
         if not self._thread.submit(partial(self.worker.write, header, content, used_ns, superseded)):
-            self.traffic.note_written(name)
+            self.traffic.note_done(name)
 
     @owned_by(ENGINE)
     def release_written(self) -> None:
@@ -189,7 +194,7 @@ class DiskTier:
         """Check files whose content was computed: a damaged one would otherwise not be written again."""
         for file in files:
             is_new = not file.is_verified and self.traffic.begin_check(file.name)
-            if is_new and not self._thread.submit(partial(self.worker.verify, file)):
+            if is_new and not self._thread.submit(partial(self.worker.verify, file), may_wait=True):
                 self.traffic.note_checked(file.name)
 
     @owned_by(ENGINE)

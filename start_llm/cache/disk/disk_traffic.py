@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 MOST_IN_FLIGHT = 3
 """Files that may wait for the disk at once. Their arrays take memory."""
+_MOST_REFUSED = 4096
+"""Files that are remembered because they could not be written. Then the oldest of them may be tried again."""
 
 
 class DiskTraffic:
@@ -30,7 +32,8 @@ class DiskTraffic:
         self.notify: Callable[[], None] = lambda: None
         self._metrics = metrics
         self._queued: set[FileName] = set()
-        self._unverified: set[FileName] = set()
+        self._refused: dict[FileName, None] = {}
+        self._checking: set[FileName] = set()
         self._written: deque[Outgoing] = deque()
         self._reads: set[DiskRead] = set()
         self._changed = threading.Condition()
@@ -50,8 +53,8 @@ class DiskTraffic:
             self._queued.add(name)
         self._metrics.note_queued(1)
 
-    def note_written(self, name: FileName, content: Outgoing | None = None) -> None:
-        """Note that a file is written, or will not be.
+    def note_done(self, name: FileName, content: Outgoing | None = None) -> None:
+        """Note that a file waits no longer: it is written, or will not be.
 
         Args:
             content: its tensors, which `take_written` returns. None: they were never handed over.
@@ -63,6 +66,16 @@ class DiskTraffic:
             self._changed.notify_all()
         self._metrics.note_queued(-1)
         self.notify()
+
+    def is_refused(self, name: FileName) -> bool:
+        """Return whether a file could not be written, and would not be at another try."""
+        return name in self._refused
+
+    def note_refused(self, name: FileName) -> None:
+        with self._changed:
+            self._refused[name] = None
+            if len(self._refused) > _MOST_REFUSED:
+                del self._refused[next(iter(self._refused))]
 
     def take_written(self) -> list[Outgoing]:
         """Return the tensors of the files that were written since the last call."""
@@ -99,16 +112,16 @@ class DiskTraffic:
     def begin_check(self, name: FileName) -> bool:
         """Note that a file is to be checked. Returns False if it already waits for that."""
         with self._changed:
-            is_new = name not in self._unverified
-            self._unverified.add(name)
+            is_new = name not in self._checking
+            self._checking.add(name)
             return is_new
 
     def note_checked(self, name: FileName) -> None:
         with self._changed:
-            self._unverified.discard(name)
+            self._checking.discard(name)
             self._changed.notify_all()
 
     def wait_for_checks(self, timeout_s: float) -> bool:
         """Wait until all files are checked that are to be. False if they are not in time."""
         with self._changed:
-            return self._changed.wait_for(lambda: not self._unverified, timeout_s)
+            return self._changed.wait_for(lambda: not self._checking, timeout_s)

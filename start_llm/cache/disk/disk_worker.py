@@ -1,7 +1,8 @@
 """The disk tier's work on the disk thread: scan the folder, write files, read and check them.
 
-A file that cannot be used is removed and counted, unless the system could not open it just now. If the disk
+A file that cannot be used is removed and counted, unless the system could not read it just now. If the disk
 is full or cannot be written, the worker steps back: it writes nothing for a while, and goes on when it can.
+What cannot be written whatever the disk does is refused, and nothing else waits for it.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from start_llm.cache.disk.disk_folder import Room
-from start_llm.cache.disk.disk_index import WRITTEN, CachedFile, DiskIndex, scan
+from start_llm.cache.disk.disk_index import WRITTEN, CachedFile, DiskIndex, FileName, scan
 from start_llm.cache.disk.disk_reads import DiskRead, DiskWait, FilePart
 from start_llm.cache.disk.page_file import FileHeader, OpenedFile, RejectedFile, opened_file, write_file
 from start_llm.cache.disk.write_limit import DailyWriteLimit
@@ -33,8 +34,8 @@ _DAY_CHECK_S = 60.0
 _SCAN_SLICE_S = 0.2
 _MOST_SCAN_WAIT_S = 5.0
 """For which prompts wait for the scan; after that the files that it has not found yet are missed."""
-_PASSING = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ESTALE})
-"""Errors that say nothing of a file: it may be read at the next try."""
+_NO_FILES = frozenset({errno.ELOOP, errno.EISDIR, errno.ENOTDIR, errno.ENXIO, errno.ESPIPE})
+"""Errors that say that something else is in a file's place. With others it may be read at the next try."""
 
 type Reader = Callable[[CachedFile], FileHeader | None]
 """Returns what a file says of itself; None if it cannot be used. On the disk thread."""
@@ -47,11 +48,12 @@ class DiskWorker:
     """Does one job at a time; a `DiskTier` submits them.
 
     Args:
-        say: called with a sentence for the user when a file cannot be used, when the worker pauses, and when
-            it goes on.
+        say: called with a sentence for the user when a file cannot be used or written, when the worker
+            pauses, and when it goes on.
 
     Attributes:
-        scanned: over once the index is complete, or after 5 s: then files not found yet are missed.
+        scanned: over once the index is complete, or at the first pause of the scan after 5 s: then files not
+            found yet are missed.
     """
 
     def __init__(
@@ -65,7 +67,8 @@ class DiskWorker:
         self._thread = thread
         self._say = say
         self._paused_until = 0.0
-        self._has_reported_file = self._will_save_written = False
+        self._has_reported_file = self._has_reported_refusal = self._has_reported_pause = False
+        self._will_save_written = self._will_end_pause = False
         self._written_today = DailyWriteLimit(folder.path / WRITTEN, folder.limits.max_write_per_day)
 
     @property
@@ -106,7 +109,7 @@ class DiskWorker:
             self._metrics.state = "on"
             self._goes_on()
             self._folder.keep_quota(self._traffic.being_read)
-        except OSError as error:
+        except Exception as error:  # noqa: BLE001 - prompts wait for the scan, and nothing is written before
             self._index.is_complete = True
             self._step_back(error)
         self._folder.count()
@@ -122,32 +125,60 @@ class DiskWorker:
     @owned_by(DISK)
     def write(self, header: FileHeader, content: Outgoing, used_ns: int, superseded: Superseded) -> None:
         """Write a file, and remove what is worth nothing beside it; see `DiskTier.write`."""
-        file = CachedFile(
-            header.kind, header.key, header.parent, header.nbytes, used_ns, header, is_verified=True
-        )
+        name = header.kind, header.key
         try:
+            file = CachedFile(*name, header.parent, header.nbytes, used_ns, header, is_verified=True)
             room = self._folder.make_room(file.nbytes, used_ns, self._traffic.being_read)
             if room is Room.FITS:
-                path = file.path(self._folder.path)
-                write_file(path, header, content.contents)
-                self._index.add(file)
-                with suppress(OSError):
-                    os.utime(path, ns=(used_ns, used_ns))
-                self._note_written(file.nbytes)
-                being_read = self._traffic.being_read
-                for obsolete in superseded(self._index, self.header_of):
-                    if obsolete.name not in being_read:
-                        self._folder.remove(obsolete)
+                self._write_file(file, header, content)
+                self._remove_superseded(superseded)
                 self._goes_on()
-            elif room is Room.TOO_LARGE:
-                self._metrics.note_lost()
-                reason = self._folder.reason_of_limit()
-                self._pause(f"there is no room for {file.nbytes:,} bytes; {reason}")
+            elif room is not Room.TOO_OLD:
+                self._note_no_room(room, file)
         except OSError as error:
             self._step_back(error)
+        except Exception as error:  # noqa: BLE001 - the next file may be written all the same
+            self.refuse(name, error)
         finally:
             self._folder.count()
-            self._traffic.note_written(file.name, content)
+            self._traffic.note_done(name, content)
+
+    def _write_file(self, file: CachedFile, header: FileHeader, content: Outgoing) -> None:
+        path = file.path(self._folder.path)
+        write_file(path, header, content.contents)
+        self._index.add(file)
+        with suppress(OSError):
+            os.utime(path, ns=(file.used_ns, file.used_ns))
+        self._note_written(file.nbytes)
+
+    def _remove_superseded(self, superseded: Superseded) -> None:
+        being_read = self._traffic.being_read
+        for obsolete in superseded(self._index, self.header_of):
+            if obsolete.name not in being_read:
+                self._folder.remove(obsolete)
+
+    def _note_no_room(self, room: Room, file: CachedFile) -> None:
+        self._metrics.note_lost()
+        reason = f"there is no room for {file.nbytes:,} bytes; {self._folder.reason_of_limit()}"
+        if room is Room.FULL:
+            self._pause(reason)
+        else:
+            self._refuse(file.name, reason)
+
+    @owned_by(ENGINE, DISK)
+    def refuse(self, name: FileName, error: Exception) -> None:
+        """Note that a page or a state cannot be written, so that it is not tried again."""
+        self._metrics.note_error()
+        self._refuse(name, repr(error))
+
+    def _refuse(self, name: FileName, reason: str) -> None:
+        self._traffic.note_refused(name)
+        if not self._has_reported_refusal:
+            self._has_reported_refusal = True
+            self._say(
+                f"A part of the prompt cache cannot be written to the disk: {reason}. After a restart it is "
+                "computed anew. Others like it are counted under lost and errors of /stats."
+            )
 
     def _note_written(self, nbytes: int) -> None:
         self._written_today.note(nbytes)
@@ -161,23 +192,37 @@ class DiskWorker:
         self._will_save_written = False
         self._written_today.save()
 
-    def _step_back(self, error: OSError) -> None:
+    def _step_back(self, error: Exception) -> None:
         self._metrics.note_error()
-        self._pause(str(error))
+        self._pause(str(error) if isinstance(error, OSError) else repr(error))
 
     def _pause(self, reason: str) -> None:
         """Write nothing for a while, and say so once until something could be written again."""
         self._paused_until = time.monotonic() + self._folder.limits.pause_s
-        if self._metrics.state != "paused":
-            self._metrics.state = "paused"
+        self._metrics.state = "paused"
+        self._end_pause()
+        if not self._has_reported_pause:
+            self._has_reported_pause = True
             self._say(f"The disk tier of the prompt cache pauses: {reason}.")
 
+    def _end_pause(self) -> None:
+        """Note the end of the pause when it has come. That it goes on is said when something is written."""
+        if (left := self.pause_left_s) and not self._will_end_pause:
+            self._will_end_pause = self._thread.submit(self._look_at_pause, after_s=left)
+        elif not left and self._metrics.state == "paused":
+            self._metrics.state = "on"
+
+    def _look_at_pause(self) -> None:
+        self._will_end_pause = False
+        self._end_pause()
+
     def _goes_on(self) -> None:
-        """Write on, unless enough was written today."""
+        """Say that something could be written again, unless the pause holds or enough was written today."""
         if self._written_today.is_reached:
             most = f"{self._folder.limits.max_write_per_day:,}"
             self._pause(f"SSD_CACHE_MAX_WRITE_PER_DAY is {most}, and no less was written since midnight UTC")
-        elif self._metrics.state == "paused":
+        elif self._has_reported_pause and not self.pause_left_s:
+            self._has_reported_pause = False
             self._metrics.state = "on"
             self._say("The disk tier of the prompt cache goes on.")
 
@@ -250,21 +295,20 @@ class DiskWorker:
         file.header = opened.header
 
     def _is_right(self, file: CachedFile, use: Callable[[OpenedFile], None]) -> bool:
-        """Open a file and use it. A damaged file is removed and counted; one that cannot be opened just now
-        is a miss.
+        """Open a file and use it. A damaged file is removed and counted; one that cannot be read just now is
+        a miss. What else `use` raises says nothing of the file.
         """
         try:
             with opened_file(file.path(self._folder.path), *file.name) as opened:
                 use(opened)
         except RejectedFile as error:
             self._reject(file, error.reason)
-        except (ValueError, TypeError):  # what it says of itself makes no sense
-            self._reject(file, "header")
         except OSError as error:
-            if error.errno in _PASSING:
-                self._metrics.note_error()
-            else:
+            if error.errno in _NO_FILES:
                 self._reject(file, "unreadable")
+            else:
+                self._metrics.note_error()
+                file.is_passed_over = True
         else:
             return True
         return False

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 from start_llm.core.thread_owners import ENGINE, owned_by
 
 if TYPE_CHECKING:
-    from start_llm.cache.disk.disk_restore import DiskRestore, DiskRestorer
+    from start_llm.cache.disk.disk_restore import DiskRestorer
     from start_llm.cache.disk.disk_tier import DiskTier
+    from start_llm.cache.disk.running_restore import DiskRestore
     from start_llm.cache.disk.shared_restore import RestoreWish
     from start_llm.cache.page_store import PageStore
     from start_llm.cache.pages import Page

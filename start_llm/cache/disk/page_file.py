@@ -239,12 +239,20 @@ def opened_file(path: Path, kind: FileKind, key: bytes) -> Generator[OpenedFile]
     """
     try:
         with _opened(path, os.O_RDONLY) as file:
-            opened = OpenedFile(file)
+            opened = _parsed(file)
             if (opened.header.kind, opened.header.key) != (kind, key):
                 raise RejectedFile("key")
             yield opened
     except FileNotFoundError:
         raise RejectedFile("missing") from None
+
+
+def _parsed(file: int) -> OpenedFile:
+    """Return an opened file; whatever else its header may say of itself makes it a bad one."""
+    try:
+        return OpenedFile(file)
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
+        raise RejectedFile("header") from None
 
 
 def _read_start(file: int) -> bytes:
@@ -262,12 +270,8 @@ def _read_start(file: int) -> bytes:
 
 def _entries(start: bytes) -> dict[str, Any]:
     """Return the container's header as it was written."""
-    try:
-        entries = json.loads(start[8:])
-        is_ours = entries["__metadata__"]["format"] == FORMAT
-    except (ValueError, KeyError, TypeError, RecursionError):
-        raise RejectedFile("header") from None
-    if not is_ours:
+    entries = json.loads(start[8:])
+    if entries["__metadata__"]["format"] != FORMAT:
         raise RejectedFile("format")
     return entries
 
@@ -281,17 +285,14 @@ def _places(entries: Mapping[str, Any], data: int, size: int) -> dict[str, tuple
     """
     places: dict[str, tuple[int, int]] = {}
     reached = 0
-    try:
-        for name, entry in entries.items():
-            if name == "__metadata__":
-                continue
-            begin, end = entry["data_offsets"]
-            if begin != reached or end - begin != _layout(entry).nbytes:
-                raise RejectedFile("header")
-            places[name] = data + begin, data + end
-            reached = end
-    except (ValueError, KeyError, TypeError):
-        raise RejectedFile("header") from None
+    for name, entry in entries.items():
+        if name == "__metadata__":
+            continue
+        begin, end = entry["data_offsets"]
+        if begin != reached or end - begin != _layout(entry).nbytes:
+            raise RejectedFile("header")
+        places[name] = data + begin, data + end
+        reached = end
     if data + reached != size:
         raise RejectedFile("truncated")
     if list(places)[:2] != ["crc32", "tokens"]:
@@ -309,18 +310,15 @@ def _layout(entry: Mapping[str, Any]) -> TensorLayout:
 def _header(entries: Mapping[str, Any], tokens: tuple[int, ...]) -> FileHeader:
     metadata = entries["__metadata__"]
     names = [name for name in entries if name not in ("__metadata__", "crc32", "tokens")]
-    try:
-        return FileHeader(
-            kind=metadata["kind"],
-            key=bytes.fromhex(metadata["key"]),
-            parent=bytes.fromhex(metadata["parent"]),
-            tokens=tokens,
-            tensors={name: _layout(entries[name]) for name in names},
-            numbers=tuple(tuple(map(int, numbers)) for numbers in json.loads(metadata["numbers"])),
-            kv_format=metadata.get("kv_format", ""),
-        )
-    except (ValueError, KeyError, TypeError):
-        raise RejectedFile("header") from None
+    return FileHeader(
+        kind=metadata["kind"],
+        key=bytes.fromhex(metadata["key"]),
+        parent=bytes.fromhex(metadata["parent"]),
+        tokens=tokens,
+        tensors={name: _layout(entries[name]) for name in names},
+        numbers=tuple(tuple(map(int, numbers)) for numbers in json.loads(metadata["numbers"])),
+        kv_format=metadata.get("kv_format", ""),
+    )
 
 
 def _read_all(file: int, parts: list[memoryview], begin: int) -> None:

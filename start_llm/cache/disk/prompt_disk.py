@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from start_llm.cache.disk.disk_restore import DiskRestore, DiskRestorer
+from start_llm.cache.disk.disk_restore import DiskRestorer
+from start_llm.cache.disk.running_restore import DiskRestore
 from start_llm.cache.disk.write_back import WriteBack
 from start_llm.core.thread_owners import ENGINE, owned_by
 
@@ -71,6 +72,11 @@ class PromptDisk:
         """Complete the restores whose files have been read."""
         if self.restorer:
             self.restorer.collect()
+
+    def end_reading(self) -> None:
+        """Read no further, for whomever it is: nobody will take it. `flush` keeps what was read."""
+        if self.restorer:
+            self.restorer.end_reading()
 
     def write_due(self, *, is_busy: bool) -> None:
         """Hand pages and states that are due to the disk thread. Called in every step.

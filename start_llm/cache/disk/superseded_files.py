@@ -1,4 +1,4 @@
-"""Tell which files of the disk tier are worth nothing beside a new one: shorter pages, and states too many.
+"""Tell which files of the disk tier are worth nothing beside a new one: shorter pages, and surplus states.
 
 The engine thread asks how to find them, the disk thread looks. That needs the index and the headers of files.
 """
@@ -38,7 +38,7 @@ def superseded_by(header: FileHeader, parent: Page, page_size: int) -> Supersede
 
 
 def _shorter_pages(header: FileHeader, index: DiskIndex, _: Reader) -> list[CachedFile]:
-    """Return the shorter pages that a new one begins with."""
+    """Return the shorter pages that a new one begins with, of those whose header is known."""
     return [
         file
         for file in index.after("pages", header.parent)

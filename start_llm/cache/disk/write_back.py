@@ -1,10 +1,11 @@
 """Choose what is written to the disk tier, and when.
 
-Pages are written when they were used twice, when nobody has used them for a while, when they are evicted, and
-at the end. States are written when nobody has used them for a while, when they are evicted to make room, and
-at the end. What a client has given up is as right as anything else, and its client often comes back, so it is
-written too; but not when it is evicted, unless another sequence has used it since. Nothing of a sequence that
-failed is written: it is not in the store.
+Pages are written when they were used twice, when nobody has used them for a while, when they are evicted,
+and at the end; but not while a running sequence changes the caches that they lie in. States are written when
+nobody has used them for a while, when they are evicted to make room, and at the end. What a client has given
+up is as right as anything else, and its client often comes back, so it is written too; but not when it is
+evicted, unless another sequence has used it since. Nothing of a sequence that failed is written: it is not in
+the store. What cannot be written is left out.
 
 Owned by the engine thread.
 """
@@ -235,7 +236,7 @@ class WriteBack:
         return latest
 
     def _is_writable(self, item: CacheItem) -> bool:
-        """Return whether it is worth writing, can be read now, and is not on the disk."""
+        """Return whether it is worth writing, can be read now, and is neither on the disk nor refused."""
         match item:
             case Page():
                 is_readable = self._store.tree.has(item) and _is_at_rest(item.holder)
@@ -243,7 +244,7 @@ class WriteBack:
                 is_readable = self._store.is_evictable(item)
             case SequenceCache():
                 is_readable = self._store.is_evictable(item) and self._has_end(item)
-        return is_readable and not self.has(item) and not self._is_too_old(item)
+        return is_readable and self._tier.takes(self._files.name(item)) and not self._is_too_old(item)
 
     def _is_too_old(self, item: CacheItem) -> bool:
         """Return whether it would be the first to go from a folder that is full."""
@@ -258,8 +259,13 @@ class WriteBack:
         return self._layers.has_state or len(seq_cache.tokens) > seq_cache.end_page.end
 
     def _write(self, item: CacheItem) -> None:
+        """Copy it and hand it over. If that fails, it is not tried again, and the others are written."""
         self._tier.release_written()  # before there is another copy
-        header, content = self._files.new(item)
+        try:
+            header, content = self._files.new(item)
+        except Exception as error:  # noqa: BLE001 - whatever it is, it concerns this one alone
+            self._tier.worker.refuse(self._files.name(item), error)
+            return
         superseded = superseded_by(header, page_before(item), self._store.tree.page_size)
         self._tier.write(header, content, self._used_ns(item), superseded)
 
