@@ -1,5 +1,6 @@
 """Serves requests: finds the endpoint of each, lets it answer, and refuses what may not be answered."""
 
+import traceback
 from collections.abc import Generator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -19,6 +20,7 @@ from start_llm.core.errors import (
     InvalidRequest,
     MethodNotAllowed,
     RequestError,
+    StartLLMError,
     Unauthorized,
 )
 from start_llm.core.events import Content, Event, Failed, Finished, Output, Piece, Prefilling, Usage
@@ -80,7 +82,7 @@ class Handler(HttpConnection):
             elif self._is_preflight:
                 self._send_body(204, self._origins.preflight(self._lower_headers()), b"")
             else:
-                with client_watched(self._has_left):
+                with client_watched(self._has_left), self._defects_as_errors():
                     self._answer(_TABLE.find(self.command, self._path))
         except RequestError as error:
             self._refuse(error)
@@ -88,6 +90,24 @@ class Handler(HttpConnection):
             self._refuse(InternalError(str(error)))
         if self._unread_body:
             self.close_connection = True
+
+    @contextmanager
+    def _defects_as_errors(self) -> Generator[None]:
+        """Answer a defect of this server with an `InternalError`: else its client sees a lost connection,
+        which is what it has to see once the reply has begun.
+        """
+        try:
+            yield
+        except (StartLLMError, OSError):
+            raise
+        except Exception as error:
+            if self._has_replied:
+                raise
+            traceback.print_exc()
+            self.close_connection = True
+            raise InternalError(
+                f"The server failed ({type(error).__name__}); its output has the details."
+            ) from error
 
     @property
     def _path(self) -> str:

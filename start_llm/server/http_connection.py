@@ -165,7 +165,8 @@ class HttpConnection(BaseHTTPRequestHandler):
             drain(self.connection)
 
     def handle_one_request(self) -> None:
-        self._stream_begun, self._had_large_body, self._answering = None, False, ""
+        self._stream_begun, self._had_large_body, self._has_replied = None, False, False
+        self._answering = ""
         self._unenforced = self._proof = ""
         self._limit_headers: Mapping[str, str] = {}
         self._dialect, self._request_id, self.path = OPENAI, new_id("req_"), ""
@@ -289,6 +290,7 @@ class HttpConnection(BaseHTTPRequestHandler):
 
     def _send_head(self, status: int, headers: Mapping[str, str]) -> None:
         self._note_response(status)
+        self._has_replied = True
         self.send_response(status)
         self.send_header(self._dialect.id_header, self._request_id)
         if self._answering:

@@ -12,9 +12,11 @@ import pytest
 
 from start_llm.core.errors import ModelError
 from start_llm.models.loader import read
+from start_llm.protocols.openai.chat_completions import ChatReply
+from start_llm.serving.service import Service
 from tests.conftest import TinyModel
 from tests.models.panicking import FATAL, with_panicking_tokenizer
-from tests.server.client import CHAT, TEXT, Client, ask, engine_is_free, wait_until
+from tests.server.client import CHAT, TEXT, Client, CutOff, ask, engine_is_free, wait_until
 from tests.serving import Server, serving
 
 pytestmark = pytest.mark.thorough
@@ -95,3 +97,38 @@ def test_a_tokenizer_that_panics_while_it_is_read_is_a_model_error(tiny_model: T
     path.write_text(json.dumps(content))
     with pytest.raises(ModelError, match="tokenizers library has failed"):
         read(folder)
+
+
+def failing(*_: Any, **__: Any) -> Any:
+    raise LookupError("a defect of ours")
+
+
+@pytest.mark.parametrize("path", [CHAT, MESSAGES, RESPONSES])
+@pytest.mark.parametrize("streams", [False, True])
+def test_a_defect_of_the_server_is_a_500_in_the_form_of_its_protocol(
+    server: Server,
+    path: str,
+    streams: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+):
+    more = {"stream": True} if streams else {}
+    with monkeypatch.context() as broken:
+        broken.setattr(Service, "respond", failing)
+        reply = ask(server.port, "POST", path, saying("Look: a fish")[path] | more)
+    assert reply.status == 500
+    assert "LookupError" in reply.json["error"]["message"]
+    assert "a defect of ours" not in reply.json["error"]["message"], "it may hold what others have sent"
+    assert (reply.json.get("type") == "error") == (path == MESSAGES)
+    assert "a defect of ours" in capfd.readouterr().err
+    assert ask(server.port, "POST", path, saying("Look: a fish")[path]).status == 200
+
+
+def test_a_defect_after_the_head_cuts_the_reply(server: Server, monkeypatch: pytest.MonkeyPatch):
+    """A second head, or an end, would say that the reply is whole."""
+    monkeypatch.setattr(ChatReply, "output", failing)
+    with Client(server.port) as client:
+        client.request("POST", CHAT, saying("Look: a fish")[CHAT] | {"stream": True})
+        assert client.head()[0] == 200
+        with pytest.raises(CutOff):
+            list(client.events())
