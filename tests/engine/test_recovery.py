@@ -59,7 +59,7 @@ def decoding(engine: Cached, *lengths: int) -> list[Watched]:
     return replies
 
 
-def said_all(*lengths: int) -> list[list[int]]:
+def whole_replies(*lengths: int) -> list[list[int]]:
     return [counted(prompt, length) for prompt, length in zip(PROMPTS, lengths, strict=False)]
 
 
@@ -76,7 +76,7 @@ def test_an_eviction_that_fails_behind_a_reply_fails_nobody(lengths: tuple[int, 
     evictor.shrink = fails_once(evictor.shrink, lambda: replies[0].look() and replies[0].ending)
     engine.finish(*replies, waiting)
     assert engine.metrics.failures == 1
-    assert [reply.tokens for reply in replies] == said_all(*lengths)
+    assert [reply.tokens for reply in replies] == whole_replies(*lengths)
     assert not isinstance(waiting.ending, Failed)
     assert not any(sequence.excluded_from_batches for sequence in sequences)
     check(engine)
@@ -107,7 +107,7 @@ def test_a_step_that_has_failed_is_not_blamed_on_who_is_preempted(monkeypatch: p
     with mx.stream(generation_stream):
         engine.loop.executor.execute(PreemptRequest(number, 1.0), 1.0)
     engine.finish(*replies)
-    assert [reply.tokens for reply in replies] == said_all(30, 30)
+    assert [reply.tokens for reply in replies] == whole_replies(30, 30)
     assert engine.metrics.failures == 1
 
 
@@ -236,17 +236,17 @@ def test_a_sequence_that_is_retried_does_not_count_as_computed():
 def test_the_cache_knows_at_once_what_merged_caches_hold():
     engine = counting()
     replies = [engine.submit(engine_request(prompt, 50)) for prompt in PROMPTS[:2]]
-    told: list[int] = []
+    noted: list[int] = []
     join = StepExecutor._join
 
     def joined(executor: StepExecutor, part: Any) -> None:
         join(executor, part)
-        told.append(executor._cache.batched_bytes)
+        noted.append(executor._cache.batched_bytes)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(StepExecutor, "_join", joined)
         engine.step_until(lambda: all(reply.tokens for reply in replies))
-    assert told[-1] > 0
+    assert noted[-1] > 0
     with mx.stream(generation_stream):
         engine.loop.executor.recovery.retry_decoding()
     assert engine.cache.batched_bytes == 0

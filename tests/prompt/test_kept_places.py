@@ -111,7 +111,7 @@ def test_a_place_in_a_message_that_the_next_request_will_not_have_is_not_known()
     assert there.tokens == 0
 
 
-LOOKED = reply("I look.", call("c1", path="a"), call("c2", path="b"))
+CALLED = reply("I look.", call("c1", path="a"), call("c2", path="b"))
 ONE, OTHER = "The first file holds rules.", "The second file holds names."
 
 
@@ -122,7 +122,7 @@ def test_a_place_in_a_result_is_in_that_result_also_where_results_came_in_anothe
         (kept(result(OTHER, "c2"), place), result(ONE)),
         (result(ONE), kept(result(OTHER, "c2"), place)),
     ):
-        (text,) = beginnings("strips_old_reasoning", user("Hi"), LOOKED, first, then)
+        (text,) = beginnings("strips_old_reasoning", user("Hi"), CALLED, first, then)
         assert ONE in text
         assert text.rstrip().endswith("The second file")
 
@@ -131,15 +131,15 @@ def test_a_place_in_a_result_is_in_that_result_also_where_results_came_in_anothe
 def test_behind_the_end_of_a_result_all_is_kept_that_its_client_sent_in_front_of_it(marked: str):
     messages = {"first": result(OTHER, "c2"), "then": result(ONE)}
     messages[marked] = kept(messages[marked], END)
-    (text,) = beginnings("strips_old_reasoning", user("Hi"), LOOKED, *messages.values())
+    (text,) = beginnings("strips_old_reasoning", user("Hi"), CALLED, *messages.values())
     assert ONE in text
     assert OTHER in text
 
 
 def test_of_results_in_the_order_of_their_calls_each_has_a_place_of_its_own():
     first, then = kept(result(ONE), END), kept(result(OTHER, "c2"), END)
-    one, both = beginnings("strips_old_reasoning", user("Hi"), LOOKED, first, then)
-    assert (ONE in one, OTHER in one, OTHER in both) == (True, False, True)
+    first_alone, both = beginnings("strips_old_reasoning", user("Hi"), CALLED, first, then)
+    assert (ONE in first_alone, OTHER in first_alone, OTHER in both) == (True, False, True)
 
 
 # ------------------------------------------------------------------------------------------------- the offset
