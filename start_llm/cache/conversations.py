@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from start_llm.cache.disk.item_files import page_before
 from start_llm.cache.page_store import PageStore
 from start_llm.cache.pages import CacheItem, Checkpoint, ConversationEnd, Page, SequenceCache
 from start_llm.core.thread_owners import ENGINE, owned_by
@@ -57,6 +56,23 @@ class Conversations:
                         self._store.tree.remove(item)
         if isinstance(end, SequenceCache):
             self._store.give_up(end)
+
+
+def page_before(item: CacheItem) -> Page:
+    """Return the page before an item, perhaps the root.
+
+    Raises:
+        ValueError: it is a root.
+    """
+    match item:
+        case Page():
+            if item.parent is None:
+                raise ValueError("a root has nothing before it")
+            return item.parent
+        case Checkpoint():
+            return item.page
+        case SequenceCache():
+            return item.end_page
 
 
 def _tail(item: CacheItem, page: Page) -> tuple[int, ...]:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import heapq
 import math
-import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from start_llm.cache.conversations import Conversations
-from start_llm.cache.disk.item_files import page_before
+from start_llm.cache.conversations import Conversations, page_before
 from start_llm.cache.kept_shares import beyond_their_share
 from start_llm.cache.page_store import PageStore
 from start_llm.cache.pages import CacheItem, Checkpoint, ConversationEnd, MemoryUsage, Page, SequenceCache
@@ -88,7 +86,6 @@ class Evictor:
         self.evicted = 0
         self.write_back: WriteBack | None = None
         self.read_ahead_at = 0.0
-        self._reported = ""
 
     def has_room_for(self, nbytes: int) -> bool:
         """Return whether `nbytes` fit beside the running sequences if everything else were evicted."""
@@ -203,18 +200,9 @@ class Evictor:
         self.evicted += 1
 
     def _save(self, victim: CacheItem) -> None:
-        """Hand something over to the disk tier before it goes. Whatever fails there, it can be computed."""
-        try:
-            if self.write_back:
-                self.write_back.save(victim)
-        except Exception as error:  # noqa: BLE001 - requests must not fail for what makes later ones faster
-            self._report(f"What is evicted is not on the disk: {type(error).__name__}: {error}")
-
-    def _report(self, failure: str) -> None:
-        """Print that saving failed: in one line, and the same one only once."""
-        if failure != self._reported:
-            print(failure, file=sys.stderr)
-            self._reported = failure
+        """Hand something over to the disk tier before it goes."""
+        if self.write_back:
+            self.write_back.save(victim)
 
     def _drop_worst_checkpoints(self, now: float) -> None:
         """Drop the lowest-scored checkpoints beyond their share of the budget, but never the best one."""

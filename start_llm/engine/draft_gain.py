@@ -64,14 +64,16 @@ class DraftGain:
         return self._right[match] / self._seen[match]
 
     def lengths(self) -> tuple[int, ...]:
-        """Return how many tokens to draft after each class of match; () if no draft pays. Each call counts as
-        a step.
+        """Return how many tokens to draft after each class of match; () if no draft pays. Each call counts
+        towards the next decision.
         """
         self._update()
         return self._lengths
 
     def can_pay(self) -> bool:
-        """Return whether drafts would pay if all of their tokens were right. Each call counts as a step."""
+        """Return whether drafts would pay if all of their tokens were right. Each call counts towards
+        the next decision.
+        """
         self._update()
         return self._can_pay
 

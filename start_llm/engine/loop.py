@@ -98,7 +98,9 @@ class EngineLoop:
         return [*self.schedule.generations, *(sequence.generation for sequence in self._running.sequences)]
 
     def end_turn(self) -> None:
-        """Note that another loop computes now: no pause is measured. Decode time that is owed stays owed."""
+        """Note that another loop computes now: no pause is measured, and what replies hold is sent. Decode
+        time that is owed stays owed.
+        """
         self.time.end_turn()
         self._running.decoder.end_turn()
         for sequence in self._running.decoder.sequences:
@@ -135,7 +137,7 @@ class EngineLoop:
     def step(self) -> None:
         """Run a task, receive what came in, execute what the planner decides, free memory, write to the disk.
 
-        An error of each of these ends at its own `on_failure`, so that the others happen all the same.
+        An error in one of these does not keep the others from happening.
         """
         self._metrics.step_began = time.monotonic()
         if not self._has_work:

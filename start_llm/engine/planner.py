@@ -195,7 +195,10 @@ class StepPlanner:
             yield PreemptRequest(newest.number, self._clock())
 
     def _has_room(self, waiting: QueuedRequest, beside: list[EngineSequence]) -> bool:
-        """True if a queued request can run beside these sequences, which stay in the engine."""
+        """True if a queued request can run beside these sequences, which stay in the engine.
+
+        What the disk is read for has its memory, but no place if it makes way for the request.
+        """
         request, restoring = waiting.generation.request, self._schedule.restoring
         stay = [
             queued for queued in restoring if not self._schedule.yields(queued.generation, waiting.generation)

@@ -20,7 +20,7 @@ class EndRequest:
 
     Attributes:
         number: of the request, in the order in which the engine received them.
-        is_given_up: it ran, and was cancelled before its reply was complete.
+        is_given_up: it was cancelled before its reply was complete; says nothing of one that waits.
         is_cut: it has run for as long as it may; its reply ends here.
     """
 

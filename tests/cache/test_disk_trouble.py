@@ -197,6 +197,19 @@ def test_one_that_cannot_be_written_keeps_no_other_from_it_when_the_server_stops
         assert "cannot be written" in line
 
 
+def test_what_is_evicted_and_cannot_be_copied_goes_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    with reporting(tmp_path) as engine:
+        monkeypatch.setattr(ItemFiles, "new", fail)
+        engine.say(PROMPT, 3)
+        engine.cache.resize(1)
+        assert engine.cached.evictions > 0
+        assert engine.say(PROMPT, 3).tokens
+        assert engine.metrics.failures == 0
+        assert "cannot be written" in engine.reported[0]
+
+
 @pytest.mark.parametrize("change", [oversized, indescribable, fail])
 def test_one_that_cannot_be_written_is_tried_once(
     change: Callable[[NewFile], NewFile], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

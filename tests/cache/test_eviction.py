@@ -14,7 +14,7 @@ from start_llm.cache.eviction import retention_score
 from start_llm.cache.pages import CacheItem, Checkpoint, Page
 from start_llm.cache.plan import plan_restore
 from tests.cache.desk import NETWORKS, Clock, Desk
-from tests.cache.fakes import BYTES_OF_A_STATE, BYTES_OF_A_TOKEN, OutOfMemory
+from tests.cache.fakes import BYTES_OF_A_STATE, BYTES_OF_A_TOKEN
 from tests.cache.integrity import check_cache
 
 LENGTHS = st.integers(0, 10**6)
@@ -347,15 +347,12 @@ def test_what_is_listed_twice_is_let_go_once():
 
 
 class Saving:
-    """Takes what is evicted. It fails if it is broken."""
+    """Takes what is evicted."""
 
-    def __init__(self, *, is_broken: bool = False) -> None:
+    def __init__(self) -> None:
         self.saved: list[CacheItem] = []
-        self.is_broken = is_broken
 
     def save(self, victim: CacheItem) -> None:
-        if self.is_broken:
-            raise OutOfMemory("no copy")
         self.saved.append(victim)
 
     def is_dispensable(self, item: CacheItem) -> bool:
@@ -368,8 +365,8 @@ class Saving:
         pass
 
 
-def saving(desk: Desk, **options: bool) -> Saving:
-    taker: Any = Saving(**options)
+def saving(desk: Desk) -> Saving:
+    taker: Any = Saving()
     desk.cache._evictor.write_back = desk.cache.disk.write_back = taker
     return taker
 
@@ -381,18 +378,6 @@ def test_states_that_go_for_their_share_are_written_before():
         desk.serve(range(1000 * n, 1000 * n + 8), boundaries=(4,))
     assert all(isinstance(item, Checkpoint) for item in taker.saved)
     assert desk.metrics.evictions == len(taker.saved) > 0
-
-
-@pytest.mark.parametrize("kind", ["attention", "hybrid"])
-@pytest.mark.parametrize("limits", [{}, {"max_conversations": 2}], ids=["memory", "number"])
-def test_what_cannot_be_written_goes_and_the_request_goes_on(kind, limits, capsys):
-    desk = Desk(kind, budget=600, **limits)
-    saving(desk, is_broken=True)
-    for n in range(8):
-        desk.serve(range(1000 * n, 1000 * n + SIZE), boundaries=(4,))
-    assert desk.metrics.evictions > 4
-    assert left(desk, tuple(range(7000, 7000 + SIZE))) > 0
-    assert capsys.readouterr().err == "What is evicted is not on the disk: OutOfMemory: no copy\n"
 
 
 # ------------------------------------------------------------------------------------------------------- work

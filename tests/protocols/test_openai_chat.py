@@ -634,7 +634,6 @@ def test_a_schema_of_another_type_is_refused(fields):
     [
         ("functions", [{"name": "read", "parameters": {}}], "tools"),
         ("function_call", {"name": "read"}, "tool_choice"),
-        ("function_call", "none", "tool_choice"),
         ("guided_choice", ["yes", "no"], "response_format"),
         ("guided_regex", "[0-9]+", "response_format"),
         ("guided_grammar", "root ::= 'x'", "tools"),
@@ -651,3 +650,6 @@ def test_an_older_field_that_demands_nothing_is_accepted(nothing):
     names = ("functions", "function_call", "guided_choice", "guided_regex", "guided_grammar")
     assert request(**dict.fromkeys(names, nothing)).form == OutputConstraint()
     assert request(function_call="auto").form == OutputConstraint()
+    assert request(function_call="none").form == OutputConstraint(), (
+        "without tools there is no call to forbid"
+    )

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from start_llm.cache.buffers import Outgoing, outgoing
+from start_llm.cache.conversations import page_before
 from start_llm.cache.disk.page_file import FileHeader
 from start_llm.cache.pages import CacheItem, Checkpoint, Page, SequenceCache, page_key
 from start_llm.core.thread_owners import ENGINE, owned_by
@@ -87,23 +88,6 @@ class ItemFiles:
         if self._layers.has_state:
             return self._layers.cut(caches, start, end)
         return self._layers.page(self._layers.borrow(caches, start, end), start)
-
-
-def page_before(item: CacheItem) -> Page:
-    """Return the page before an item, perhaps the root.
-
-    Raises:
-        ValueError: it is a root.
-    """
-    match item:
-        case Page():
-            if item.parent is None:
-                raise ValueError("a root has nothing before it")
-            return item.parent
-        case Checkpoint():
-            return item.page
-        case SequenceCache():
-            return item.end_page
 
 
 def _numbers(state: StateSnapshot) -> tuple[tuple[int, ...], ...]:

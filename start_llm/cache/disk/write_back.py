@@ -17,8 +17,9 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from start_llm.cache.conversations import page_before
 from start_llm.cache.disk.disk_index import TOKEN_NS
-from start_llm.cache.disk.item_files import ItemFiles, page_before
+from start_llm.cache.disk.item_files import ItemFiles
 from start_llm.cache.disk.superseded_files import superseded_by
 from start_llm.cache.pages import CacheItem, Checkpoint, Holder, Page, PageRun, SequenceCache
 from start_llm.core.thread_owners import ENGINE, owned_by

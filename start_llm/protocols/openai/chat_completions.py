@@ -72,9 +72,10 @@ def _refuse_demands(body: Fields) -> None:
     Raises:
         InvalidRequest: names the field, and what to send.
     """
+    harmless = ("auto",) if body.value("tools") else ("auto", "none")
     for name, instead in _INSTEAD.items():
         value = body.value(name)
-        if value and (name, value) != ("function_call", "auto"):
+        if value and not (name == "function_call" and value in harmless):
             raise body.fail(name, f"is not supported; send {instead}")
 
 
