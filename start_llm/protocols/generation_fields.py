@@ -1,6 +1,6 @@
 """Reads the generation fields that have (nearly) one name in every protocol, and those of OpenAI's."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import cast
 
@@ -148,6 +148,28 @@ def refuse_unsupported(body: Fields, rows: tuple[UnsupportedField, ...]) -> None
             raise body.fail(row.name, row.problem)
 
 
+def refuse_demands(body: Fields, instead: Mapping[str, str], but: Collection[str] = ()) -> None:
+    """Refuse fields that demand a form of the reply that they would not get.
+
+    Args:
+        instead: for each of their names what a client may send in place of it.
+        but: names of fields whose value demands nothing here.
+
+    Raises:
+        InvalidRequest: names the field, and what to send.
+    """
+    for name, field in instead.items():
+        value = body.value(name)
+        if value and value != FREE_TEXT and name not in but:
+            raise body.fail(name, f"is not supported; send {field}")
+
+
+FREE_TEXT: Json = {"type": "text"}
+"""The form of a reply that has none."""
+FORMS_ELSEWHERE = ("guided_choice", "guided_regex", "structured_outputs", "json_schema")
+"""Fields that demand a form of the reply from vLLM and llama.cpp, and that mean nothing here."""
+GRAMMARS_ELSEWHERE = ("guided_grammar", "grammar")
+"""Those that demand it in the notation of a grammar."""
 UNSUPPORTED_FIELDS = (UnsupportedField("n", 1, "must be 1: one reply is made for each request"),)
 
 

@@ -637,6 +637,9 @@ def test_a_schema_of_another_type_is_refused(fields):
         ("guided_choice", ["yes", "no"], "response_format"),
         ("guided_regex", "[0-9]+", "response_format"),
         ("guided_grammar", "root ::= 'x'", "tools"),
+        ("grammar", "root ::= 'x'", "tools"),
+        ("structured_outputs", {"choice": ["yes", "no"]}, "response_format"),
+        ("json_schema", {"type": "object"}, "response_format"),
     ],
 )
 def test_a_demand_that_would_be_ignored_is_refused_with_the_field_to_send_instead(field, value, instead):
@@ -647,7 +650,7 @@ def test_a_demand_that_would_be_ignored_is_refused_with_the_field_to_send_instea
 
 @pytest.mark.parametrize("nothing", [None, "", [], {}])
 def test_an_older_field_that_demands_nothing_is_accepted(nothing):
-    names = ("functions", "function_call", "guided_choice", "guided_regex", "guided_grammar")
+    names = ("functions", "function_call", "guided_choice", "guided_grammar", "grammar", "structured_outputs")
     assert request(**dict.fromkeys(names, nothing)).form == OutputConstraint()
     assert request(function_call="auto").form == OutputConstraint()
     assert request(function_call="none").form == OutputConstraint(), (

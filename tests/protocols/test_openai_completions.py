@@ -86,7 +86,24 @@ def test_a_value_that_cannot_be_honoured_is_refused_by_name(field, value):
     assert refusal(**{field: value}).param == field
 
 
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("response_format", {"type": "json_object"}),
+        ("guided_json", {"type": "object"}),
+        ("guided_choice", ["yes", "no"]),
+        ("structured_outputs", {"regex": "[0-9]+"}),
+        ("grammar", "root ::= 'x'"),
+    ],
+)
+def test_a_form_of_the_text_that_would_be_ignored_is_refused_by_name(field, value):
+    error = refusal(**{field: value})
+    assert error.param == field
+    assert "send a chat request" in error.message
+
+
 def test_values_that_ask_for_nothing_unbuilt_are_taken():
+    assert call(response_format={"type": "text"}, guided_json=None, grammar="").request == call().request
     assert call(n=1, best_of=1, echo=False, suffix="").request == call().request
     assert call(echo=None, suffix=None, logprobs=None).request == call().request
 

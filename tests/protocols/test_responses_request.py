@@ -625,6 +625,9 @@ def test_the_format_of_an_answer_arrives():
         ({"conversation": "conv_1"}, "conversation"),
         ({"prompt": {"id": "pmpt_1"}}, "prompt"),
         ({"n": 2}, "n"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"guided_json": {"type": "object"}}, "guided_json"),
+        ({"grammar": "root ::= 'x'"}, "grammar"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )  # fmt: skip

@@ -35,11 +35,14 @@ from start_llm.protocols.effort import read_template_options, read_thinking
 from start_llm.protocols.fields import Fields
 from start_llm.protocols.generation_fields import (
     COMPLETION_LIMITS,
+    FORMS_ELSEWHERE,
+    GRAMMARS_ELSEWHERE,
     TOP_LOGPROBS,
     UNSUPPORTED_FIELDS,
     read_generation,
     read_limit,
     read_stream,
+    refuse_demands,
     refuse_unsupported,
 )
 from start_llm.protocols.image_parts import ImageParser
@@ -59,11 +62,10 @@ from start_llm.protocols.urgency import service_tier
 _INSTEAD = {
     "functions": "tools",
     "function_call": "tool_choice",
-    "guided_choice": "response_format with a schema that has an enum",
-    "guided_regex": "response_format with a schema that has a pattern",
-    "guided_grammar": "tools with a custom tool that has a grammar",
+    **dict.fromkeys(FORMS_ELSEWHERE, "response_format with a schema"),
+    **dict.fromkeys(GRAMMARS_ELSEWHERE, "tools with a custom tool that has a grammar"),
 }
-"""Older fields of OpenAI's, and fields of vLLM's, and what a client may send in place of them."""
+"""Fields of other servers and of earlier clients that demand something, and what to send in place of them."""
 
 
 def _refuse_demands(body: Fields) -> None:
@@ -73,10 +75,8 @@ def _refuse_demands(body: Fields) -> None:
         InvalidRequest: names the field, and what to send.
     """
     harmless = ("auto",) if body.value("tools") else ("auto", "none")
-    for name, instead in _INSTEAD.items():
-        value = body.value(name)
-        if value and not (name == "function_call" and value in harmless):
-            raise body.fail(name, f"is not supported; send {instead}")
+    is_harmless = body.value("function_call") in harmless
+    refuse_demands(body, _INSTEAD, but=("function_call",) if is_harmless else ())
 
 
 def parse(body: Fields, headers: Mapping[str, str], context: RequestContext) -> ParsedRequest:

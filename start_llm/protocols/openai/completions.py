@@ -16,12 +16,15 @@ from start_llm.protocols.base import (
 from start_llm.protocols.fields import Fields
 from start_llm.protocols.generation_fields import (
     COMPLETION_LIMITS,
+    FORMS_ELSEWHERE,
+    GRAMMARS_ELSEWHERE,
     TOP_LOGPROBS,
     UNSUPPORTED_FIELDS,
     UnsupportedField,
     read_generation,
     read_limit,
     read_stream,
+    refuse_demands,
     refuse_unsupported,
     token_ids,
 )
@@ -41,11 +44,15 @@ _NOT_YET = (
     UnsupportedField("suffix", "", "must be empty: insertion is not supported"),
 )
 
+_FORMS = ("response_format", "guided_json", *FORMS_ELSEWHERE, *GRAMMARS_ELSEWHERE)
+_INSTEAD: Mapping[str, str] = dict.fromkeys(_FORMS, "a chat request with response_format")
+
 
 def parse(body: Fields, headers: Mapping[str, str], context: RequestContext) -> ParsedRequest:
     """Parse a text completion request."""
     model = context.model
     refuse_unsupported(body, _NOT_YET)
+    refuse_demands(body, _INSTEAD)
     stream, include_usage = read_stream(body)
     top_logprobs = body.integer("logprobs", TOP_LOGPROBS)
     request = TextRequest(

@@ -26,11 +26,15 @@ from start_llm.protocols.constraints import (
 from start_llm.protocols.effort import read_template_options, read_thinking
 from start_llm.protocols.fields import Fields
 from start_llm.protocols.generation_fields import (
+    FORMS_ELSEWHERE,
+    FREE_TEXT,
+    GRAMMARS_ELSEWHERE,
     TOP_LOGPROBS,
     UNSUPPORTED_FIELDS,
     UnsupportedField,
     read_generation,
     read_limit,
+    refuse_demands,
     refuse_unsupported,
 )
 from start_llm.protocols.image_parts import ImageParser
@@ -54,9 +58,13 @@ _NOT_YET = (
     UnsupportedField("conversation", None, "is not kept on this server; send previous_response_id"),
     UnsupportedField("prompt", None, "names a stored prompt, and this server has none; send input"),
 )
+_FORMS: tuple[str, ...] = ("response_format", "guided_json", *FORMS_ELSEWHERE)
+_INSTEAD = {
+    **dict.fromkeys(_FORMS, "text.format"),
+    **dict.fromkeys(GRAMMARS_ELSEWHERE, "tools with a custom tool that has a grammar"),
+}
 _DEEPER = 32
 """Levels around a field of the request inside a response event, plus a margin."""
-_TEXT_FORMAT: Json = {"type": "text"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +96,7 @@ class _Conversation:
 def parse(body: Fields, headers: Mapping[str, str], context: RequestContext) -> ParsedRequest:
     """Parse a response request. Transport-only fields are dropped here."""
     refuse_unsupported(body, _NOT_YET)
+    refuse_demands(body, _INSTEAD)
     _check_unread(body)
     conversation = _read_conversation(body, context)
     toolbox = read_toolbox(body, context.notices.tell)
@@ -299,7 +308,7 @@ def _repeated(
         "reasoning": {name: asked.get(name) for name in ("effort", "summary")},
         "store": _stores(body, options),
         "temperature": options.sampling.temperature,
-        "text": {"format": text.value("format") if text and text.value("format") else _TEXT_FORMAT},
+        "text": {"format": text.value("format") if text and text.value("format") else FREE_TEXT},
         "tool_choice": body.value("tool_choice") or "auto",
         "tools": body.array("tools"),
         "top_p": options.sampling.top_p,
