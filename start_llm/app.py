@@ -15,7 +15,6 @@ from start_llm.access.request_tenant import Tenants
 from start_llm.audit.subject import AuditedModel
 from start_llm.config.paths import from_root, servers_folder
 from start_llm.config.settings import Settings
-from start_llm.core.model_card import ModelCard
 from start_llm.engine.engine_thread import EngineThread
 from start_llm.engine.followers import Followers
 from start_llm.hosting.disk_storage import DiskStorage
@@ -83,9 +82,9 @@ class App:
 
     1. bind the ports          so that a busy port is found before the model is loaded
     2. find the model          in a folder, or download it with progress; `/health` says `starting`
-    3. load it                 on the engine thread, which owns it from then on
-    4. open                    answer requests
-    5. start the proxy         in a process of its own; its watcher prints when it is ready
+    3. start the proxy         in a process of its own, which takes seconds; its requests wait for the model
+    4. load it                 on the engine thread, which owns it from then on
+    5. open                    answer requests; the proxy's watcher prints when it answers too
     6. close                   refuse new requests, wait for running ones, then stop everything
 
     Args:
@@ -153,12 +152,14 @@ class App:
             self._begin_computing(host, shelf)
             self._terminal.names_models = len(folders) > 1
             self._watch(host)
+            proxy = self._start_proxy(name)
             host.switcher.load_first(name)
             # As soon as the port is open a request may put another model in the place of the first one.
-            card, introduce = host.default.card, self._introduction(host.default)
+            introduce = self._introduction(host.default)
             self._open(host, shelf, adapters)
             introduce()
-            self._start_proxy(card)
+            if proxy:
+                proxy.expect_answers()
             host.switcher.begin_unloading_idle()
         except BaseException:
             self.close()
@@ -294,15 +295,15 @@ class App:
 
         self._terminal.follow(LiveTable(self._activity, memory), os.environ)
 
-    def _start_proxy(self, card: ModelCard) -> None:
+    def _start_proxy(self, first_model: str) -> Proxy | None:
         settings = self._settings
         if not settings.proxy.is_on:
-            return
+            return None
         proxy = Proxy(
             ProxyConfig(
                 settings=settings,
                 backend=self.url,
-                first_model=card.id,
+                first_model=first_model,
                 secret=self._secret,
             ),
             say=self._terminal.say,
@@ -313,6 +314,7 @@ class App:
         self._left_behind.callback(proxy.abandon)
         self._opened.callback(proxy.stop)
         proxy.start()
+        return proxy
 
     def _note_proxy_refusal(self, proxy_refusal: ProxyRefusal) -> None:
         refusal = Refusal(tenant=None, **asdict(proxy_refusal))

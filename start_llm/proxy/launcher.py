@@ -26,6 +26,7 @@ _STEADY_S = 60.0
 _STOP_S = 4.0
 _CHECK_EVERY_S = 10.0
 _LAST_LINES_S = 2.0
+_LOOK_EVERY_S = 0.25
 _ATTEMPTS = 2
 """One alone might have met a moment in which a large body was parsed."""
 
@@ -156,12 +157,20 @@ class Proxy:
         self._folder = _private_folder()
         self._stopping = threading.Event()
         self._ready = threading.Event()
+        self._server_is_open = threading.Event()
         self._child: subprocess.Popen[bytes] | None = None
         self._watcher = threading.Thread(target=self._watch, name="proxy", daemon=True)
 
     def start(self) -> None:
-        """Start the watching thread, which starts the proxy. Does not wait."""
+        """Start the watching thread, which starts the proxy. Does not wait.
+
+        The server may still be loading its model: requests that come through the proxy wait for it.
+        """
         self._watcher.start()
+
+    def expect_answers(self) -> None:
+        """Say when the proxy answers, or that it does not: the server answers from now on."""
+        self._server_is_open.set()
 
     @property
     def pid(self) -> int | None:
@@ -270,17 +279,30 @@ class Proxy:
 
     def _wait_for_answer(self, child: subprocess.Popen[bytes], output: ProcessOutput) -> None:
         """Wait until a request passes through both servers, the child ends, or `stop` is called."""
-        port, began, is_reported = self._config.port, time.monotonic(), False
-        self._say(f"Waiting for the proxy on port {port} (LiteLLM needs 5 to 30 s to start) ...")
-        while child.poll() is None and not self._stopping.wait(0.25):
-            waited = time.monotonic() - began
+        spawned, port = time.monotonic(), self._config.port
+        is_open = self._wait_for_server(child)
+        expected, is_announced, is_reported = time.monotonic(), False, False
+        while is_open and child.poll() is None and not self._stopping.is_set():
             if answers_end_to_end(self._config):
                 self._ready.set()
+                waited = time.monotonic() - spawned
                 self._say(f"The proxy answers on http://127.0.0.1:{port} after {waited:.0f} s.")
                 return
+            if not is_announced:
+                is_announced = True
+                self._say(f"Waiting for the proxy on port {port} (LiteLLM needs 5 to 30 s to start) ...")
+            waited = time.monotonic() - expected
             if waited > self._patience_s and not is_reported:
                 is_reported = True
                 self._say(f"The proxy does not answer after {waited:.0f} s: {output.last_words()}")
+            self._stopping.wait(_LOOK_EVERY_S)
+
+    def _wait_for_server(self, child: subprocess.Popen[bytes]) -> bool:
+        """Wait until the server answers itself. False if the child ends, or `stop` is called, before."""
+        while not self._server_is_open.wait(_LOOK_EVERY_S):
+            if child.poll() is not None or self._stopping.is_set():
+                return False
+        return True
 
 
 def _private_folder() -> tempfile.TemporaryDirectory[str]:

@@ -6,23 +6,27 @@ import http.client
 import io
 import json
 import threading
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
 
 import pytest
 
 from scripts import tiny_models
 from start_llm.app import App
 from start_llm.config.settings import Settings
-from start_llm.hosting import model_loading
+from start_llm.hosting import model_loading, model_switcher
+from start_llm.proxy.launcher import answers
 from start_llm.telemetry import terminal
 from start_llm.telemetry.terminal import Terminal
 from tests.engine.harness import Wrapped
 from tests.flat_settings import settings_of
+from tests.proxy.conftest import free_port
 from tests.server.client import wait_until
 from tests.serving import AS_JSON, Server, serving, tried_once
 from tests.slices import rounds
@@ -184,6 +188,15 @@ def test_a_server_says_that_it_starts_and_lets_all_other_requests_wait(folder: P
         assert (heard, health(app)) == ([FIRST], (200, "ok"))
 
 
+class Loading(NamedTuple):
+    """A server that loads its model."""
+
+    app: App
+    proxy_url: str
+    output: io.StringIO
+    may_load: threading.Event
+
+
 class SlowNetwork(Wrapped):
     """A network that computes nothing more until it is let go, as one that takes minutes for a token."""
 
@@ -229,6 +242,62 @@ def test_a_server_says_that_it_starts_and_what_it_does_while_it_measures(
             slow[0].may_compute.set()
         start.join(60)
         app.close()
+
+
+@contextmanager
+def loading(folder: Path, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> Generator[Loading]:
+    """A server with a proxy that is not done with loading its model before it may."""
+    may_load, real = threading.Event(), model_switcher.start_model
+
+    def load(*arguments: Any) -> Any:
+        assert may_load.wait(60)
+        return real(*arguments)
+
+    monkeypatch.setattr(model_switcher, "start_model", load)
+    output = io.StringIO()
+    settings |= {"server_port": 0, "proxy_port": free_port(), "traces": False, "drain_s": 0.5}
+    app = App(settings_of(model_path=str(folder / FIRST), **settings), Terminal(output))
+    start = threading.Thread(target=app.start)
+    start.start()
+    try:
+        yield Loading(app, f"http://127.0.0.1:{settings['proxy_port']}", output, may_load)
+    finally:
+        may_load.set()
+        start.join(60)
+        app.close()
+
+
+def test_the_proxy_is_started_while_the_model_is_loaded_and_missed_only_afterwards(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    program, started = tmp_path / "proxy", tmp_path / "started"
+    program.write_text(f"#!/bin/sh\ntouch {started}\nexec sleep 60\n")
+    program.chmod(0o700)
+    settings = {"state_root": str(tmp_path), "proxy_python": str(program), "wait_s": 0.3}
+    with loading(folder, monkeypatch, **settings) as server:
+        wait_until(started.exists, within_s=30)
+        assert health(server.app) == (503, "starting")
+        time.sleep(1)
+        assert "proxy" not in server.output.getvalue(), "no proxy can answer for a server that does not"
+        server.may_load.set()
+        wait_until(lambda: "The proxy does not answer" in server.output.getvalue(), within_s=60)
+
+
+@pytest.mark.long
+def test_who_comes_through_the_proxy_while_the_model_is_loaded_waits_for_the_answer(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    with loading(folder, monkeypatch, state_root=str(tmp_path)) as server:
+        wait_until(lambda: answers(urlsplit(server.proxy_url).port or 0, 5), within_s=60)
+        heard: list[str] = []
+        client = threading.Thread(target=lambda: heard.append(ask(server.proxy_url, FIRST)))
+        client.start()
+        client.join(0.5)
+        assert client.is_alive()
+        server.may_load.set()
+        client.join(60)
+        assert heard == [FIRST]
+        wait_until(lambda: "The proxy answers on" in server.output.getvalue(), within_s=30)
 
 
 def test_who_waits_for_a_server_that_is_stopped_while_it_starts_is_hung_up_on(folder: Path):

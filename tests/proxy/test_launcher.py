@@ -255,6 +255,7 @@ def standing_in(folder: Path, signal: int) -> Generator[tuple[Proxy, list[str]]]
     config = config_of(program)
     proxy = Proxy(config, say=lines.append, patience_s=60, logs=folder / "logs", check_every_s=0.5)
     proxy.start()
+    proxy.expect_answers()
     try:
         until(lambda: proxy.is_ready, within_s=30)
         yield proxy, lines

@@ -78,6 +78,7 @@ class Endpoints:
         endpoint.lead()
         if not self._watcher.ident:
             self.proxy.start()
+            self.proxy.expect_answers()
             self._watcher.start()
         until(lambda: self.proxy.is_ready, within_s=120)
         return endpoint
