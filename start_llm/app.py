@@ -82,9 +82,10 @@ class App:
 
     1. bind the ports          so that a busy port is found before the model is loaded
     2. find the model          in a folder, or download it with progress; `/health` says `starting`
-    3. start the proxy         in a process of its own, which takes seconds; its requests wait for the model
-    4. load it                 on the engine thread, which owns it from then on
-    5. open                    answer requests; the proxy's watcher prints when it answers too
+    3. load it                 on the engine thread, which owns it from then on
+    4. open                    answer requests
+    5. start the proxy         in a process of its own; its watcher prints when it is ready. Where nothing
+                               speaks against it, between 2 and 3: its requests wait for the model
     6. close                   refuse new requests, wait for running ones, then stop everything
 
     Args:
@@ -152,13 +153,13 @@ class App:
             self._begin_computing(host, shelf)
             self._terminal.names_models = len(folders) > 1
             self._watch(host)
-            proxy = self._start_proxy(name)
+            proxy = self._start_proxy(name) if self._may_start_proxy_early else None
             host.switcher.load_first(name)
             # As soon as the port is open a request may put another model in the place of the first one.
             introduce = self._introduction(host.default)
             self._open(host, shelf, adapters)
             introduce()
-            if proxy:
+            if proxy := proxy or self._start_proxy(name):
                 proxy.expect_answers()
             host.switcher.begin_unloading_idle()
         except BaseException:
@@ -294,6 +295,15 @@ class App:
             return MemoryUse(sum(memory_parts(host.listed()).values()), machine.budget_bytes)
 
         self._terminal.follow(LiveTable(self._activity, memory), os.environ)
+
+    @property
+    def _may_start_proxy_early(self) -> bool:
+        """True if the proxy may start while the first model is loaded.
+
+        Where the processor computes the model, LiteLLM would slow what is measured of it. Other servers
+        behind the proxy would answer with models of theirs.
+        """
+        return this_device().kind != "CPU" and not self._settings.proxy.backends
 
     def _start_proxy(self, first_model: str) -> Proxy | None:
         settings = self._settings

@@ -311,7 +311,7 @@ def test_the_proxys_files_are_in_the_folder_of_the_logs(checkout, tiny_model, tm
     port, logs = a_free_port(), tmp_path / "elsewhere"
     environment = {"PROXY": "true", "PROXY_PORT": port, "LOG_ROOT": str(logs)}
     with serving(checkout, tiny_model("qwen3"), **environment) as process:
-        process.until_it_says("Waiting for the proxy")
+        process.until_it_says("Ctrl-C ends the server")
         until((logs / f"proxy-{port}.json").exists, 10)
         assert {path.name for path in logs.iterdir()} == {
             f"proxy-{port}.lock",
@@ -329,7 +329,7 @@ def test_the_proxys_files_are_in_the_folder_of_the_logs(checkout, tiny_model, tm
 def test_a_folder_for_logs_that_cannot_be_written_stops_nothing(checkout, tiny_model):
     environment = {"PROXY": "true", "PROXY_PORT": a_free_port(), "LOG_ROOT": "/proc/logs"}
     with serving(checkout, tiny_model("qwen3"), ENABLE_REQUEST_LOGGING="true", **environment) as process:
-        process.until_it_says("Waiting for the proxy")
+        process.until_it_says("Ctrl-C ends the server")
         assert process.get("/health")["status"] == "ok"
         process.popen.terminate()
         assert process.until_it_ends() == 0

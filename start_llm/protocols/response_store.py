@@ -9,6 +9,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from start_llm.core.chat import Json
 from start_llm.core.errors import NotFound
@@ -20,13 +21,14 @@ DEFAULT_MOST_BYTES = 32 * 2**20
 DEFAULT_KEPT_S = 3600.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class StoredResponse:
     """One stored response.
 
     Attributes:
         input: all items before the output, including those of earlier responses.
-        made_ids: ids of those that this server has made: of earlier outputs, and of items without one.
+        made_ids: ids of those that this server has made: of earlier outputs, of items without an id, and of
+            items that were referred to.
         instructions: the instructions in force, if any.
         body: the body sent to the client, with its output.
     """
@@ -46,7 +48,7 @@ class StoredResponse:
         """The conversation so far."""
         return [*self.input, *self.output]
 
-    @property
+    @cached_property
     def made_items(self) -> dict[str, Mapping[str, Json]]:
         """Its items by the ids that this server has made. Two clients may give one id to two items."""
         made = {*self.made_ids}

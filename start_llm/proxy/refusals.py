@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -26,10 +27,14 @@ class ProxyRefusal:
 
 
 def tell_server(message: ProxyRefusal | str) -> None:
-    """Print a refusal or a notice as one line of ASCII, whatever the client has sent."""
+    """Print a refusal or a notice as one line of ASCII, whatever the client has sent.
+
+    Nothing is printed if the server has ended: its client is answered all the same.
+    """
     fields = {"notice": message} if isinstance(message, str) else asdict(message)
     clipped = {name: value[:_LONGEST] if isinstance(value, str) else value for name, value in fields.items()}
-    print(_MARK + json.dumps(clipped), flush=True)
+    with suppress(OSError):
+        print(_MARK + json.dumps(clipped), flush=True)
 
 
 def message_in(line: str) -> ProxyRefusal | str | None:

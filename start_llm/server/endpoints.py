@@ -15,7 +15,7 @@ from start_llm.protocols.openai import completions as openai_completions
 from start_llm.protocols.receipts import warmed_body
 from start_llm.protocols.response_store import ResponseStore
 from start_llm.protocols.responses import create as openai_responses
-from start_llm.protocols.responses.create import input_items
+from start_llm.protocols.responses import stored_responses
 from start_llm.server import model_pages
 from start_llm.server.activity_pages import ActivityPages
 from start_llm.server.adapter_pages import AdapterPages
@@ -125,12 +125,12 @@ ENDPOINTS: Mapping[str, Endpoint] = {
     "POST /v1/responses/input_tokens": _count(
         openai_responses.parse, openai_responses.input_token_count_body
     ),
-    "GET /v1/responses/{id}": _stored(openai_responses.stored_body),
-    "DELETE /v1/responses/{id}": _stored(openai_responses.deletion_body),
+    "GET /v1/responses/{id}": _stored(stored_responses.stored_body),
+    "DELETE /v1/responses/{id}": _stored(stored_responses.deletion_body),
     "GET /v1/responses/{id}/input_items": PageEndpoint(
         lambda context, request: (
             200,
-            input_items(context.responses, request.tenant, request.name, request.fields),
+            stored_responses.input_items(context.responses, request.tenant, request.name, request.fields),
         )
     ),
     "GET /v1/models": _models(model_pages.model_list),

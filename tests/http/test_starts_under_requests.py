@@ -21,6 +21,7 @@ from scripts import tiny_models
 from start_llm.app import App
 from start_llm.config.settings import Settings
 from start_llm.hosting import model_loading, model_switcher
+from start_llm.models.device import Device
 from start_llm.proxy.launcher import answers
 from start_llm.telemetry import terminal
 from start_llm.telemetry.terminal import Terminal
@@ -244,6 +245,11 @@ def test_a_server_says_that_it_starts_and_what_it_does_while_it_measures(
         app.close()
 
 
+def on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = Device("M5", {"max_recommended_working_set_size": 2**34})
+    monkeypatch.setattr("start_llm.app.this_device", lambda: device)
+
+
 @contextmanager
 def loading(folder: Path, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> Generator[Loading]:
     """A server with a proxy that is not done with loading its model before it may."""
@@ -274,6 +280,7 @@ def test_the_proxy_is_started_while_the_model_is_loaded_and_missed_only_afterwar
     program.write_text(f"#!/bin/sh\ntouch {started}\nexec sleep 60\n")
     program.chmod(0o700)
     settings = {"state_root": str(tmp_path), "proxy_python": str(program), "wait_s": 0.3}
+    on_a_gpu(monkeypatch)
     with loading(folder, monkeypatch, **settings) as server:
         wait_until(started.exists, within_s=30)
         assert health(server.app) == (503, "starting")
@@ -283,10 +290,31 @@ def test_the_proxy_is_started_while_the_model_is_loaded_and_missed_only_afterwar
         wait_until(lambda: "The proxy does not answer" in server.output.getvalue(), within_s=60)
 
 
+@pytest.mark.parametrize(
+    ("is_on_gpu", "backends"), [(False, ()), (True, ("http://127.0.0.1:9",))], ids=["cpu", "other servers"]
+)
+def test_the_proxy_waits_for_the_model_where_it_would_disturb_its_measurements_or_ask_others(
+    is_on_gpu: bool,
+    backends: tuple[str, ...],
+    folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    if is_on_gpu:
+        on_a_gpu(monkeypatch)
+    settings = {"state_root": str(tmp_path), "backends": backends, "backend_secret": "a secret of both"}
+    with loading(folder, monkeypatch, proxy_python="/no/such/python", **settings) as server:
+        time.sleep(1)
+        assert "/no/such/python" not in server.output.getvalue()
+        server.may_load.set()
+        wait_until(lambda: "/no/such/python" in server.output.getvalue(), within_s=60)
+
+
 @pytest.mark.long
 def test_who_comes_through_the_proxy_while_the_model_is_loaded_waits_for_the_answer(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
+    on_a_gpu(monkeypatch)
     with loading(folder, monkeypatch, state_root=str(tmp_path)) as server:
         wait_until(lambda: answers(urlsplit(server.proxy_url).port or 0, 5), within_s=60)
         heard: list[str] = []

@@ -21,7 +21,7 @@ from start_llm.protocols.image_parts import UNSEEN_IMAGE
 from start_llm.protocols.openai import chat_completions as chat
 from start_llm.protocols.response_store import ResponseStore, StoredResponse
 from start_llm.protocols.responses import create as responses
-from start_llm.protocols.responses.create import input_items
+from start_llm.protocols.responses.stored_responses import input_items
 from start_llm.protocols.seal import KEY_BYTES, Seal
 from tests.images.files import data_url, empty_png, picture
 from tests.model_cards import model_card

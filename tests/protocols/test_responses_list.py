@@ -9,7 +9,8 @@ from start_llm.core.events import Content, Finished
 from start_llm.protocols.base import RequestContext
 from start_llm.protocols.fields import Fields
 from start_llm.protocols.response_store import ResponseStore
-from start_llm.protocols.responses.create import input_items, parse
+from start_llm.protocols.responses.create import parse
+from start_llm.protocols.responses.stored_responses import input_items
 from tests.protocols.helpers import CONTEXT, USAGE, body
 
 ITEMS = [

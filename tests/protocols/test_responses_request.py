@@ -13,13 +13,8 @@ from start_llm.protocols.content import UNSEEN_FILE
 from start_llm.protocols.image_parts import UNSEEN_IMAGE
 from start_llm.protocols.notices import Notices
 from start_llm.protocols.openai import chat_completions as openai_chat
-from start_llm.protocols.responses.create import (
-    deletion_body,
-    input_token_count_body,
-    parse,
-    refusal,
-    stored_body,
-)
+from start_llm.protocols.responses.create import input_token_count_body, parse, refusal
+from start_llm.protocols.responses.stored_responses import deletion_body, stored_body
 from start_llm.protocols.seal import KEY_BYTES, Seal
 from tests.protocols.helpers import CONTEXT, MODEL, body, events
 
@@ -754,6 +749,28 @@ def test_a_reference_finds_an_item_that_got_its_id_here_also_of_what_was_gone_on
     items = [{"type": "item_reference", "id": name} for name in (made, output)]
     messages = request_of(context, input=items).messages
     assert [message.content for message in messages] == ["How deep?", "Hello"]
+
+
+def test_a_conversation_of_references_stays_whole_though_the_responses_with_its_items_have_gone():
+    """As the ai-sdk sends it: what the server has said is referred to in every later turn."""
+    context, _ = new_context()
+    history, names = list[Any](), list[str]()
+    for turn in range(5):
+        history.append({"role": "user", "content": f"Question {turn}?"})
+        read = request_of(context, input=history).messages
+        assert [message.role for message in read] == [*["user", "assistant"] * turn, "user"]
+        names.append(answered(context, input=history))
+        history.append({"type": "item_reference", "id": output_id(context, names[-1])})
+        for gone in names[-2:-1]:
+            deletion_body(context.responses, context.tenant, gone)
+
+
+def test_a_response_puts_its_items_in_order_once_however_many_references_are_looked_up():
+    context, _ = new_context()
+    name = answered(context)
+    kept = context.responses.get(context.tenant, name)
+    assert context.responses.item(context.tenant, output_id(context, name), param="id")
+    assert kept.made_items is kept.made_items
 
 
 def test_a_reference_to_nothing_is_left_out_where_a_question_follows():

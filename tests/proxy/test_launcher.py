@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import io
 import json
@@ -17,15 +18,17 @@ from contextlib import contextmanager
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from start_llm.access.backend_secret import BackendSecret
+from start_llm.core.errors import Overloaded
 from start_llm.proxy.config import ProxyConfig, configuration, environment
 from start_llm.proxy.launcher import Proxy, answers_end_to_end
 from start_llm.proxy.ports import Process, ProcessRecord
 from start_llm.proxy.proxy_log import ProcessOutput, ProxyLog
-from start_llm.proxy.refusals import ProxyRefusal, tell_server
+from start_llm.proxy.refusals import ProxyRefusal, refuse, tell_server
 from tests.flat_settings import settings_of
 from tests.proxy.conftest import Proxied, free_port, until
 
@@ -220,6 +223,26 @@ def test_a_request_that_the_proxy_refuses_is_reported_to_the_server_and_logged(t
     log.close()
     assert refusals == [refusal]
     assert "403" in (tmp_path / "proxy.log").read_text()
+
+
+class BrokenPipe(io.StringIO):
+    """Output that nobody reads any more."""
+
+    def flush(self) -> None:
+        raise BrokenPipeError(errno.EPIPE, "Broken pipe")
+
+
+def test_a_request_is_refused_in_its_protocol_though_the_server_has_ended(monkeypatch: pytest.MonkeyPatch):
+    sent: list[Any] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    monkeypatch.setattr("sys.stdout", BrokenPipe())
+    request = {"method": "POST", "path": "/v1/chat/completions"}
+    asyncio.run(refuse(request, send, Overloaded("It ends.")))
+    assert sent[0]["status"] == 503
+    assert json.loads(sent[1]["body"])["error"]["message"] == "It ends."
 
 
 HANGING = """

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from start_llm.core.chat import ChatRequest, GenerationOptions, Json, Message, OutputConstraint
-from start_llm.core.errors import InvalidRequest, NotFound, RequestError
+from start_llm.core.errors import InvalidRequest, RequestError
 from start_llm.core.ids import name_in
 from start_llm.protocols.base import ParsedRequest, RequestContext, SSEFrame, new_id, openai_error
 from start_llm.protocols.breakpoints import (
@@ -39,7 +39,7 @@ from start_llm.protocols.generation_fields import (
 )
 from start_llm.protocols.image_parts import ImageParser
 from start_llm.protocols.receipts import wants_receipt
-from start_llm.protocols.response_store import ResponseStore, StoredResponse
+from start_llm.protocols.response_store import StoredResponse
 from start_llm.protocols.responses.input import Item, ItemReader, new_items, with_ids
 from start_llm.protocols.responses.response_encoding import ResponseReply
 from start_llm.protocols.responses.tools import Toolbox, read_toolbox, runs_elsewhere
@@ -73,7 +73,7 @@ class _Conversation:
 
     Attributes:
         earlier: items of earlier responses.
-        made_ids: ids of those whose ids this server has made.
+        made_ids: ids that this server has made: of those, and of items that its own ones refer to.
         new: its own items.
     """
 
@@ -173,17 +173,6 @@ def input_token_count_body(tokens: int) -> dict[str, Json]:
     return {"object": "response.input_tokens", "input_tokens": tokens}
 
 
-def stored_body(responses: ResponseStore, tenant: bytes, name: str) -> Mapping[str, Json]:
-    """Return the body of GET /v1/responses/{id}."""
-    return responses.get(tenant, name).body
-
-
-def deletion_body(responses: ResponseStore, tenant: bytes, name: str) -> Mapping[str, Json]:
-    """Delete a response and return the body of DELETE /v1/responses/{id}."""
-    responses.delete(tenant, name)
-    return {"id": name, "object": "response", "deleted": True}
-
-
 # ----------------------------------------------------------------------------------------------- the request
 
 
@@ -196,16 +185,22 @@ def _check_unread(body: Fields) -> None:
 def _read_conversation(body: Fields, context: RequestContext) -> _Conversation:
     """Read the conversation. Instructions default to those of the earlier response."""
 
+    referred: list[str] = []
+
     def stored_item(name: str, param: str) -> Item:
-        return context.responses.item(context.tenant, name, param=param)
+        item = context.responses.item(context.tenant, name, param=param)
+        referred.append(name)
+        return item
 
     instructions, previous = body.text("instructions"), body.text("previous_response_id")
     if previous is None:
-        return _Conversation((), (), new_items(body, stored_item), instructions)
+        new = new_items(body, stored_item)
+        return _Conversation((), referred, new, instructions)
     earlier = context.responses.get(context.tenant, previous, param="previous_response_id")
     instructions_in_force = earlier.instructions if instructions is None else instructions
     new = new_items(body, stored_item)
-    return _Conversation(earlier.items, [*earlier.made_items], new, instructions_in_force)
+    made_ids = [*earlier.made_items, *referred]
+    return _Conversation(earlier.items, made_ids, new, instructions_in_force)
 
 
 def _read_messages(
@@ -334,67 +329,3 @@ def _keep(
             body=body,
         )
         context.responses.keep(context.tenant, name, response)
-
-
-# ---------------------------------------------------------------------------------- the items of a response
-
-_MOST, _USUAL = 100, 20
-_PARTS = {"assistant": "output_text"}
-
-
-def input_items(responses: ResponseStore, tenant: bytes, name: str, query: Fields) -> dict[str, Json]:
-    """Return a page of input items, newest first unless the query asks for another order.
-
-    Args:
-        query: `limit`, `order` and `after`, all of them text.
-
-    Raises:
-        NotFound: no such response, or `after` is not one of its items.
-        InvalidRequest: names a member of the query.
-    """
-    limit, is_ascending = _limit(query), _is_ascending(query)
-    items = [_as_listed(item) for item in responses.get(tenant, name).input]
-    ordered = items if is_ascending else items[::-1]
-    rest = ordered[_start(ordered, query) :]
-    page = rest[:limit]
-    return {
-        "object": "list",
-        "data": [*page],
-        "first_id": page[0]["id"] if page else None,
-        "last_id": page[-1]["id"] if page else None,
-        "has_more": len(rest) > limit,
-    }
-
-
-def _limit(query: Fields) -> int:
-    text = query.text("limit") or str(_USUAL)
-    limit = int(text) if text.isascii() and text.isdigit() and len(text) < 9 else 0
-    if not 1 <= limit <= _MOST:
-        raise query.fail("limit", f"must be a whole number from 1 to {_MOST}")
-    return limit
-
-
-def _is_ascending(query: Fields) -> bool:
-    order = query.text("order") or "desc"
-    if order not in ("asc", "desc"):
-        raise query.fail("order", "must be 'asc' or 'desc'")
-    return order == "asc"
-
-
-def _start(items: Sequence[Item], query: Fields) -> int:
-    after = query.text("after")
-    if after is None:
-        return 0
-    at = next((at for at, item in enumerate(items) if item["id"] == after), None)
-    if at is None:
-        raise NotFound(f"There is no item {after!r} in the input of this response.", param="after")
-    return at + 1
-
-
-def _as_listed(item: Item) -> dict[str, Json]:
-    """Return an item for a list, in which a plain text becomes one part."""
-    content = item.get("content")
-    if not isinstance(content, str):
-        return {**item}
-    kind = _PARTS.get(str(item.get("role")), "input_text")
-    return {"type": "message", **item, "content": [{"type": kind, "text": content}]}
