@@ -160,6 +160,8 @@ def refuse_demands(body: Fields, instead: Mapping[str, str], but: Collection[str
     """
     for name, field in instead.items():
         value = body.value(name)
+        if isinstance(value, dict):
+            value = {member: inner for member, inner in value.items() if inner is not None}
         if value and value != FREE_TEXT and name not in but:
             raise body.fail(name, f"is not supported; send {field}")
 

@@ -656,3 +656,10 @@ def test_an_older_field_that_demands_nothing_is_accepted(nothing):
     assert request(function_call="none").form == OutputConstraint(), (
         "without tools there is no call to forbid"
     )
+    assert request(structured_outputs={"json": None, "regex": None}).form == OutputConstraint()
+
+
+def test_a_call_that_is_forbidden_twice_is_forbidden():
+    tools = [{"type": "function", "function": {"name": "read"}}]
+    assert request(tools=tools, tool_choice="none", function_call="none").form.calls == "none"
+    assert refusal(tools=tools, function_call="none").param == "function_call"

@@ -74,8 +74,8 @@ def _refuse_demands(body: Fields) -> None:
     Raises:
         InvalidRequest: names the field, and what to send.
     """
-    harmless = ("auto",) if body.value("tools") else ("auto", "none")
-    is_harmless = body.value("function_call") in harmless
+    forbids_nothing = not body.value("tools") or body.value("tool_choice") == "none"
+    is_harmless = body.value("function_call") in (("auto", "none") if forbids_nothing else ("auto",))
     refuse_demands(body, _INSTEAD, but=("function_call",) if is_harmless else ())
 
 
