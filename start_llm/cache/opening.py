@@ -143,7 +143,7 @@ class SequenceOpener:
         self, opened: OpenedSequence, ids: tuple[int, ...], kept: Sequence[KeptUntil]
     ) -> OpenedSequence:
         seq_cache = opened.seq_cache
-        seq_cache.kept = (*seq_cache.kept, *kept)  # beside those of whose caches it took over
+        seq_cache.kept = _each_once((*seq_cache.kept, *kept))  # beside those of whose caches it took over
         note_kept(seq_cache)
         if not (kept and self.supports_reuse and self._layers.has_state):
             return opened
@@ -234,6 +234,14 @@ class SequenceOpener:
         if self._layers.has_state and not self._layers.window:
             return max((position for position in positions if position <= common), default=0)
         return common
+
+
+def _each_once(places: Sequence[KeptUntil]) -> tuple[KeptUntil, ...]:
+    """Return each place once, with the latest of its times."""
+    until: dict[int, float] = {}
+    for place in places:
+        until[place.tokens] = max(until.get(place.tokens, 0.0), place.until)
+    return tuple(KeptUntil(*place) for place in until.items())
 
 
 def _last_use(plan: RestorePlan) -> float:

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import mlx.core as mx
@@ -24,7 +25,15 @@ from start_llm.cache.pages import CacheItem, Page
 from tests.cache.conversations import PAGE
 from tests.cache.disk import OnDisk, on_disk, settled
 from tests.cache.test_disk_faults import asked
-from tests.cache.test_guards_of_disk import PROMPT, Held, cache_conversation, cached, files_in, resources
+from tests.cache.test_guards_of_disk import (
+    PROMPT,
+    Held,
+    cache_conversation,
+    cached,
+    files,
+    files_in,
+    resources,
+)
 from tests.engine.harness import engine_request, uncached_resources
 from tests.engine.test_guards import Counting, check
 
@@ -144,6 +153,32 @@ def test_a_device_that_fails_for_now_costs_no_file(
     assert before <= set(files_in(tmp_path))
 
 
+@pytest.mark.parametrize("has_state", [False, True])
+def test_a_file_that_cannot_be_read_is_asked_for_once_and_written_anew(
+    has_state: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    cache_conversation(tmp_path, has_state=has_state)
+    bad = files(tmp_path)[4]
+    real, opened = os.open, [0]
+
+    def failing(path: Any, *those: Any, **more: Any) -> int:
+        if str(path) != str(bad):
+            return real(path, *those, **more)
+        opened[0] += 1
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with on_disk(resources(has_state=has_state), tmp_path) as engine:
+        begun(engine)
+        monkeypatch.setattr(os, "open", failing)
+        engine.say((*PROMPT, 300, 301), 3, boundaries=(290,))
+        assert opened == [1]
+        monkeypatch.undo()
+        engine.cache.disk.flush(5)
+        engine.cache.resize(1)
+        engine.cache.resize(10**9)
+        assert cached(engine.say((*PROMPT, 300, 302), 3, boundaries=(290,))) >= 290
+
+
 # ---------------------------------------------------------------------------------------------------- writing
 
 
@@ -225,6 +260,44 @@ def test_one_that_cannot_be_written_is_tried_once(
             settled(lambda: not engine.disk.queue)
         settled(lambda: engine.cache.disk.write_due(is_busy=False) or len(files_in(tmp_path)) >= FULL_PAGES)
         assert (copies.of_the_first, engine.disk.state, engine.metrics.failures) == (1, "on", 0)
+
+
+def test_one_that_could_not_be_written_is_tried_again_when_time_has_passed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Memory may have been short for a moment. Without its first page nothing of a prompt is found."""
+    left = [1]
+
+    def fails_once(file: NewFile) -> NewFile:
+        left[0] -= 1
+        return fail() if left[0] >= 0 else file
+
+    limits = DiskLimits(max_size=10**9, refused_s=0.2)
+    with reporting(tmp_path, limits=limits) as engine:
+        copies = Copies(monkeypatch, fails_once)
+        engine.say(PROMPT, 3)
+        engine.cache.disk.flush(10)
+        settled(lambda: not engine.disk.queue)
+        time.sleep(0.3)
+        engine.cache.disk.flush(10)
+        settled(lambda: not engine.disk.queue)
+        assert copies.of_the_first == 2
+    with on_disk(resources(), tmp_path) as engine:
+        assert cached(begun(engine).say((*PROMPT, 300, 301), 3)) >= 300
+
+
+def test_a_file_for_which_there_was_no_room_is_taken_once_there_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    room = SimpleNamespace(f_bavail=5 * 2**20 // 4096, f_frsize=4096)
+    with reporting(tmp_path, limits=DiskLimits(max_size=10**9, refused_s=0.2)) as engine:
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "statvfs", lambda _: room)
+            write(engine, 1, nbytes=8 * 2**20)
+            settled(lambda: not engine.disk.queue)
+        name = ("pages", bytes([1] * 16))
+        assert not engine.tier.takes(name)
+        settled(lambda: engine.tier.takes(name), 2)
 
 
 def test_a_file_that_was_queued_before_the_disk_was_full_ends_no_pause(
@@ -332,6 +405,7 @@ def test_who_waits_longer_gets_what_another_one_has_begun_to_read(
         held.go.set()
         engine.finish(second)
         assert (restore.read.done, engine.disk.restored_tokens) == (len(restore.plan.files), 301)
+        assert not restore.joined, "a circle of references would hold the caches longer than the cache does"
 
 
 def test_one_restore_that_fails_holds_up_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

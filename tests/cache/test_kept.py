@@ -14,6 +14,8 @@ from start_llm.cache.page_store import PageStore
 from start_llm.cache.pages import KeptUntil, Page, PageTree
 from start_llm.core.prompt import KeptPrefix
 from tests.cache.conversations import PAGE, Cached
+from tests.cache.desk import PAGE as DESK_PAGE
+from tests.cache.desk import Desk
 from tests.cache.fakes import BYTES_OF_A_TOKEN, FakeLayers, run
 from tests.cache.integrity import check_cache
 from tests.cache.test_checkpoints import CHEAP, Conversations
@@ -282,3 +284,21 @@ def test_the_end_that_is_to_stay_outlives_half_an_hour_without_use(has_state: bo
     check_cache(stepper.cache)
     assert stepper.cached.evictions
     assert say(stepper, (*ids[: length - 1], 5, 6), boundaries=(length - 1,)) == length - 1
+
+
+def test_a_place_is_noted_once_however_often_its_prompt_is_preempted_and_comes_back():
+    """Each note is looked at again with every chunk."""
+    desk = Desk("attention")
+    opener, ids = desk.cache.opener, prompt(1, 5 * DESK_PAGE + 3)
+    place = [KeptPrefix(5 * DESK_PAGE + 2, HOUR)]
+    opened = opener.with_kept(opener.open(ids, b"", ()), ids, place)
+    desk.compute(opened, ids[:-1])
+    for _ in range(4):
+        caches = opened.seq_cache.caches
+        desk.cache.close(opened.seq_cache, caches, list(ids[:-1]), is_paused=True)
+        opened = opener.reopen(ids, b"", (), opened.seq_cache)
+    assert len(opened.seq_cache.kept) == 1
+    for _ in range(4):
+        desk.cache.close(opened.seq_cache, opened.seq_cache.caches, list(ids[:-1]))
+        opened = opener.with_kept(opener.open(ids, b"", ()), ids, place)
+    assert len(opened.seq_cache.kept) == 1

@@ -35,12 +35,14 @@ class DiskLimits:
         max_share: it takes no more of that space, so that the disk is never filled up.
         max_write_per_day: bytes; 0 is no limit.
         pause_s: seconds for which nothing is written after an error.
+        refused_s: seconds for which a single file that cannot be written is not tried again.
     """
 
     max_size: int | float
     max_share: float = 0.8
     max_write_per_day: int = 0
     pause_s: float = 30.0
+    refused_s: float = 300.0
 
 
 class Room(Enum):
@@ -73,7 +75,7 @@ class DiskFolder:
         self.database_names: tuple[str, ...] = ()
         self.kept_since_ns = 0
         self._foreign_bytes = 0
-        self._unremovable: dict[FileName, int] = {}
+        self._left: dict[FileName, int] = {}  # bytes of files that stay, though they are of no use now
 
     def limit(self) -> int:
         """Return the bytes that the folder may have now. On any thread."""
@@ -155,13 +157,13 @@ class DiskFolder:
     def _evict(self, files: Sequence[CachedFile]) -> None:
         for file in files:
             self.remove(file)
-            if file.name in self._unremovable:
+            if file.name in self._left:
                 self.index.add(file)  # it is as good as before
             else:
                 self.metrics.evictions += 1
 
     def _count_others(self) -> None:
-        left = (nbytes for name, nbytes in self._unremovable.items() if self.index.get(*name) is None)
+        left = (nbytes for name, nbytes in self._left.items() if self.index.get(*name) is None)
         databases = (database.nbytes for database in self._databases())
         self.index.other_bytes = self._foreign_bytes + sum(left) + sum(databases)
 
@@ -185,15 +187,27 @@ class DiskFolder:
         return list(scan(self.path / TRANSCRIPTS))
 
     @owned_by(DISK)
+    def add_written(self, file: CachedFile) -> None:
+        """Take a new file into the index, which may stand in the place of one that was left out."""
+        self.index.add(file)
+        self._left.pop(file.name, None)
+
+    @owned_by(DISK)
+    def leave_out(self, file: CachedFile) -> None:
+        """Use a file no longer, but leave it for the next start. It still counts."""
+        self.index.remove(file)
+        self._left[file.name] = file.nbytes
+
+    @owned_by(DISK)
     def remove(self, file: CachedFile) -> None:
         """Remove a file. One that stays although it is of no use still counts."""
         self.kept_since_ns = 0
         self.index.remove(file)
         try:
             file.path(self.path).unlink(missing_ok=True)
-            self._unremovable.pop(file.name, None)
+            self._left.pop(file.name, None)
         except OSError:
-            self._unremovable[file.name] = file.nbytes
+            self._left[file.name] = file.nbytes
 
     @owned_by(DISK)
     def write_times_of_use(self) -> None:

@@ -43,8 +43,7 @@ class CachedFile:
         used_ns: when it was last used, in nanoseconds of wall time; the file's modification time.
         header: what it holds; None until it was read.
         is_verified: this process has written it, or read all of it, and it was right.
-        is_passed_over: it was not read because computing is faster, or could not be read just then, so
-            nothing suggests that it is damaged.
+        is_passed_over: it was not read because computing is faster, so nothing suggests that it is damaged.
     """
 
     kind: FileKind

@@ -293,6 +293,7 @@ class DiskRestorer:
         restore.is_over = True
         for joiner in restore.joined:
             joiner.is_over = True
+        restore.joined.clear()  # each refers to the restore, and that to the caches
 
     def _end(self, restore: DiskRestore, files: int) -> None:
         if restore.is_over:

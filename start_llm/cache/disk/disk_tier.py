@@ -60,7 +60,7 @@ class DiskTier:
         self.metrics = metrics
         self.folder = DiskFolder(path, limits, metrics)
         self.index = self.folder.index
-        self.traffic = DiskTraffic(metrics)
+        self.traffic = DiskTraffic(metrics, limits.refused_s)
         self.worker = DiskWorker(self.folder, self.traffic, thread, say)
         self._thread = thread
         self._say = say

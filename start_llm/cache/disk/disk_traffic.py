@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from typing import TYPE_CHECKING
 
@@ -24,15 +25,19 @@ _MOST_REFUSED = 4096
 class DiskTraffic:
     """The files that wait to be written, read or checked.
 
+    Args:
+        refused_s: seconds after which a file that could not be written may be tried again.
+
     Attributes:
         notify: called on the disk thread when something that may be waited for is over.
     """
 
-    def __init__(self, metrics: DiskMetrics) -> None:
+    def __init__(self, metrics: DiskMetrics, refused_s: float) -> None:
         self.notify: Callable[[], None] = lambda: None
         self._metrics = metrics
+        self._refused_s = refused_s
         self._queued: set[FileName] = set()
-        self._refused: dict[FileName, None] = {}
+        self._refused: dict[FileName, float] = {}
         self._checking: set[FileName] = set()
         self._written: deque[Outgoing] = deque()
         self._reads: set[DiskRead] = set()
@@ -68,12 +73,13 @@ class DiskTraffic:
         self.notify()
 
     def is_refused(self, name: FileName) -> bool:
-        """Return whether a file could not be written, and would not be at another try."""
-        return name in self._refused
+        """Return whether a file could not be written, and is not tried again yet."""
+        return time.monotonic() < self._refused.get(name, 0)
 
     def note_refused(self, name: FileName) -> None:
+        """Note that a file could not be written. What was short, memory or room, may be there later."""
         with self._changed:
-            self._refused[name] = None
+            self._refused[name] = time.monotonic() + self._refused_s
             if len(self._refused) > _MOST_REFUSED:
                 del self._refused[next(iter(self._refused))]
 

@@ -146,7 +146,7 @@ class DiskWorker:
     def _write_file(self, file: CachedFile, header: FileHeader, content: Outgoing) -> None:
         path = file.path(self._folder.path)
         write_file(path, header, content.contents)
-        self._index.add(file)
+        self._folder.add_written(file)
         with suppress(OSError):
             os.utime(path, ns=(file.used_ns, file.used_ns))
         self._note_written(file.nbytes)
@@ -167,7 +167,7 @@ class DiskWorker:
 
     @owned_by(ENGINE, DISK)
     def refuse(self, name: FileName, error: Exception) -> None:
-        """Note that a page or a state cannot be written, so that it is not tried again."""
+        """Note that a page or a state cannot be written, so that it is not tried again for some minutes."""
         self._metrics.note_error()
         self._refuse(name, repr(error))
 
@@ -296,7 +296,7 @@ class DiskWorker:
 
     def _is_right(self, file: CachedFile, use: Callable[[OpenedFile], None]) -> bool:
         """Open a file and use it. A damaged file is removed and counted; one that cannot be read just now is
-        a miss. What else `use` raises says nothing of the file.
+        left out until the next start. What else `use` raises says nothing of the file.
         """
         try:
             with opened_file(file.path(self._folder.path), *file.name) as opened:
@@ -308,7 +308,7 @@ class DiskWorker:
                 self._reject(file, "unreadable")
             else:
                 self._metrics.note_error()
-                file.is_passed_over = True
+                self._folder.leave_out(file)
         else:
             return True
         return False

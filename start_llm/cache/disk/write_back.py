@@ -260,7 +260,7 @@ class WriteBack:
         return self._layers.has_state or len(seq_cache.tokens) > seq_cache.end_page.end
 
     def _write(self, item: CacheItem) -> None:
-        """Copy it and hand it over. If that fails, it is not tried again, and the others are written."""
+        """Copy it and hand it over. If that fails, the others are written, and it is tried minutes later."""
         self._tier.release_written()  # before there is another copy
         try:
             header, content = self._files.new(item)
