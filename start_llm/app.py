@@ -84,8 +84,8 @@ class App:
     2. find the model          in a folder, or download it with progress; `/health` says `starting`
     3. load it                 on the engine thread, which owns it from then on
     4. open                    answer requests
-    5. start the proxy         in a process of its own; its watcher prints when it is ready. Where nothing
-                               speaks against it, between 2 and 3: its requests wait for the model
+    5. start the proxy         in a process of its own; its watcher prints when it is ready. Beside a GPU, and
+                               without other servers, it starts before 3, and its requests wait for the model
     6. close                   refuse new requests, wait for running ones, then stop everything
 
     Args:

@@ -148,12 +148,12 @@ def refuse_unsupported(body: Fields, rows: tuple[UnsupportedField, ...]) -> None
             raise body.fail(row.name, row.problem)
 
 
-def refuse_demands(body: Fields, instead: Mapping[str, str], but: Collection[str] = ()) -> None:
+def refuse_demands(body: Fields, instead: Mapping[str, str], harmless: Collection[str] = ()) -> None:
     """Refuse fields that demand a form of the reply that they would not get.
 
     Args:
         instead: for each of their names what a client may send in place of it.
-        but: names of fields whose value demands nothing here.
+        harmless: names of fields whose value demands nothing here.
 
     Raises:
         InvalidRequest: names the field, and what to send.
@@ -162,7 +162,7 @@ def refuse_demands(body: Fields, instead: Mapping[str, str], but: Collection[str
         value = body.value(name)
         if isinstance(value, dict):
             value = {member: inner for member, inner in value.items() if inner is not None}
-        if value and value != FREE_TEXT and name not in but:
+        if value and value != FREE_TEXT and name not in harmless:
             raise body.fail(name, f"is not supported; send {field}")
 
 

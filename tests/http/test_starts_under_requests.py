@@ -145,6 +145,19 @@ class Held(App):
 
 
 @contextmanager
+def started(app: App, may_go_on: threading.Event) -> Generator[threading.Thread]:
+    """The app starts on a thread meanwhile. At the end it may go on, and is closed."""
+    start = threading.Thread(target=app.start)
+    start.start()
+    try:
+        yield start
+    finally:
+        may_go_on.set()
+        start.join(60)
+        app.close()
+
+
+@contextmanager
 def held(folder: Path) -> Generator[tuple[Held, threading.Thread]]:
     state = str(folder / "state")
     settings: Any = {
@@ -155,14 +168,8 @@ def held(folder: Path) -> Generator[tuple[Held, threading.Thread]]:
         "state_root": state,
     }
     app = Held(settings_of(model_path=str(folder / FIRST), **settings), Terminal(io.StringIO()))
-    start = threading.Thread(target=app.start)
-    start.start()
-    try:
+    with started(app, app.may_go_on) as start:
         yield app, start
-    finally:
-        app.may_go_on.set()
-        start.join(60)
-        app.close()
 
 
 def health(app: App, **headers: str) -> tuple[int, str]:
@@ -263,14 +270,8 @@ def loading(folder: Path, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> G
     output = io.StringIO()
     settings |= {"server_port": 0, "proxy_port": free_port(), "traces": False, "drain_s": 0.5}
     app = App(settings_of(model_path=str(folder / FIRST), **settings), Terminal(output))
-    start = threading.Thread(target=app.start)
-    start.start()
-    try:
+    with started(app, may_load):
         yield Loading(app, f"http://127.0.0.1:{settings['proxy_port']}", output, may_load)
-    finally:
-        may_load.set()
-        start.join(60)
-        app.close()
 
 
 def test_the_proxy_is_started_while_the_model_is_loaded_and_missed_only_afterwards(

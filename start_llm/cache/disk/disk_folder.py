@@ -187,12 +187,6 @@ class DiskFolder:
         return list(scan(self.path / TRANSCRIPTS))
 
     @owned_by(DISK)
-    def add_written(self, file: CachedFile) -> None:
-        """Take a new file into the index, which may stand in the place of one that was left out."""
-        self.index.add(file)
-        self._left.pop(file.name, None)
-
-    @owned_by(DISK)
     def leave_out(self, file: CachedFile) -> None:
         """Use a file no longer, but leave it for the next start. It still counts."""
         self.index.remove(file)

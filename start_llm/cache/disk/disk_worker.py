@@ -146,7 +146,7 @@ class DiskWorker:
     def _write_file(self, file: CachedFile, header: FileHeader, content: Outgoing) -> None:
         path = file.path(self._folder.path)
         write_file(path, header, content.contents)
-        self._folder.add_written(file)
+        self._index.add(file)
         with suppress(OSError):
             os.utime(path, ns=(file.used_ns, file.used_ns))
         self._note_written(file.nbytes)

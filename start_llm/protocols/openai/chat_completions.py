@@ -76,7 +76,7 @@ def _refuse_demands(body: Fields) -> None:
     """
     forbids_nothing = not body.value("tools") or body.value("tool_choice") == "none"
     is_harmless = body.value("function_call") in (("auto", "none") if forbids_nothing else ("auto",))
-    refuse_demands(body, _INSTEAD, but=("function_call",) if is_harmless else ())
+    refuse_demands(body, _INSTEAD, harmless=("function_call",) if is_harmless else ())
 
 
 def parse(body: Fields, headers: Mapping[str, str], context: RequestContext) -> ParsedRequest:
