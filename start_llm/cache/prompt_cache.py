@@ -88,7 +88,7 @@ class PromptCache:
             counts=self._counts,
             clock=clock,
         )
-        self._shrinks_later = False
+        self._shrinks_later = self._is_shrink_due = False
 
     @property
     def passes_checkpoints(self) -> bool:
@@ -240,20 +240,28 @@ class PromptCache:
         Args:
             shortage: bytes to free beyond that, as far as anything may be evicted.
         """
-        if self.supports_reuse and not self._shrinks_later:
+        if self._shrinks_later:
+            self._is_shrink_due = True
+        elif self.supports_reuse:
+            self._is_shrink_due = False
             self._evictor.shrink(shortage=shortage)
             self._counts.note_sizes()
 
     @contextmanager
     def shrinking_later(self) -> Generator[None]:
-        """Evict nothing in the block. Call `shrink` behind it, once for all that its sequences have computed
-        or left: each time, the memory of every sequence is counted.
+        """Evict nothing in the block. Call `shrink_if_due` behind it, once for all that its sequences have
+        computed or left: each time, the memory of every sequence is counted.
         """
         self._shrinks_later = True
         try:
             yield
         finally:
             self._shrinks_later = False
+
+    def shrink_if_due(self) -> None:
+        """Evict what a block of `shrinking_later` has put off."""
+        if self._is_shrink_due:
+            self.shrink()
 
     def resize(self, budget_bytes: int) -> None:
         """Change the budget, and evict what is beyond it."""

@@ -129,7 +129,7 @@ class StepExecutor:
                         waiting.sequence.cut()
             waiting.generation.cancel()  # whoever waits for events of idle work that had no room sees it
             return
-        with self.recovery.blaming(sequence):
+        with self._evicting_once(), self.recovery.blaming(sequence):
             if part.is_cut:
                 sequence.cut()
             self.take_out(sequence, is_given_up=part.is_given_up)
@@ -163,7 +163,7 @@ class StepExecutor:
         sequence = self.running.numbered(part.number)
         if sequence is None:
             raise ValueError(f"request {part.number} does not run")
-        with self.recovery.blaming(sequence):
+        with self._evicting_once(), self.recovery.blaming(sequence):
             if group := self.running.decoder.group_of(sequence):
                 self._wait_for(group)  # a step that has failed is its group's, and not this sequence's
             if self.running.decoder.contains(sequence):
@@ -195,6 +195,7 @@ class StepExecutor:
             sequence.generation.send()  # nothing is held while a reply pauses
         with (
             self._time.prefilling(is_shared=len(self.running.prefills) > 1),
+            self._evicting_once(),
             self._failures.on_failure(partial(self.recovery.abandon_prefill, part)),
         ):
             match part:
@@ -279,9 +280,8 @@ class StepExecutor:
 
     def _compute_chunks(self, prefills: Sequence[Prefill]) -> None:
         lengths = self._time.compute_chunks(prefills)
-        with self._evicting_once():
-            for prefill, computed in zip(prefills, lengths, strict=True):
-                self._note_chunk(prefill, computed)
+        for prefill, computed in zip(prefills, lengths, strict=True):
+            self._note_chunk(prefill, computed)
 
     def _note_chunk(self, prefill: Prefill, computed: int) -> None:
         """Record that the next tokens of a prompt are computed. A prompt that is complete decodes."""
@@ -378,7 +378,7 @@ class StepExecutor:
                 yield
         finally:
             with self._failures.on_failure():
-                self._cache.shrink()
+                self._cache.shrink_if_due()
 
     def _append_token(self, sampled: Sampled) -> bool:
         self._metrics.generated_tokens += 1

@@ -718,10 +718,25 @@ def test_within_a_block_nothing_is_evicted_and_behind_it_all_that_is_too_much():
         desk.cache.shrink()
     assert desk.metrics.evictions == 0
     assert desk.store.usage.nbytes > 400
-    desk.cache.shrink()
+    desk.cache.shrink_if_due()
     assert desk.metrics.evictions > 0
     assert desk.store.usage.nbytes <= 400
     check_cache(desk.cache)
+
+
+def test_behind_a_block_in_which_nobody_asked_for_it_memory_is_not_counted():
+    desk = Desk(budget=400)
+    counted = list[int]()
+    desk.cache._evictor.shrink = lambda *_, **__: counted.append(1)
+    with desk.cache.shrinking_later():
+        pass
+    desk.cache.shrink_if_due()
+    assert counted == []
+    with desk.cache.shrinking_later():
+        desk.cache.shrink()
+    desk.cache.shrink_if_due()
+    desk.cache.shrink_if_due()
+    assert counted == [1]
 
 
 def test_after_a_block_that_failed_what_is_too_much_can_be_evicted():
@@ -731,5 +746,5 @@ def test_after_a_block_that_failed_what_is_too_much_can_be_evicted():
         for sequence in opened:
             desk.cache.close(sequence.seq_cache, sequence.seq_cache.caches, list(sequence.seq_cache.tokens))
         raise OutOfMemory
-    desk.cache.shrink()
+    desk.cache.shrink_if_due()
     assert desk.store.usage.nbytes <= 400

@@ -82,6 +82,44 @@ def test_an_eviction_that_fails_behind_a_reply_fails_nobody(lengths: tuple[int, 
     check(engine)
 
 
+def test_an_eviction_that_fails_behind_a_chunk_fails_no_prompt():
+    engine = counting()
+    prompt, evictor, chunks = tuple(range(200)), engine.cache._evictor, engine.loop.executor.running
+    evictor.shrink = fails_once(evictor.shrink, lambda: chunks.prefills)
+    reply = engine.submit(engine_request(prompt, 5))
+    engine.finish(reply)
+    assert engine.metrics.failures == 1
+    assert reply.tokens == counted(prompt, 5)
+    assert engine.metrics.prefilled_tokens == len(prompt) - 1
+    check(engine)
+
+
+def test_an_eviction_that_fails_behind_a_preempted_reply_does_not_end_it():
+    engine = counting()
+    replies = decoding(engine, 30, 30)
+    evictor = engine.cache._evictor
+    evictor.shrink = fails_once(evictor.shrink, lambda: True)
+    with mx.stream(generation_stream):
+        engine.loop.executor.execute(PreemptRequest(replies[0].generation.number, 1.0), 1.0)
+    assert engine.metrics.failures == 1
+    engine.finish(*replies)
+    assert [reply.tokens for reply in replies] == whole_replies(30, 30)
+    check(engine)
+
+
+def test_an_eviction_that_fails_behind_a_cancelled_reply_does_not_make_it_a_failed_one():
+    engine = counting()
+    replies = decoding(engine, 30, 30)
+    evictor = engine.cache._evictor
+    evictor.shrink = fails_once(evictor.shrink, lambda: True)
+    replies[0].generation.cancel()
+    engine.finish(replies[1])
+    assert engine.metrics.failures == 1
+    assert not isinstance(replies[0].ending, Failed)
+    assert replies[1].tokens == whole_replies(30, 30)[1]
+    check(engine)
+
+
 # --------------------------------------------------------------------------------------------------- steps
 
 
