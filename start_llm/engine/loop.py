@@ -187,7 +187,7 @@ class EngineLoop:
             case Generation():
                 if not item.request.is_idle_work:
                     self._give_up_idle_work()
-                with self._failures.on_failure(partial(self._failures.add, [item])):
+                with self._failures.on_failure(partial(self._refuse, item)):
                     computing = [prefill.sequence for prefill in self._running.prefills]
                     self.schedule.add(item, self.time.speed, computing)
                     self._followers.take_request(item)
@@ -205,6 +205,12 @@ class EngineLoop:
                     self._cache.resize(cache_bytes)
             case StopRequest():
                 self._stop = item
+
+    def _refuse(self, generation: Generation) -> None:
+        """Fail a request of which the followers know nothing, or that could not be queued."""
+        if generation in self.schedule.generations:
+            self.schedule.drop(generation.number)
+        self._failures.add([generation])
 
     def _collect(self) -> None:
         """Take what the disk has read."""

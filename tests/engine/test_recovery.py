@@ -377,3 +377,18 @@ def test_a_task_between_two_steps_is_no_time_of_a_pass(monkeypatch: pytest.Monke
     assert now[0] == 300
     assert taken
     assert max(taken) < 1
+
+
+# ----------------------------------------------------------------------------------------------- followers
+
+
+def test_a_request_that_followers_do_not_get_is_not_computed():
+    engine = counting()
+    followers = engine.loop._followers
+    followers.take_request = fails_once(followers.take_request, lambda: True)
+    refused, reply = (engine.submit(engine_request(prompt, 5)) for prompt in PROMPTS[:2])
+    engine.finish(refused, reply)
+    assert refused.ending == Failed("The engine failed: OutOfRoom: broken on purpose")
+    assert reply.tokens == counted(PROMPTS[1], 5)
+    assert engine.metrics.prefilled_tokens == len(PROMPTS[1]) - 1
+    check(engine)
