@@ -40,7 +40,7 @@ _PASSED_BACK = (
     UNENFORCED,
     *LIMIT_HEADERS,
 )
-_EVENTS, _EVENT_END = "text/event-stream", b"\n\n"
+_EVENTS, _EVENT_DATA, _EVENT_END = "text/event-stream", b"data:", b"\n\n"
 _CUT = (
     "Connection lost: the server ended in the middle of this reply. What came before is all that there is. "
     "You can retry your request."
@@ -106,18 +106,23 @@ async def _send_on(answer: aiohttp.ClientResponse, route: Route, send: Send) -> 
     Returns:
         False if it was cut in the midst of an event or an object: the client has to see that.
     """
-    end = _EVENT_END
+    end, has_begun = _EVENT_END, False
     try:
         async for piece in answer.content.iter_any():
             end = (end + piece)[-len(_EVENT_END) :]
+            has_begun = has_begun or _EVENT_DATA in piece
             await send({"type": "http.response.body", "body": piece, "more_body": True})
     except aiohttp.ClientError:
         if answer.content_type != _EVENTS or end != _EVENT_END:
             return False
-        await send({"type": "http.response.body", "body": _cut_event(route), "more_body": True})
+        events = _cut_events(route, has_begun=has_begun)
+        await send({"type": "http.response.body", "body": events, "more_body": True})
     return True
 
 
-def _cut_event(route: Route) -> bytes:
-    """Return the event that tells of a cut, in the form of the endpoint's protocol."""
-    return dialect(route.path).stream_refusal(InternalError(_CUT), new_id("req_"))[-1].encoded()
+def _cut_events(route: Route, *, has_begun: bool) -> bytes:
+    """Return the event that tells of a cut, in the form of the endpoint's protocol; if nothing but comments
+    came before, also what its clients expect in front of it.
+    """
+    events = dialect(route.path).stream_refusal(InternalError(_CUT), new_id("req_"))
+    return b"".join(event.encoded() for event in (events[-1:] if has_begun else events))

@@ -136,6 +136,16 @@ def test_a_cut_is_the_servers_fault_and_may_be_tried_again(path: str, kind: str)
     assert error.get("type", error.get("code")) == kind
 
 
+def test_a_stream_of_responses_that_is_cut_before_its_first_event_has_one_to_begin_with():
+    """OpenAI's clients raise if anything but `response.created` comes first."""
+    sent = answered(written(IN_CHUNKS, chunk(b": reading\n\n")), "/v1/responses")
+    comment, *events = body_of(sent).decode().rstrip().split("\n\n")
+    assert comment == ": reading"
+    kinds = [event.partition("\n")[0] for event in events]
+    assert kinds == ["event: response.created", "event: response.failed"]
+    assert "the server ended in the middle of this reply" in message_of("/v1/responses", events[1])
+
+
 def message_of(path: str, event: str) -> str:
     """The message of an error event, in the protocol of a path."""
     named, _, data = event.rpartition("data: ")
