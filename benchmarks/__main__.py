@@ -1,7 +1,5 @@
 """Run a benchmark: `.venv/bin/python -m benchmarks PROGRAM [--only PART ...]`; without PROGRAM, list all."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What a cache of a size has to compute of recorded sessions, without a server: a part of `agents.py`."""
 
-from __future__ import annotations
-
 import heapq
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """What is read while nobody waits, and receipts of random requests: parts of `agents.py`."""
 
-from __future__ import annotations
-
 import sys
 import time
 from collections.abc import Iterator, Sequence

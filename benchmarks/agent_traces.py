@@ -1,7 +1,5 @@
 """Recorded sessions of a coding agent, scaled down, against the real server: a part of `agents.py`."""
 
-from __future__ import annotations
-
 import gzip
 import heapq
 import json

@@ -4,8 +4,6 @@ Everything runs in this process, on random float32 models, with pages of 256 tok
 prompt lengths of every part but the random runs, for a quick look.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The memory of the prompt cache: parts of `cache.py`."""
 
-from __future__ import annotations
-
 import os
 import random
 import statistics

@@ -1,7 +1,5 @@
 """The speed of the prompt cache: parts of `cache.py`."""
 
-from __future__ import annotations
-
 import ctypes
 import statistics
 import time

@@ -17,8 +17,6 @@ Outcomes: `passed`; `failed` (another exit status than 0); `out of time`, whose 
 The exit status is 0 if all parts passed, else 1.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -5,8 +5,6 @@ model says. So it shows what the engine makes of a chip's speed, and not how fas
 worth as much as the assumptions in `tests/chips/chip_costs.py`, which has their sources.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """How often the demo model does what it was trained for."""
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Iterator, Mapping, Sequence

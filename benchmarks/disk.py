@@ -1,7 +1,5 @@
 """The disk tier: its speed on this disk, restarts, and a server that is killed again and again."""
 
-from __future__ import annotations
-
 import atexit
 import random
 import statistics

@@ -7,8 +7,6 @@ each may be what later turns build on. If no reply is that of an engine without 
 that was never said.
 """
 
-from __future__ import annotations
-
 import http.client
 import os
 import random

@@ -1,7 +1,5 @@
 """A server in a process of its own is stopped between any two turns: a part of `disk.py`."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time

@@ -4,8 +4,6 @@ Over HTTP: a random model whose decode step takes at least 10 ms on this machine
 own, and the bare loops of mlx_lm run on the same weights here. The figures are medians of the rounds' ratios.
 """
 
-from __future__ import annotations
-
 import json
 import tempfile
 import time

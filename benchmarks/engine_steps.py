@@ -1,7 +1,5 @@
 """Steps and chunks of the engine, which runs on this thread: parts of `engine.py`."""
 
-from __future__ import annotations
-
 import gc
 import statistics
 import time

@@ -6,8 +6,6 @@ takes next to nothing of the machine. Tokens are those of `usage`. CPU time is t
 process, which varies far less than the clock.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import re

@@ -6,8 +6,6 @@ of those the deepest first. It reads one prompt at a time, in order of arrival, 
 beside. Sessions come from `agent_sessions.json`; `scripts/agent_sessions.py` says what its figures are.
 """
 
-from __future__ import annotations
-
 import heapq
 import json
 import random

@@ -6,8 +6,6 @@ and the `Args` of its docstring are the help. A part returns a sentence for each
 exit status is 1 if there are any. A program that reads its arguments itself has `main` instead of `PARTS`.
 """
 
-from __future__ import annotations
-
 import argparse
 import ast
 import importlib

@@ -1,7 +1,5 @@
 """Time from a fresh clone to a served demo. Needs a package index."""
 
-from __future__ import annotations
-
 import os
 import random
 import shutil

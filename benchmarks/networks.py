@@ -1,7 +1,5 @@
 """Models that several programs measure, as an engine runs them that keeps nothing."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial

@@ -1,7 +1,5 @@
 """What fewer bits lose and save: quantised pages of the prompt cache, and float32 weights on a CPU."""
 
-from __future__ import annotations
-
 import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """What a request costs beside the network: prompts that are prepared, replies that are read."""
 
-from __future__ import annotations
-
 import gc
 import json
 import random

@@ -1,7 +1,5 @@
 """Preparing long prompts: parts of `replies.py`."""
 
-from __future__ import annotations
-
 import gc
 import pickle
 import random

@@ -1,7 +1,5 @@
 """More than one machine: agents on a simulated fleet, conversations on real servers, killed ranks."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated

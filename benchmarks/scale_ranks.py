@@ -1,7 +1,5 @@
 """Two ranks on this machine that are killed in turn while replies are written: a part of `scale.py`."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time

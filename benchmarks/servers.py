@@ -1,7 +1,5 @@
 """Servers in processes of their own, and what clients do with them."""
 
-from __future__ import annotations
-
 import http.client
 import json
 import os

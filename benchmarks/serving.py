@@ -1,7 +1,5 @@
 """The server behind HTTP: the proxy, 64 streams, fairness, status pages, long prompts."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import random

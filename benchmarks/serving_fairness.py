@@ -1,7 +1,5 @@
 """A small request beside large ones, and beside images that are refused: a part of `serving.py`."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import os

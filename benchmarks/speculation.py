@@ -1,7 +1,5 @@
 """What drafts save: forward passes on recorded edits, and the seconds of replies on real weights."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

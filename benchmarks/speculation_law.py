@@ -1,7 +1,5 @@
 """Random requests with drafts beside the same without: part `law` of `benchmarks speculation`."""
 
-from __future__ import annotations
-
 import os
 import time
 import traceback

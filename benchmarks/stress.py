@@ -1,7 +1,5 @@
 """Random requests, trouble, and sessions with the same words: does anything break, leak or get mixed up?"""
 
-from __future__ import annotations
-
 import random
 import time
 from collections import Counter

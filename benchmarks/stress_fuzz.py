@@ -1,7 +1,5 @@
 """Random requests over all endpoints: a part of `stress.py`."""
 
-from __future__ import annotations
-
 import json
 import os
 import statistics

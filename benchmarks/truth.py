@@ -1,7 +1,5 @@
 """Replies from the prompt cache, from batches and beside other models, and those of an engine without."""
 
-from __future__ import annotations
-
 import os
 import random
 import tempfile

@@ -1,7 +1,5 @@
 """Replies of real weights, cached, batched and alone: a part of `truth.py`."""
 
-from __future__ import annotations
-
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Every model type of mlx_lm: a part of `truth.py`."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -39,7 +39,7 @@ KV_BITS = {
     "code": "loop.py",
     "JSON": "codex.json",
     "a mix": "ARCHITECTURE.md",
-    "demo model, worst of four texts": "demo, prompt-cache.md",
+    "demo model, worst of four texts": "demo, LICENSE",
     "random tiny qwen3": "tiny qwen3",
 }
 """Rows of the table in prompt-cache.md, by their names in `benchmarks/RESULTS.md`."""

@@ -18,6 +18,7 @@ import pytest
 from benchmarks import harness
 
 ROOT = Path(__file__).resolve().parents[2]
+BENCHMARKS = ROOT / "benchmarks"
 CHECKS = "START_LLM_CHECK_THREADS"
 DOCUMENTS = [
     *(ROOT / name for name in ("README.md", "CLAUDE.md", "CONTRIBUTING.md", "benchmarks/RESULTS.md")),
@@ -109,3 +110,7 @@ def test_parts_that_share_an_option_read_as_many_values_of_the_same_type(name: s
         for option, (kind, _) in harness._parameters(part).items():
             first, this = harness._parsing(kinds.setdefault(option, kind)), harness._parsing(kind)
             assert first | {"choices": None} == this | {"choices": None}, option
+
+
+def test_benchmarks_stay_within_7500_lines():
+    assert sum(len(path.read_text(encoding="utf-8").splitlines()) for path in BENCHMARKS.glob("*.py")) <= 7500
