@@ -2,13 +2,13 @@
 
 import queue
 import threading
-import traceback
 from collections.abc import Callable
 from contextlib import suppress
 
 from start_llm.core.engine_request import EngineRequest
 from start_llm.core.errors import EngineDied, ModelError, Overloaded, StartLLMError
 from start_llm.core.events import Failed, Restored
+from start_llm.core.standard_error import print_traceback
 from start_llm.engine.cache_probe import CacheProbe
 from start_llm.engine.engine_task import EngineTask
 from start_llm.engine.engine_thread import EngineThread
@@ -146,7 +146,7 @@ class Engine:
         except StartLLMError as error:
             self._startup_error = error
         except Exception as error:  # noqa: BLE001 - whatever it is, the message of the error leads here
-            traceback.print_exc()
+            print_traceback()
             self._startup_error = ModelError(
                 f"Loading failed: {type(error).__name__}: {error} (the traceback was printed)"
             )

@@ -1,11 +1,11 @@
 """Work that another thread wants done on the engine thread, between two steps."""
 
 import queue
-import traceback
 from collections.abc import Callable
 from typing import Any
 
 from start_llm.core.errors import InternalError, RequestError
+from start_llm.core.standard_error import print_traceback
 from start_llm.core.thread_owners import ENGINE, REQUEST, owned_by
 
 
@@ -36,7 +36,7 @@ class EngineTask:
         except RequestError as error:
             self._outcome.put((None, error))
         except Exception as error:  # noqa: BLE001 - whatever it is, it belongs to the thread that waits
-            traceback.print_exc()
+            print_traceback()
             message = f"{self._name}: {type(error).__name__}: {error}"
             self._outcome.put((None, InternalError(message)))
 

@@ -4,7 +4,6 @@ import gc
 import queue
 import threading
 import time
-import traceback
 from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from dataclasses import dataclass
 import mlx.core as mx
 from mlx_lm.generate import generation_stream
 
+from start_llm.core.standard_error import print_traceback
 from start_llm.core.thread_owners import ENGINE, take_role
 from start_llm.engine.loop import EngineLoop
 
@@ -155,7 +155,7 @@ class EngineThread:
                 try:
                     job()
                 except Exception:  # noqa: BLE001 - a model that cannot be loaded must not end the others
-                    traceback.print_exc()
+                    print_traceback()
 
     def _choose(self, ready: list[_LoopEntry], now: float) -> _LoopEntry | None:
         """Return the loop whose turn it is: of several that are ready, the one that has waited longest."""
@@ -183,7 +183,7 @@ class EngineThread:
         try:
             yield
         except BaseException:  # noqa: BLE001 - whatever it is, nobody may wait for this loop any more
-            traceback.print_exc()
+            print_traceback()
             self._end(entry, entry.loop.fail_the_rest)
 
     def _end(self, entry: _LoopEntry, last_act: Callable[[], None]) -> None:
@@ -192,6 +192,6 @@ class EngineThread:
         try:
             last_act()
         except BaseException:  # noqa: BLE001 - it has ended all the same
-            traceback.print_exc()
+            print_traceback()
         finally:
             entry.on_end()

@@ -1,6 +1,5 @@
 """What fails with an error: a single request where it is known which one, and never the loop."""
 
-import traceback
 from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
 
@@ -8,6 +7,7 @@ import mlx.core as mx
 
 from start_llm.core.errors import StartLLMError
 from start_llm.core.events import Failed
+from start_llm.core.standard_error import print_traceback
 from start_llm.core.thread_owners import ENGINE, owned_by
 from start_llm.engine.generation import Generation
 from start_llm.telemetry.metrics import EngineMetrics
@@ -37,11 +37,11 @@ class Failures:
         except Exception as error:  # noqa: BLE001 - whatever a network raises, other requests must survive
             self._metrics.failures += 1
             if not isinstance(error, StartLLMError):
-                traceback.print_exc()
+                print_traceback()
             try:
                 abandon()
             except Exception:  # noqa: BLE001 - nothing that is here can be trusted; later requests must survive
-                traceback.print_exc()
+                print_traceback()
                 self._abandon_everything()
             self.tell(f"The engine failed: {type(error).__name__}: {error}")
             mx.clear_cache()

@@ -6,12 +6,12 @@ import os
 import signal
 import sys
 import threading
-import traceback
 from collections.abc import Callable
 from concurrent.futures import Future
 
 from start_llm.config.settings import Settings
 from start_llm.core.errors import StartLLMError, StartupError
+from start_llm.core.standard_error import print_message, print_traceback
 from start_llm.engine.engine_thread import EngineThread
 from start_llm.engine.resources import EngineResources
 from start_llm.hosting.disk_storage import DiskStorage
@@ -159,7 +159,7 @@ class _FollowerProcess:
         except StartLLMError as error:
             return self._tell(f"{error}.", is_final=False)
         except Exception as error:  # noqa: BLE001 - whatever it is, rank 0 must not wait for this rank
-            traceback.print_exc()
+            print_traceback()
             return self._tell(f"{type(error).__name__}: {error}", is_final=False)
         return 0
 
@@ -167,7 +167,7 @@ class _FollowerProcess:
         try:
             self._link.send(SentTrouble(message, is_final))
         except LinkClosed:
-            print(message, file=sys.stderr)
+            print_message(message)
         return _CANNOT_START if is_final else _WITHOUT_RANK_0
 
     def _loaded(self) -> EngineResources:

@@ -1,6 +1,5 @@
 """Serves requests: finds the endpoint of each, lets it answer, and refuses what may not be answered."""
 
-import traceback
 from collections.abc import Generator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -24,6 +23,7 @@ from start_llm.core.errors import (
     Unauthorized,
 )
 from start_llm.core.events import Content, Event, Failed, Finished, Output, Piece, Prefilling, Usage
+from start_llm.core.standard_error import print_traceback
 from start_llm.core.unenforced import unenforced_keywords
 from start_llm.protocols.base import ParsedRequest, Parser, Reply, RequestContext
 from start_llm.protocols.dialects import dialect
@@ -103,7 +103,7 @@ class Handler(HttpConnection):
         except Exception as error:
             if self._has_replied:
                 raise
-            traceback.print_exc()
+            print_traceback()
             self.close_connection = True
             raise InternalError(
                 f"The server failed ({type(error).__name__}); its output has the details."

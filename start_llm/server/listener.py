@@ -8,7 +8,6 @@ import socketserver
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -23,6 +22,7 @@ from start_llm.access.request_tenant import Tenants
 from start_llm.core.client_presence import LOOK_S, check_client
 from start_llm.core.errors import ClientGone, PortError
 from start_llm.core.limits import ServerLimits
+from start_llm.core.standard_error import print_traceback
 from start_llm.core.thread_owners import REQUEST, take_role
 from start_llm.protocols.notices import Notices
 from start_llm.protocols.response_store import ResponseStore
@@ -291,4 +291,4 @@ class Listener(ThreadingHTTPServer):
 
     def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ARG002
         if not isinstance(sys.exception(), ConnectionError):
-            traceback.print_exc()
+            print_traceback()

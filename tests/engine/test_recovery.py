@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import io
+import os
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -165,6 +168,25 @@ def test_a_failure_in_cleaning_up_is_printed_too(monkeypatch: pytest.MonkeyPatch
     printed = capfd.readouterr().err
     assert "Breakdown: the step" in printed
     assert "Breakdown: the clean-up" in printed
+
+
+def test_a_reply_that_fails_when_nobody_reads_the_output_takes_no_other_with_it(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """As after the terminal or the pipe of a service has gone."""
+    engine = counting()
+    replies = decoding(engine, 30, 30)
+    monkeypatch.setattr(EngineSequence, "accept", fails_once(EngineSequence.accept, lambda: True))
+    reads, writes = os.pipe()
+    os.close(reads)
+    with monkeypatch.context() as unread, os.fdopen(writes, "wb", buffering=0) as pipe:
+        unread.setattr(sys, "stderr", io.TextIOWrapper(pipe, write_through=True))
+        engine.step(5)
+    engine.finish(*replies)
+    wholes = zip(replies, whole_replies(30, 30), strict=True)
+    kept = [reply.tokens == whole for reply, whole in wholes if not isinstance(reply.ending, Failed)]
+    assert kept == [True], "one fails, and the other is whole"
+    check(engine)
 
 
 def test_whoever_has_gone_with_another_is_not_ended_once_more(monkeypatch: pytest.MonkeyPatch):

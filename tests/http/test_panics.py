@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import json
+import os
 import shutil
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -122,6 +125,16 @@ def test_a_defect_of_the_server_is_a_500_in_the_form_of_its_protocol(
     assert (reply.json.get("type") == "error") == (path == MESSAGES)
     assert "a defect of ours" in capfd.readouterr().err
     assert ask(server.port, "POST", path, saying("Look: a fish")[path]).status == 200
+
+
+def test_a_defect_is_answered_though_nobody_reads_the_output(server: Server, monkeypatch: pytest.MonkeyPatch):
+    reads, writes = os.pipe()
+    os.close(reads)
+    with monkeypatch.context() as broken, os.fdopen(writes, "wb", buffering=0) as pipe:
+        broken.setattr(Service, "respond", failing)
+        broken.setattr(sys, "stderr", io.TextIOWrapper(pipe, write_through=True))
+        reply = ask(server.port, "POST", CHAT, saying("Look: a fish")[CHAT])
+    assert reply.status == 500
 
 
 def test_a_defect_after_the_head_cuts_the_reply(server: Server, monkeypatch: pytest.MonkeyPatch):

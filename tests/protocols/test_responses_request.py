@@ -10,11 +10,12 @@ from start_llm.core.errors import InvalidRequest, NotFound
 from start_llm.core.events import Content, Finished, Reasoning, Usage
 from start_llm.protocols.base import ParsedRequest, RequestContext
 from start_llm.protocols.content import UNSEEN_FILE
+from start_llm.protocols.fields import Fields
 from start_llm.protocols.image_parts import UNSEEN_IMAGE
 from start_llm.protocols.notices import Notices
 from start_llm.protocols.openai import chat_completions as openai_chat
 from start_llm.protocols.responses.create import input_token_count_body, parse, refusal
-from start_llm.protocols.responses.stored_responses import deletion_body, stored_body
+from start_llm.protocols.responses.stored_responses import deletion_body, input_items, stored_body
 from start_llm.protocols.seal import KEY_BYTES, Seal
 from tests.protocols.helpers import CONTEXT, MODEL, body, events
 
@@ -763,6 +764,35 @@ def test_a_conversation_of_references_stays_whole_though_the_responses_with_its_
         history.append({"type": "item_reference", "id": output_id(context, names[-1])})
         for gone in names[-2:-1]:
             deletion_body(context.responses, context.tenant, gone)
+
+
+def test_an_item_that_several_turns_refer_to_is_listed_under_an_id_for_each():
+    """With one id in several places, a client that reads page behind page would not come to the end."""
+    context, _ = new_context()
+    reference = {"type": "item_reference", "id": output_id(context, answered(context))}
+    name = None
+    for turn in range(3):
+        more: dict[str, Any] = {"previous_response_id": name} if name else {}
+        name = answered(context, input=[{**ASK, "content": f"{turn}?"}, reference], **more)
+    pages, after = list[Any](), dict[str, Any]()
+    while not pages or pages[-1]["has_more"]:
+        query = Fields({"limit": "1", "order": "asc", **after})
+        pages.append(input_items(context.responses, context.tenant, str(name), query))
+        after = {"after": pages[-1]["last_id"]}
+    texts = [page["data"][0]["content"][0]["text"] for page in pages]
+    assert texts == ["0?", "Hello", "Hello", "1?", "Hello", "Hello", "2?", "Hello"]
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_what_a_client_sends_under_the_id_of_a_reply_is_not_found_in_its_place(is_first: bool):
+    context, _ = new_context()
+    name = output_id(context, answered(context))
+    reference = {"type": "item_reference", "id": name}
+    changed = {"type": "message", "role": "assistant", "id": name, "content": "changed"}
+    both = [changed, ASK, reference] if is_first else [reference, ASK, changed]
+    answered(context, input=[ASK, *both, ASK])
+    messages = request_of(context, input=[ASK, reference, ASK]).messages
+    assert [message.content for message in messages] == ["How deep?", "Hello", "How deep?"]
 
 
 def test_a_response_puts_its_items_in_order_once_however_many_references_are_looked_up():

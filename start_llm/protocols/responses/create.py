@@ -73,12 +73,12 @@ class _Conversation:
 
     Attributes:
         earlier: items of earlier responses.
-        made_ids: ids that this server has made: of those, and of items that its own ones refer to.
+        made_items: those of them, and of what its own ones refer to, whose ids this server has made.
         new: its own items.
     """
 
     earlier: Sequence[Item]
-    made_ids: Sequence[str]
+    made_items: Mapping[str, Item]
     new: Sequence[Fields]
     instructions: str | None
 
@@ -185,11 +185,10 @@ def _check_unread(body: Fields) -> None:
 def _read_conversation(body: Fields, context: RequestContext) -> _Conversation:
     """Read the conversation. Instructions default to those of the earlier response."""
 
-    referred: list[str] = []
+    referred: dict[str, Item] = {}
 
     def stored_item(name: str, param: str) -> Item:
-        item = context.responses.item(context.tenant, name, param=param)
-        referred.append(name)
+        item = referred[name] = context.responses.item(context.tenant, name, param=param)
         return item
 
     instructions, previous = body.text("instructions"), body.text("previous_response_id")
@@ -199,8 +198,8 @@ def _read_conversation(body: Fields, context: RequestContext) -> _Conversation:
     earlier = context.responses.get(context.tenant, previous, param="previous_response_id")
     instructions_in_force = earlier.instructions if instructions is None else instructions
     new = new_items(body, stored_item)
-    made_ids = [*earlier.made_items, *referred]
-    return _Conversation(earlier.items, made_ids, new, instructions_in_force)
+    made_items = {**referred, **earlier.made_items}
+    return _Conversation(earlier.items, made_items, new, instructions_in_force)
 
 
 def _read_messages(
@@ -321,10 +320,10 @@ def _keep(
     context: RequestContext, conversation: _Conversation, is_wanted: bool, name: str, body: Mapping[str, Json]
 ) -> None:
     if is_wanted:
-        items, made_ids = with_ids(conversation.items)
+        items, made_ids = with_ids(conversation.items, conversation.made_items)
         response = StoredResponse(
             input=items,
-            made_ids=(*conversation.made_ids, *made_ids),
+            made_ids=(*conversation.made_items, *made_ids),
             instructions=conversation.instructions,
             body=body,
         )

@@ -89,17 +89,22 @@ def _role_of(item: Fields) -> Json:
     return "tool" if kind.endswith("_output") else "assistant"
 
 
-def with_ids(items: Iterable[Item]) -> tuple[list[Item], list[str]]:
-    """Return the items, with ids for those that a client sent without one, and these ids.
+def with_ids(items: Iterable[Item], made_items: Mapping[str, Item]) -> tuple[list[Item], list[str]]:
+    """Return the items, each with an id that no other one has, and the ids that are new.
 
-    Items in a list need an id.
+    An item gets a new one if it has none, and if another item has its id: one in front of it, or one of those
+    whose ids this server has made.
     """
-    with_id, made = list[Item](), list[str]()
+    with_id, new_ids, taken = list[Item](), list[str](), set[str]()
     for item in items:
-        if not item.get("id"):
-            made.append(new_id("msg_"))
-        with_id.append(item if item.get("id") else {**item, "id": made[-1]})
-    return with_id, made
+        name = item.get("id")
+        is_free = isinstance(name, str) and name and name not in taken and made_items.get(name, item) is item
+        if not is_free:
+            name = new_id("msg_")
+            new_ids.append(name)
+        taken.add(str(name))
+        with_id.append(item if is_free else {**item, "id": name})
+    return with_id, new_ids
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
