@@ -144,8 +144,13 @@ def refuse_unsupported(body: Fields, rows: tuple[UnsupportedField, ...]) -> None
     for row in rows:
         value = body.value(row.name)
         is_accepted = value == row.accepted and isinstance(value, bool) == isinstance(row.accepted, bool)
-        if not (value is None or is_accepted):
+        if not (_says_nothing(value) or is_accepted):
             raise body.fail(row.name, row.problem)
+
+
+def _says_nothing(value: Json) -> bool:
+    """Return whether a field is as good as absent: null, or an object whose members say nothing either."""
+    return value is None or (isinstance(value, dict) and not any(value.values()))
 
 
 def refuse_demands(body: Fields, instead: Mapping[str, str], harmless: Collection[str] = ()) -> None:
@@ -161,7 +166,7 @@ def refuse_demands(body: Fields, instead: Mapping[str, str], harmless: Collectio
     for name, field in instead.items():
         value = body.value(name)
         if isinstance(value, dict):
-            value = {member: inner for member, inner in value.items() if inner is not None}
+            value = {member: inner for member, inner in value.items() if inner}
         if value and value != FREE_TEXT and name not in harmless:
             raise body.fail(name, f"is not supported; send {field}")
 

@@ -657,6 +657,9 @@ def test_an_older_field_that_demands_nothing_is_accepted(nothing):
         "without tools there is no call to forbid"
     )
     assert request(structured_outputs={"json": None, "regex": None}).form == OutputConstraint()
+    assert (
+        request(structured_outputs={"choice": nothing, "disable_fallback": False}).form == OutputConstraint()
+    )
 
 
 def test_a_call_that_is_forbidden_twice_is_forbidden():

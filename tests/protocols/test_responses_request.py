@@ -543,6 +543,7 @@ def test_fields_that_change_nothing_are_taken():
         "client_metadata": {"x": 1}, "background": False, "conversation": None, "prompt": None,
     }  # fmt: skip
     assert request_of(**known).messages == request_of(unknown={"x": 1}).messages == request_of().messages
+    assert request_of(conversation={"id": None}, prompt={}).messages == request_of().messages
 
 
 def test_the_format_of_an_answer_arrives():
