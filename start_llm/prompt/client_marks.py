@@ -9,7 +9,8 @@ pieces one by one cannot take them for the control token.
 from __future__ import annotations
 
 import re
-from collections.abc import Container, Iterable, Mapping, Sequence
+from bisect import bisect_right
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 from os.path import commonprefix
@@ -42,7 +43,7 @@ class Broken(NamedTuple):
 
     Attributes:
         cuts: the given offsets, in this text.
-        breaks: an offset inside each mark, where the text has to be cut before it is tokenised.
+        breaks: offsets inside each mark, and behind some, where the text is cut before it is tokenised.
     """
 
     text: str
@@ -65,8 +66,12 @@ class ClientMarks:
         for mark in marks:
             by_length.setdefault(len(mark), set()).add(mark)
         self._breaks = {mark: at for mark in marks if (at := _break_of(mark, by_length))}
-        self._words = {mark: word_of(mark) for mark in self._breaks}
-        self._any = re.compile(_pattern(self._breaks) or r"(?!)")
+        beginnings = list(_beginnings(marks, by_length))
+        tails = {beginning.mark[: beginning.start] for beginning in beginnings}
+        self._cut_behind = tails | {beginning.mark for beginning in beginnings if beginning.goes_beyond}
+        self._words = {text: word_of(text) for text in (*self._breaks, *tails)}
+        tail = rf"(?:{_pattern(tails)})\Z" if tails else ""
+        self._any = re.compile("|".join(filter(None, (_pattern(self._breaks), tail))) or r"(?!)")
         self._reasoning = reasoning
 
     @classmethod
@@ -74,7 +79,9 @@ class ClientMarks:
         return cls(control_marks(tokenizer, family), family.reasoning)
 
     def hidden(self, text: str) -> str:
-        """Return a text with words in place of its marks."""
+        """Return a text with words in place of its marks, and of an end that would become a mark with what a
+        mark that the template writes behind it begins with.
+        """
         return self._any.sub(lambda mark: self._words[mark[0]], text)
 
     def hidden_object(self, members: Mapping[str, Json]) -> dict[str, Json]:
@@ -130,8 +137,16 @@ class ClientMarks:
             cuts: offsets in `text`, none of them in a word.
         """
         done = substitute(text, mark_words(text), mark_of)
-        breaks = [start + self._breaks[mark] for start, mark in zip(done.starts, done.written, strict=True)]
+        written = zip(done.starts, done.written, strict=True)
+        breaks = [start + at for start, text in written for at in self._breaks_in(text)]
         return Broken(done.text, [done.moved(cut) for cut in cuts], breaks)
+
+    def _breaks_in(self, text: str) -> Iterator[int]:
+        """Where a hidden text is cut: inside, if it is a mark; behind it, if another mark may begin in it."""
+        if at := self._breaks.get(text):
+            yield at
+        if text in self._cut_behind:
+            yield len(text)
 
 
 def tokens_of_client_text(tokenizer: PromptTokenizer, marks: ClientMarks, text: str) -> list[int]:
@@ -144,6 +159,44 @@ def tokens_of_client_text(tokenizer: PromptTokenizer, marks: ClientMarks, text: 
 
 def _spans(broken: Broken) -> Iterable[tuple[int, int]]:
     return zip([0, *broken.breaks], [*broken.breaks, len(broken.text)], strict=True)
+
+
+class _Beginning(NamedTuple):
+    """A mark begins inside another one, or inside another occurrence of itself.
+
+    Attributes:
+        start: the place, not the first one of the mark in which it begins.
+        goes_beyond: it may end behind that mark.
+    """
+
+    mark: str
+    start: int
+    goes_beyond: bool
+
+
+def _beginnings(marks: Sequence[str], by_length: Mapping[int, Container[str]]) -> Iterator[_Beginning]:
+    """Find where marks begin inside marks.
+
+    Args:
+        marks: all of them, sorted.
+        by_length: the same, by their number of characters.
+    """
+    lengths: dict[str, set[int]] = {}
+    for mark in marks:
+        lengths.setdefault(mark[0], set()).add(len(mark))
+    for mark in marks:
+        for start in range(1, len(mark)):
+            known, left = lengths.get(mark[start], ()), len(mark) - start
+            goes_beyond = left < max(known, default=0) and _begins_any(mark[start:], marks)
+            inside = (length for length in known if length <= left)
+            if goes_beyond or any(mark[start : start + length] in by_length[length] for length in inside):
+                yield _Beginning(mark, start, goes_beyond)
+
+
+def _begins_any(text: str, marks: Sequence[str]) -> bool:
+    """Return whether one of the sorted marks begins with a text and is longer."""
+    after = bisect_right(marks, text)
+    return after < len(marks) and marks[after].startswith(text)
 
 
 def _break_of(mark: str, by_length: Mapping[int, Container[str]]) -> int:

@@ -73,6 +73,40 @@ def test_quoted_marks_are_characters_in_every_place_of_a_conversation(trait: str
         assert next(counts) == next(counts), f"{mark} of a client became a control token"
 
 
+@pytest.mark.parametrize("trait", TRAITS)
+def test_marks_that_share_an_end_and_a_beginning_are_characters_too(trait: str):
+    """Of `]~b]~b]` MiniMax would read the second `]~b]`, if only the first one were broken."""
+    tokenizer, marks = trait_tokenizer(trait), marks_of(trait)
+    encode = partial(tokens_of_client_text, tokenizer, ClientMarks.of(tokenizer, family_of(trait)))
+    control = {tokenizer.encode(mark, as_document=False)[0] for mark in marks}
+    shared = {
+        first + second[length:]
+        for first in marks
+        for second in marks
+        for length in range(1, len(second))
+        if first.endswith(second[:length])
+    }
+    assert shared or trait not in ("minimax", "nested_arguments", "dsml")
+    for text in (*shared, *(text + text for text in shared)):
+        ids = encode(f"a {text} b")
+        assert text_of(trait, ids) == f"a {text} b"
+        assert control.isdisjoint(ids), text
+
+
+@pytest.mark.parametrize("trait", ["minimax", "nested_arguments", "dsml"])
+def test_the_beginning_of_a_mark_does_not_take_its_end_from_the_template(trait: str):
+    marks, tokenizer = marks_of(trait), trait_tokenizer(trait)
+    control = {tokenizer.encode(mark, as_document=False)[0] for mark in marks}
+
+    def asked(ending: str) -> list[int]:
+        wrote = reply("", call("c1", "write", path=f"a{ending}", text="b"))
+        asked_for = prepared(trait, user(f"q{ending}"), wrote, result(f"r{ending}"), tools=tools("x"))
+        return [token for token in asked_for.tokens.ids if token in control]
+
+    beginnings = {mark[:length] for mark in marks for length in range(1, len(mark))}
+    assert {ending for ending in beginnings if asked(ending) != asked("")} == set()
+
+
 def test_several_marks_in_one_text_are_all_characters():
     trait = "words_in_system"
     marks = marks_of(trait)

@@ -18,6 +18,7 @@ from start_llm.core.events import (
 )
 from start_llm.output.stream import merge_adjacent
 from start_llm.protocols.openai.chat_completions import ChatReply
+from start_llm.transcripts.reply_echo import ReplyEcho
 from tests.grammar import completions, wire
 from tests.protocols.helpers import MODEL, USAGE, chat_replies, scored, streamed, whole
 
@@ -184,6 +185,27 @@ def test_nothing_stands_beside_the_delta_that_was_not_asked_for():
 def read(encoder: ChatReply, outputs: list[Output], end: Finished) -> Any:
     """The reply that the stream tells."""
     return completions.read([*streamed(encoder, outputs, end), wire.DONE]).body
+
+
+def test_texts_around_a_call_are_lines_of_their_own_streamed_and_whole():
+    """Clients show one text: of `I look.Then write.` nobody sees where the call stood, and fences merge."""
+    call = [CallStarted(0, "read"), CallArguments(0, "{}"), CallEnded(0)]
+    outputs = [
+        Content("I "),
+        Content("look."),
+        *call,
+        Reasoning("Hm."),
+        Content("Then"),
+        Content(" I write."),
+    ]
+    encoder = reply()
+    text = "".join(delta.get("content") or "" for delta in deltas(encoder, *outputs))
+    assert text == message(encoder, *outputs)["content"] == "I look.\nThen write."
+    assert message(encoder, *call, Content("Then."))["content"] == "Then."
+    echo = ReplyEcho()
+    for output in outputs:
+        echo.add(output)
+    assert text in [spelling.content for spelling in echo.messages()], "so what comes back is known"
 
 
 @given(reply_=chat_replies, asked=st.booleans())

@@ -121,7 +121,7 @@ def test_a_stream_keeps_the_grammar_and_says_what_the_whole_reply_says(name: str
     assert content.failure is None
     assert _comparable(content.body) == _comparable(json.loads(json.dumps(whole)))
     if content.parts:
-        assert list(content.parts) == _parts(story.outputs)
+        assert list(content.parts) == _parts(story.outputs, is_one_text=name == "chat")
 
 
 def _comparable(reply: Any) -> Any:
@@ -137,13 +137,20 @@ def _comparable(reply: Any) -> Any:
 _NO_SCORES = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
 
 
-def _parts(outputs: Sequence[Output]) -> list[tuple[str, str]]:
-    """Return the spoken parts, in their order."""
+def _parts(outputs: Sequence[Output], *, is_one_text: bool) -> list[tuple[str, str]]:
+    """Return the spoken parts, in their order.
+
+    Args:
+        is_one_text: texts around a call are one text, in which the second begins a line.
+    """
     parts: list[tuple[str, str]] = []
     for output in outputs:
         match output:
             case Content(text):
-                kind, piece = "content", text
+                kinds = [kind for kind, _ in parts]
+                called = next((kind for kind in reversed(kinds) if kind != "reasoning_content"), "")
+                begins_line = is_one_text and called.startswith("call") and "content" in kinds
+                kind, piece = "content", "\n" * (begins_line and bool(text)) + text
             case Reasoning(text):
                 kind, piece = "reasoning_content", text
             case CallStarted(index):

@@ -784,6 +784,36 @@ def test_an_item_that_several_turns_refer_to_is_listed_under_an_id_for_each():
     assert texts == ["0?", "Hello", "Hello", "1?", "Hello", "Hello", "2?", "Hello"]
 
 
+def test_the_thoughts_of_a_second_reply_are_not_those_of_the_first():
+    """As when a client asks again without a new item: ids and thoughts alone stand between the texts."""
+    first, second = "A" * 24, "B" * 24
+    thought: dict[str, Any] = {
+        "type": "reasoning",
+        "summary": [],
+        "content": [{"type": "reasoning_text", "text": "So."}],
+    }
+    text = {"type": "message", "role": "assistant", "content": "Hello"}
+    call = {"type": "function_call", "call_id": "c", "name": "read", "arguments": "{}"}
+    named = [
+        {**text, "id": f"msg_{first}"},
+        {**thought, "id": f"rs_{second}"},
+        {**text, "id": f"msg_{second}"},
+    ]
+    for items in (named, [text, thought, text]):
+        replies = messages_of(*items, ASK)[:-1]
+        assert [(reply.content, reply.reasoning) for reply in replies] == [("Hello", None), ("Hello", "So.")]
+    other_call = messages_of(named[0], {**call, "id": f"fc_{second}"}, ASK)[:-1]
+    assert [(reply.content, len(reply.tool_calls)) for reply in other_call] == [("Hello", 0), ("", 1)]
+
+
+def test_thoughts_between_the_items_of_one_reply_stay_with_it():
+    thought = {"type": "reasoning", "summary": [{"type": "summary_text", "text": "So."}]}
+    text = {"type": "message", "role": "assistant", "content": "Hello"}
+    call = {"type": "function_call", "call_id": "c", "name": "read", "arguments": "{}"}
+    (reply, _) = messages_of(thought, text, thought, call, thought, ASK)
+    assert (reply.content, reply.reasoning, len(reply.tool_calls)) == ("Hello", "So.So.So.", 1)
+
+
 @pytest.mark.parametrize("is_first", [True, False])
 def test_what_a_client_sends_under_the_id_of_a_reply_is_not_found_in_its_place(is_first: bool):
     context, _ = new_context()

@@ -1,7 +1,7 @@
 """Implements POST /v1/chat/completions."""
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from start_llm.core.chat import ChatRequest, Json, JsonAnswer, OutputConstraint, tool_names
@@ -161,6 +161,25 @@ class CustomCall:
     input: CustomInput = field(default_factory=CustomInput)
 
 
+class ContentText:
+    """The content of a message, which cannot say where a call stood: a text behind one begins a new line."""
+
+    def __init__(self) -> None:
+        self._has_text = self._follows_call = False
+
+    def placed(self, event: Output) -> Output:
+        """Return an event of the reply, in its order, with a line break in front of such a text."""
+        match event:
+            case CallStarted():
+                self._follows_call = self._has_text
+            case Content(text=text) if text:
+                follows_call, self._follows_call, self._has_text = self._follows_call, False, True
+                return replace(event, text=f"\n{text}") if follows_call else event
+            case _:
+                pass
+        return event
+
+
 @dataclass(slots=True)
 class ChatReply(CompletionReply):
     """Encodes one chat completion.
@@ -174,6 +193,7 @@ class ChatReply(CompletionReply):
     _frame_templates: Mapping[type[Output], FrameTemplate] = field(init=False)
     _custom_call: CustomCall | None = None
     _owes_role: bool = False
+    _content: ContentText = field(default_factory=ContentText)
 
     def __post_init__(self) -> None:
         self._frame_templates = {
@@ -187,7 +207,7 @@ class ChatReply(CompletionReply):
         divergence: Divergence | None = None,  # noqa: ARG002 - no client can ask for it
     ) -> Iterable[SSEFrame]:
         """Return nothing: programs take the first chunk, which names the role, for the first token."""
-        self._owes_role = True
+        self._owes_role, self._content = True, ContentText()
         return ()
 
     def _role(self) -> list[SSEFrame]:
@@ -206,7 +226,7 @@ class ChatReply(CompletionReply):
         return self.progress_frames("chat.completion.chunk", _choice({}), event)
 
     def output(self, event: Output) -> Iterable[SSEFrame]:
-        frames = self._frames(event)
+        frames = self._frames(self._content.placed(event))
         return [*self._role(), *frames] if frames else frames
 
     def _frames(self, event: Output) -> list[SSEFrame]:
@@ -279,9 +299,10 @@ class ChatReply(CompletionReply):
         return {**self.head("chat.completion"), "choices": [choice], "usage": self.usage(end)}
 
     def _message(self, events: list[Output]) -> dict[str, Json]:
+        placed = map(ContentText().placed, events)
         message: dict[str, Json] = {
             "role": "assistant",
-            "content": "".join(event.text for event in events if isinstance(event, Content)),
+            "content": "".join(event.text for event in placed if isinstance(event, Content)),
             "refusal": None,
         }
         reasoning = "".join(event.text for event in events if isinstance(event, Reasoning))

@@ -6,6 +6,7 @@ received it. Two texts with nothing between them are two replies, and two messag
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
 from typing import Any
 
 from start_llm.core.chat import Json, KeptPlace, Message, Role, ToolCall
@@ -133,7 +134,7 @@ class ItemReader:
         """
         newest = question_among([_role_of(item) for item in items])
         read = (self._read(item, may_hold_unseen=at != newest) for at, item in enumerate(items))
-        return tuple(_as_replies(message for message in read if message is not None))
+        return tuple(_as_replies([message for message in read if message is not None]))
 
     def _read(self, item: Fields, *, may_hold_unseen: bool) -> Message | None:
         kind = kind_of(item)
@@ -234,29 +235,47 @@ def _of_reply(item: Fields, **parts: Any) -> Message:
     return Message(role="assistant", reply_name=name_in(item.text("id")), **parts)
 
 
-def _as_replies(messages: Iterable[Message]) -> Iterator[Message]:
+def _as_replies(messages: Sequence[Message]) -> Iterator[Message]:
     """Merge the items of each reply. Nothing separated their texts, so they are joined directly."""
-    reply: Message | None = None
+    reply: list[Message] = []
     last: Message | None = None
-    for message in messages:
-        if reply and last and _is_same_reply(last, message):
-            reply = _joined(reply, message)
-        else:
-            if reply:
-                yield reply
-            reply = message
-        last = message
+    for message, spoken in zip(messages, _spoken_from_each(messages), strict=True):
+        if reply and not _is_same_reply(reply[0], last, message, spoken):
+            yield reduce(_joined, reply)
+            reply, last = [], None
+        reply.append(message)
+        last = last if _is_thought(message) else message
     if reply:
-        yield reply
+        yield reduce(_joined, reply)
 
 
-def _is_same_reply(last: Message, message: Message) -> bool:
-    """Return whether two adjacent items belong to one reply. Of two texts their ids must say so."""
-    if not last.role == message.role == "assistant":
+def _spoken_from_each(messages: Sequence[Message]) -> list[Message | None]:
+    """Return for each message the first one from there on that is more than thoughts."""
+    spoken: list[Message | None] = [None]
+    for message in reversed(messages):
+        spoken.append(spoken[-1] if _is_thought(message) else message)
+    return spoken[:0:-1]
+
+
+def _is_thought(message: Message) -> bool:
+    return message.role == "assistant" and not (message.content or message.tool_calls)
+
+
+def _is_same_reply(first: Message, last: Message | None, message: Message, spoken: Message | None) -> bool:
+    """Return whether an item belongs to the reply in front of it. Of two texts their ids must say so, also if
+    there are thoughts between them: those are of the text behind them.
+
+    Args:
+        first: of that reply.
+        last: of that reply, thoughts aside.
+        spoken: what comes with the item, or behind it if these are thoughts.
+    """
+    if not first.role == message.role == "assistant":
         return False
-    are_texts = bool(last.content and message.content)
-    is_named_alike = len(message.reply_name) == RANDOM_LENGTH and last.reply_name == message.reply_name
-    return not are_texts or is_named_alike
+    if len(first.reply_name) == len(message.reply_name) == RANDOM_LENGTH:
+        return first.reply_name == message.reply_name
+    are_texts = last and last.content and spoken and spoken.role == "assistant" and spoken.content
+    return not are_texts
 
 
 def _joined(reply: Message, more: Message) -> Message:
