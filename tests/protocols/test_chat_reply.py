@@ -196,7 +196,7 @@ def test_texts_around_a_call_are_lines_of_their_own_streamed_and_whole():
         *call,
         Reasoning("Hm."),
         Content("Then"),
-        Content(" I write."),
+        Content(" write."),
     ]
     encoder = reply()
     text = "".join(delta.get("content") or "" for delta in deltas(encoder, *outputs))
