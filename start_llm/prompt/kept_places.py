@@ -1,5 +1,6 @@
 """Finds the places in a prompt up to which its client asks to keep it."""
 
+from collections import deque
 from collections.abc import Sequence
 
 from start_llm.core.chat import KeptPlace, Message
@@ -31,11 +32,11 @@ def places_in_order(sent: Sequence[Message], ordered: Sequence[Message], at: int
     first = at
     while first > 0 and sent[first - 1].role == sent[at].role == "tool":
         first -= 1
-    places: list[int] = []
-    for message in sent[first : at + 1]:
-        free = (place for place in range(first, len(ordered)) if place not in places)
-        places.append(next((place for place in free if ordered[place].content == message.content), at))
-    return places
+    free: dict[str, deque[int]] = {}
+    for place in range(first, len(ordered)):
+        free.setdefault(ordered[place].content, deque()).append(place)
+    alike = (free.get(message.content) for message in sent[first : at + 1])
+    return [places.popleft() if places else at for places in alike]
 
 
 def beginning_of(place: KeptPlace, asked: str, shown: str) -> str | None:

@@ -101,6 +101,8 @@ class PromptBinder:
     Attributes:
         encode: tokenises a text.
         images: the runs of the conversation's images, by their first tokens.
+        _known_images: for variants that were looked at, whether all their images are those runs.
+        _notes: tokens of notes that were written, by what they tell.
     """
 
     store: TranscriptStore
@@ -108,6 +110,10 @@ class PromptBinder:
     guard: Guard
     encode: Encode
     images: Mapping[int, ImageRun] = field(default_factory=dict[int, ImageRun])
+    _known_images: dict[Variant, bool] = field(default_factory=dict[Variant, bool], init=False)
+    _notes: dict[tuple[drift.Change, ...], tuple[int, ...]] = field(
+        default_factory=dict[tuple[drift.Change, ...], tuple[int, ...]], init=False
+    )
 
     def bind(self, ids: tuple[int, ...], boundaries: Sequence[Boundary]) -> BoundPrompt | None:
         """Replace the beginning of a fresh rendering by recorded tokens.
@@ -180,9 +186,22 @@ class PromptBinder:
     def _knows_images(self, variant: Variant) -> bool:
         """Return whether all image tokens are those that the model would read now.
 
-        A server that was started with another IMAGE_MAX_TOKENS may have recorded others.
+        A server that was started with another IMAGE_MAX_TOKENS may have recorded others. Each part of a path
+        is looked at once: no image goes on behind the end of a message.
         """
-        tokens = variant.tokens() if self.images else ()
+        if not self.images:
+            return True
+        new: list[Variant] = []
+        link: Variant | None = variant
+        while link is not None and link not in self._known_images:
+            new.append(link)
+            link = link.parent
+        are_known = link is None or self._known_images[link]
+        for link in reversed(new):
+            are_known = self._known_images[link] = are_known and self._shows_images(link.delta)
+        return are_known
+
+    def _shows_images(self, tokens: array[int]) -> bool:
         if max(tokens, default=0) < FIRST_IMAGE_TOKEN:
             return True
         try:
@@ -206,7 +225,9 @@ class PromptBinder:
         self, candidate: _BindingCandidate, changes: tuple[drift.Change, ...], fresh_length: int
     ) -> _BindingCandidate | None:
         """Return the candidate with its note, or None if the note does not pay."""
-        note = tuple(self.encode(drift.note(changes)))
+        note = self._notes.get(changes)
+        if note is None:
+            note = self._notes[changes] = tuple(self.encode(drift.note(changes)))
         earlier = sum(details.note_tokens for details in candidate.variant.all_details())
         prompt = fresh_length - candidate.fresh_end + candidate.variant.length
         pays = drift.is_worth_telling(len(note), before=earlier, saved=candidate.fresh_end, prompt=prompt)

@@ -16,6 +16,8 @@ _MAX_OF_A_SESSION = 4
 _MOST = 32
 _MAX_BYTES = 32 * 2**20
 _TOKEN_BYTES = 4
+_MESSAGE_BYTES = 300
+"""Approximate size of a message without its text."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +89,7 @@ class ComputedRequest:
 
     @property
     def nbytes(self) -> int:
-        message_bytes = sum(len(message.data) for message in self.conversation.canonical)
+        message_bytes = sum(_MESSAGE_BYTES + len(message.data) for message in self.conversation.canonical)
         return _TOKEN_BYTES * len(self.ids) + message_bytes
 
 

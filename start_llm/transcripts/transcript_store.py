@@ -32,8 +32,8 @@ _SHRUNK_TO = 0.9
 _LOOKS_IN_AN_AGE = 10
 _TOKEN, _TOKEN_BYTES = "I", 4
 _KEY_BYTES = 16
-_VARIANT_BYTES = 400
-"""Approximate size of a variant without its tokens."""
+_VARIANT_BYTES = 1100
+"""Approximate size of a variant without its tokens, with its details and its place in the store."""
 _TEXT_BYTES = 64
 """Approximate size of a text without its characters."""
 

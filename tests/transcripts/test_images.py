@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 
 from start_llm.core.chat import ChatRequest, Message
-from start_llm.core.images import FIRST_IMAGE_TOKEN, Image
+from start_llm.core.images import FIRST_IMAGE_TOKEN, Image, image_spans
 from start_llm.prompt.prepare import Preparer
+from start_llm.transcripts import bind
+from start_llm.transcripts.bind import PromptBinder
 from start_llm.transcripts.turn import Turn
 from tests.images.fakes import by_digest, image, vision_of
 from tests.prompt.fakes import NOON, call, family_of, reply, result, system, user
@@ -63,6 +65,28 @@ def test_a_conversation_with_images_goes_on_from_what_was_computed(trait: str):
     assert sum(item >= FIRST_IMAGE_TOKEN for item in third) == sum(
         len(vision.expand(item)) for vision in [vision_of(trait)] if vision for item in (CAT, DOG, CAT)
     )
+
+
+def test_of_many_recorded_prefixes_each_token_is_looked_at_once(monkeypatch: pytest.MonkeyPatch):
+    talk = Talk(next(iter(SEEING)), user(f"look {CAT.word} here"))
+    for turn in range(6):
+        talk.ask(f"Answer {turn}.", user("go on"))
+    looked_at: list[int] = []
+
+    def count(tokens: Any, runs: Any) -> Any:
+        looked_at.append(len(tokens))
+        return image_spans(tokens, runs)
+
+    def look_at_all(binder: PromptBinder, ids: Any, boundaries: Any) -> Any:
+        assert len(list(binder._candidates(boundaries))) > 10
+        return bind_best(binder, ids, boundaries)
+
+    bind_best = PromptBinder.bind
+    monkeypatch.setattr(PromptBinder, "bind", look_at_all)
+    monkeypatch.setattr(bind, "image_spans", count)
+    read = talk.ask("The last.")
+    assert talk.bound == 6
+    assert 0 < sum(looked_at) < len(read)
 
 
 @pytest.mark.parametrize("trait", SEEING)

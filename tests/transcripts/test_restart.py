@@ -263,7 +263,7 @@ def test_what_was_not_used_for_too_long_is_not_loaded(tmp_path):
 def test_what_no_longer_fits_is_not_loaded(tmp_path):
     path = tmp_path / "a.db"
     record(path)
-    assert loaded(path, max_bytes=1000) == ([0, 1], 0)
+    assert loaded(path, max_bytes=2500) == ([0, 1], 0)
     assert loaded(path) == ([0, 1], 0)
 
 
