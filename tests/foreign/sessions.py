@@ -20,6 +20,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import date, timedelta
+from itertools import takewhile
 from pathlib import Path
 from random import Random
 from typing import Literal
@@ -511,6 +512,6 @@ class Trace:
                 continue
             with path.open("rb") as file:
                 file.seek(self._read[path])
-                lines = [line for line in file if line.endswith(b"\n")]
+                lines = list(takewhile(lambda line: line.endswith(b"\n"), file))  # the rest is being written
             self._read[path] += sum(map(len, lines))
             yield from (str(json.loads(line)["prompt"]) for line in lines)

@@ -202,7 +202,8 @@ def test_of_one_session_the_last_four_are_kept_and_32_in_all():
 
 
 def test_beyond_its_bytes_the_oldest_go_and_the_newest_stays():
-    recent = kept(*(computed("x", tokens=100, session=f"s{n}") for n in range(5)), max_bytes=1000)
+    room = 2 * computed("x", tokens=100).nbytes
+    recent = kept(*(computed("x", tokens=100, session=f"s{n}") for n in range(5)), max_bytes=room)
     assert [request.conversation.session for request in recent._computed] == ["s3", "s4"]
     recent.note(computed("x", tokens=10_000, session="large"))
     assert [request.conversation.session for request in recent._computed] == ["large"]
