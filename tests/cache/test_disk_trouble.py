@@ -153,9 +153,10 @@ def test_a_device_that_fails_for_now_costs_no_file(
     assert before <= set(files_in(tmp_path))
 
 
+@pytest.mark.parametrize("code", [errno.EIO, errno.EMFILE])
 @pytest.mark.parametrize("has_state", [False, True])
 def test_a_file_that_cannot_be_read_is_asked_for_once_and_written_anew(
-    has_state: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    has_state: bool, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     cache_conversation(tmp_path, has_state=has_state)
     bad = files(tmp_path)[4]
@@ -165,9 +166,10 @@ def test_a_file_that_cannot_be_read_is_asked_for_once_and_written_anew(
         if str(path) != str(bad):
             return real(path, *those, **more)
         opened[0] += 1
-        raise OSError(errno.EIO, os.strerror(errno.EIO))
+        raise OSError(code, os.strerror(code))
 
-    with on_disk(resources(has_state=has_state), tmp_path) as engine:
+    limits = DiskLimits(max_size=10**9, left_out_s=300)
+    with on_disk(resources(has_state=has_state), tmp_path, limits=limits) as engine:
         begun(engine)
         monkeypatch.setattr(os, "open", failing)
         engine.say((*PROMPT, 300, 301), 3, boundaries=(290,))
