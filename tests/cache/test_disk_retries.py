@@ -5,16 +5,22 @@ from __future__ import annotations
 import errno
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from start_llm.cache.disk import write_back
 from start_llm.cache.disk.disk_folder import DiskLimits
-from tests.cache.disk import on_disk, settled
-from tests.cache.test_disk_trouble import begun, reporting
+from start_llm.cache.disk.item_files import NewFile
+from tests.cache.disk import OnDisk, on_disk, settled
+from tests.cache.test_disk_trouble import FULL_PAGES, Copies, begun, fail, indescribable, reporting
 from tests.cache.test_guards_of_disk import PROMPT, STATE, cache_conversation, cached, files_in, resources
 from tests.engine.harness import engine_request
+
+
+# ---------------------------------------------------------------------------------------------------- reading
 
 
 def let_opening_fail(monkeypatch: pytest.MonkeyPatch, code: int) -> None:
@@ -48,7 +54,7 @@ def test_a_moment_without_descriptors_costs_no_conversation(
             watched = engine.submit(engine_request((*PROMPT, 300, 301), 3))
             engine.step_until(lambda: engine.disk.errors)
             watched.generation.cancel()
-            engine.step(5)
+            engine.step_until(lambda: not engine.is_busy)
         engine.cache.resize(1)
         engine.cache.resize(10**9)
         let_pass(monkeypatch, 60)
@@ -82,3 +88,78 @@ def test_files_that_cannot_be_read_take_no_room_from_others(
         assert disk.written_files >= written + 9
         assert (disk.state, engine.reported) == ("on", [])
         assert (disk.files, disk.nbytes) == (len(files_in(tmp_path)), index.nbytes)
+
+
+# ---------------------------------------------------------------------------------------------------- writing
+
+
+EITHER_THREAD = pytest.mark.parametrize(
+    "failing", [fail, indescribable], ids=["engine thread", "disk thread"]
+)
+
+
+def once(failing: Callable[[NewFile], NewFile]) -> Callable[[NewFile], NewFile]:
+    left = [1]
+
+    def change(file: NewFile) -> NewFile:
+        left[0] -= 1
+        return failing(file) if left[0] >= 0 else file
+
+    return change
+
+
+def rest(engine: OnDisk, longest_s: float, rounds: int = 100) -> float | None:
+    """Do what an engine thread does while nothing comes in, until it rests for longer than this, or until
+    something comes. Return for how long.
+    """
+    for _ in range(rounds):
+        settled(lambda: not engine.disk.queue)
+        engine.step()
+        rest_s = engine.loop.rest_s
+        if not engine.disk.queue and engine.inbox.is_empty and (rest_s is None or rest_s > longest_s):
+            return rest_s
+    raise AssertionError("it has no rest")
+
+
+@EITHER_THREAD
+def test_an_idle_server_tries_again_what_could_not_be_written_and_rests(
+    failing: Callable[[NewFile], NewFile], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """It may be killed before another request comes."""
+    monkeypatch.setattr(write_back, "_LOOK_S", 0.01)
+    limits = DiskLimits(max_size=10**9, refused_s=0.3)
+    engine = begun(OnDisk(resources(), tmp_path, limits=limits, idle_s=0))
+    copies = Copies(monkeypatch, once(failing))
+    engine.say(PROMPT, 3)
+    assert rest(engine, longest_s=10) is None
+    assert copies.of_the_first == 2
+    engine.reported.clear()
+    engine.kill()
+    with on_disk(resources(), tmp_path) as engine:
+        assert cached(begun(engine).say((*PROMPT, 300, 301), 3)) >= 300
+
+
+def test_what_can_never_be_written_keeps_no_idle_server_awake(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(write_back, "_LOOK_S", 0.01)
+    with reporting(tmp_path, idle_s=0) as engine:
+        copies = Copies(monkeypatch, fail)
+        engine.say(PROMPT, 3)
+        rest_s = rest(engine, longest_s=100)
+        assert rest_s
+        assert 100 < rest_s <= 300
+        assert (copies.of_the_first, len(files_in(tmp_path)) >= FULL_PAGES - 1) == (1, True)
+
+
+@EITHER_THREAD
+def test_what_could_not_be_written_is_tried_once_more_when_the_server_stops(
+    failing: Callable[[NewFile], NewFile], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    with reporting(tmp_path, idle_s=0) as engine:
+        copies = Copies(monkeypatch, once(failing))
+        engine.say(PROMPT, 3)
+        settled(lambda: engine.cache.disk.write_due(is_busy=False) or copies.of_the_first)
+    assert copies.of_the_first == 2
+    with on_disk(resources(), tmp_path) as engine:
+        assert cached(begun(engine).say((*PROMPT, 300, 301), 3)) >= 300
