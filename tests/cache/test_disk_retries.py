@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import errno
+import gc
 import os
 import time
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +20,17 @@ from start_llm.cache.disk.disk_folder import DiskLimits
 from start_llm.cache.disk.item_files import NewFile
 from tests.cache.disk import OnDisk, on_disk, settled
 from tests.cache.test_disk_trouble import FULL_PAGES, Copies, begun, fail, indescribable, reporting
-from tests.cache.test_guards_of_disk import PROMPT, STATE, cache_conversation, cached, files_in, resources
+from tests.cache.test_guards_of_disk import (
+    PROMPT,
+    STATE,
+    Held,
+    cache_conversation,
+    cached,
+    files_in,
+    resources,
+)
 from tests.engine.harness import engine_request
-
+from tests.engine.test_background import background
 
 # ---------------------------------------------------------------------------------------------------- reading
 
@@ -163,3 +175,43 @@ def test_what_could_not_be_written_is_tried_once_more_when_the_server_stops(
     assert copies.of_the_first == 2
     with on_disk(resources(), tmp_path) as engine:
         assert cached(begun(engine).say((*PROMPT, 300, 301), 3)) >= 300
+
+
+# ---------------------------------------------------------------------------------------------- what is held
+
+
+@STATE
+def test_who_waits_behind_others_holds_nothing_of_what_was_restored_for_it(
+    has_state: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """The cache may drop it meanwhile, and then it has to be gone."""
+    cache_conversation(tmp_path, has_state=has_state)
+    used = replace(resources(has_state=has_state), max_sequences=2)
+    with on_disk(used, tmp_path) as engine, without_collector():
+        begun(engine)
+        held = Held(monkeypatch)
+        waiting = [engine.submit(background((*PROMPT, 300, number), 3)) for number in (301, 302)]
+        engine.step_until(lambda: engine.restorer._running and engine.restorer._running[0].joined)
+        refs = [weakref.ref(cache) for cache in engine.restorer._running[0].seq_cache.caches]
+        others = [engine.submit(engine_request(range(start, start + 9), 200)) for start in (600, 700)]
+        engine.step_until(lambda: all(watched.tokens for watched in others))
+        held.go.set()
+        engine.step_until(lambda: not engine.restorer._running)
+        assert len(engine.loop.schedule) == 2
+        engine.cache.resize(1)
+        engine.step()
+        assert [ref() for ref in refs] == [None] * len(refs)
+        engine.cache.resize(10**9)
+        engine.finish(*others, *waiting)
+        assert all(watched.tokens for watched in waiting)
+
+
+@contextmanager
+def without_collector() -> Generator[None]:
+    """What is let go of is freed because nothing refers to it, not because Python has looked for circles."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()

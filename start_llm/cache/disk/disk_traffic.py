@@ -79,7 +79,7 @@ class DiskTraffic:
         return time.monotonic() < self._refused.get(name, 0)
 
     def refused_left_s(self, name: FileName) -> float:
-        """Return the seconds after which a file that could not be written is tried again; 0: it may be now."""
+        """Return the seconds after which a file that could not be written may be tried again."""
         return max(self._refused.get(name, 0) - time.monotonic(), 0)
 
     def forget_refusals(self) -> None:

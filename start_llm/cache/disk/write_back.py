@@ -124,8 +124,9 @@ class WriteBack:
         self._last_look = min(self._last_look, self._clock() - _LOOK_S)
 
     def flush(self, patience_s: float) -> None:
-        """Write everything that is not on the disk yet, the conversations that were used last first. What could
-        not be written before is tried once more.
+        """Write everything that is not on the disk yet, the conversations that were used last first.
+
+        What could not be written before is tried once more.
         """
         self._tier.traffic.forget_refusals()
         end = time.perf_counter() + patience_s
