@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import gc
 import os
+import threading
 import time
 import weakref
 from collections.abc import Callable, Generator
@@ -13,9 +14,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import mlx.core as mx
 import pytest
+from mlx_lm.generate import generation_stream
 
-from start_llm.cache.disk import write_back
 from start_llm.cache.disk.disk_folder import DiskLimits
 from start_llm.cache.disk.item_files import NewFile
 from tests.cache.disk import OnDisk, on_disk, settled
@@ -120,17 +122,38 @@ def once(failing: Callable[[NewFile], NewFile]) -> Callable[[NewFile], NewFile]:
     return change
 
 
-def rest(engine: OnDisk, longest_s: float, rounds: int = 100) -> float | None:
-    """Do what an engine thread does while nothing comes in, until it rests for longer than this, or until
-    something comes. Return for how long.
-    """
-    for _ in range(rounds):
-        settled(lambda: not engine.disk.queue)
-        engine.step()
-        rest_s = engine.loop.rest_s
-        if not engine.disk.queue and engine.inbox.is_empty and (rest_s is None or rest_s > longest_s):
-            return rest_s
-    raise AssertionError("it has no rest")
+class Idleness:
+    """What an engine thread does while nothing comes in. Time stands still while it does something."""
+
+    def __init__(self, engine: OnDisk, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._engine, self._now = engine, time.monotonic()
+        assert engine.cache.disk.write_back
+        monkeypatch.setattr(time, "monotonic", self.now)
+        monkeypatch.setattr(engine.cache.disk.write_back, "_clock", self.now)
+
+    def now(self) -> float:
+        return self._now
+
+    def until_a_rest_of(self, seconds: float, most: int = 100) -> float | None:
+        """Go on until the thread would rest for longer than this, and return for how long; None: until
+        something comes in.
+        """
+        for _ in range(most):
+            with mx.stream(generation_stream):
+                self._engine.loop.step()
+            wait_for_disk(self._engine)
+            rest_s = self._engine.loop.rest_s
+            if rest_s is None or rest_s > seconds:
+                return rest_s
+            self._now += rest_s
+        raise AssertionError("it has no rest")
+
+
+def wait_for_disk(engine: OnDisk) -> None:
+    """Wait until the disk thread has done what it has to do, and has told so."""
+    done = threading.Event()
+    engine.thread.submit(done.set, may_wait=True)
+    assert done.wait(30)
 
 
 @EITHER_THREAD
@@ -138,12 +161,10 @@ def test_an_idle_server_tries_again_what_could_not_be_written_and_rests(
     failing: Callable[[NewFile], NewFile], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """It may be killed before another request comes."""
-    monkeypatch.setattr(write_back, "_LOOK_S", 0.01)
-    limits = DiskLimits(max_size=10**9, refused_s=0.3)
-    engine = begun(OnDisk(resources(), tmp_path, limits=limits, idle_s=0))
+    engine = begun(OnDisk(resources(), tmp_path, idle_s=0))
     copies = Copies(monkeypatch, once(failing))
     engine.say(PROMPT, 3)
-    assert rest(engine, longest_s=10) is None
+    assert Idleness(engine, monkeypatch).until_a_rest_of(1000) is None
     assert copies.of_the_first == 2
     engine.reported.clear()
     engine.kill()
@@ -154,11 +175,10 @@ def test_an_idle_server_tries_again_what_could_not_be_written_and_rests(
 def test_what_can_never_be_written_keeps_no_idle_server_awake(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(write_back, "_LOOK_S", 0.01)
     with reporting(tmp_path, idle_s=0) as engine:
         copies = Copies(monkeypatch, fail)
         engine.say(PROMPT, 3)
-        rest_s = rest(engine, longest_s=100)
+        rest_s = Idleness(engine, monkeypatch).until_a_rest_of(100)
         assert rest_s
         assert 100 < rest_s <= 300
         assert (copies.of_the_first, len(files_in(tmp_path)) >= FULL_PAGES - 1) == (1, True)
@@ -172,6 +192,7 @@ def test_what_could_not_be_written_is_tried_once_more_when_the_server_stops(
         copies = Copies(monkeypatch, once(failing))
         engine.say(PROMPT, 3)
         settled(lambda: engine.cache.disk.write_due(is_busy=False) or copies.of_the_first)
+        wait_for_disk(engine)
     assert copies.of_the_first == 2
     with on_disk(resources(), tmp_path) as engine:
         assert cached(begun(engine).say((*PROMPT, 300, 301), 3)) >= 300

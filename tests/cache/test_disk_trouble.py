@@ -278,8 +278,7 @@ def test_one_that_could_not_be_written_is_tried_again_when_time_has_passed(
     with reporting(tmp_path, limits=limits, idle_s=0) as engine:
         copies = Copies(monkeypatch, fails_once)
         engine.say(PROMPT, 3)
-        engine.cache.disk.flush(10)
-        settled(lambda: not engine.disk.queue)
+        settled(lambda: engine.cache.disk.write_due(is_busy=False) or copies.of_the_first == 1)
         time.sleep(0.3)
         settled(lambda: engine.cache.disk.write_due(is_busy=False) or copies.of_the_first == 2)
         settled(lambda: not engine.disk.queue)
