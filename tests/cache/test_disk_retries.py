@@ -150,7 +150,7 @@ class Idleness:
 
 
 def wait_for_disk(engine: OnDisk) -> None:
-    """Wait until the disk thread has done what it has to do, and has told so."""
+    """Wait until the disk thread has done what it has to do, and its news is there."""
     done = threading.Event()
     engine.thread.submit(done.set, may_wait=True)
     assert done.wait(30)
