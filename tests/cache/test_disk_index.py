@@ -172,11 +172,41 @@ def test_a_file_takes_the_room_of_what_was_used_before_it_alone(
     nbytes: int, used_ns: int, room: Room, left: list[int], tmp_path: Path
 ):
     folder = folder_of(tmp_path, [10, 20, 30, 40], max_size=400)
-    assert folder.make_room(nbytes, used_ns, frozenset()) is room
+    assert folder.make_room(cached(FIRST, ROOT, used_ns, nbytes), frozenset()) is room
     assert [file.used_ns for file in folder.index.oldest_first()] == left
     assert len(list(tmp_path.rglob("*.safetensors"))) == len(left)
     kept_since_ns = {5: 10, 25: 30}[used_ns] if room is Room.TOO_OLD else 0
     assert folder.kept_since_ns == kept_since_ns
+
+
+@pytest.mark.parametrize(("is_lost", "left"), [(True, [20, 30]), (False, [30, 40])])
+def test_files_that_are_lost_go_first_and_others_that_are_left_out_when_it_is_their_turn(
+    is_lost: bool, left: list[int], tmp_path: Path
+):
+    folder = folder_of(tmp_path, [10, 20, 30, 40], max_size=400)
+    folder.leave_out(folder.index.oldest_first()[-1], is_lost=is_lost)
+    assert folder.make_room(cached(FIRST, ROOT, 25, 100), frozenset()) is Room.FITS
+    assert [file.used_ns for file in folder.index.oldest_first()] == left
+    assert len(list(tmp_path.rglob("*.safetensors"))) == len(left)
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "room", "left"),
+    [
+        (100, Room.FITS, [10, 20, 30, 40]),
+        (150, Room.FITS, [20, 30, 40]),
+        (400, Room.FITS, [40]),
+        (401, Room.TOO_LARGE, [10, 20, 30, 40]),
+    ],
+)
+def test_a_file_does_not_count_beside_what_is_written_in_its_place(
+    nbytes: int, room: Room, left: list[int], tmp_path: Path
+):
+    folder = folder_of(tmp_path, [10, 20, 30, 40], max_size=400)
+    old = folder.index.oldest_first()[-1]
+    folder.leave_out(old, is_lost=True)
+    assert folder.make_room(cached(old.key, ROOT, 50, nbytes), frozenset()) is room
+    assert [file.used_ns for file in folder.index.oldest_first()] == left
 
 
 def test_a_damaged_file_that_cannot_be_removed_still_takes_its_room(
@@ -217,7 +247,7 @@ def test_what_cannot_be_removed_for_want_of_room_is_as_good_as_before(
 )
 def test_a_file_that_is_too_large_does_not_make_the_folder_full(limit: int, room: Room, tmp_path: Path):
     folder = folder_of(tmp_path, [], max_size=limit)
-    assert folder.make_room(3 * 2**20, 10, frozenset()) is room
+    assert folder.make_room(cached(FIRST, ROOT, 10, 3 * 2**20), frozenset()) is room
 
 
 @pytest.mark.parametrize(("log_used_ns", "stay"), [(50, True), (5, False)])

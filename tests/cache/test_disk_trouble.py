@@ -153,9 +153,10 @@ def test_a_device_that_fails_for_now_costs_no_file(
     assert before <= set(files_in(tmp_path))
 
 
+@pytest.mark.parametrize("code", [errno.EIO, errno.EMFILE])
 @pytest.mark.parametrize("has_state", [False, True])
 def test_a_file_that_cannot_be_read_is_asked_for_once_and_written_anew(
-    has_state: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    has_state: bool, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     cache_conversation(tmp_path, has_state=has_state)
     bad = files(tmp_path)[4]
@@ -165,9 +166,10 @@ def test_a_file_that_cannot_be_read_is_asked_for_once_and_written_anew(
         if str(path) != str(bad):
             return real(path, *those, **more)
         opened[0] += 1
-        raise OSError(errno.EIO, os.strerror(errno.EIO))
+        raise OSError(code, os.strerror(code))
 
-    with on_disk(resources(has_state=has_state), tmp_path) as engine:
+    limits = DiskLimits(max_size=10**9, left_out_s=300)
+    with on_disk(resources(has_state=has_state), tmp_path, limits=limits) as engine:
         begun(engine)
         monkeypatch.setattr(os, "open", failing)
         engine.say((*PROMPT, 300, 301), 3, boundaries=(290,))
@@ -273,15 +275,13 @@ def test_one_that_could_not_be_written_is_tried_again_when_time_has_passed(
         return fail() if left[0] >= 0 else file
 
     limits = DiskLimits(max_size=10**9, refused_s=0.2)
-    with reporting(tmp_path, limits=limits) as engine:
+    with reporting(tmp_path, limits=limits, idle_s=0) as engine:
         copies = Copies(monkeypatch, fails_once)
         engine.say(PROMPT, 3)
-        engine.cache.disk.flush(10)
-        settled(lambda: not engine.disk.queue)
+        settled(lambda: engine.cache.disk.write_due(is_busy=False) or copies.of_the_first == 1)
         time.sleep(0.3)
-        engine.cache.disk.flush(10)
+        settled(lambda: engine.cache.disk.write_due(is_busy=False) or copies.of_the_first == 2)
         settled(lambda: not engine.disk.queue)
-        assert copies.of_the_first == 2
     with on_disk(resources(), tmp_path) as engine:
         assert cached(begun(engine).say((*PROMPT, 300, 301), 3)) >= 300
 
@@ -296,8 +296,9 @@ def test_a_file_for_which_there_was_no_room_is_taken_once_there_is(
             write(engine, 1, nbytes=8 * 2**20)
             settled(lambda: not engine.disk.queue)
         name = ("pages", bytes([1] * 16))
-        assert not engine.tier.takes(name)
-        settled(lambda: engine.tier.takes(name), 2)
+        assert not engine.tier.has(name)
+        assert engine.tier.traffic.is_refused(name)
+        settled(lambda: not engine.tier.traffic.is_refused(name), 2)
 
 
 def test_a_file_that_was_queued_before_the_disk_was_full_ends_no_pause(

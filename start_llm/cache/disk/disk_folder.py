@@ -36,6 +36,9 @@ class DiskLimits:
         max_write_per_day: bytes; 0 is no limit.
         pause_s: seconds for which nothing is written after an error.
         refused_s: seconds for which a single file that cannot be written is not tried again.
+        left_out_s: seconds for which a single file is left out that could not be read for want of something
+            that may be there again soon, such as descriptors: longer than it takes to plan a prompt, and
+            shorter than it takes a client to come back.
     """
 
     max_size: int | float
@@ -43,6 +46,7 @@ class DiskLimits:
     max_write_per_day: int = 0
     pause_s: float = 30.0
     refused_s: float = 300.0
+    left_out_s: float = 5.0
 
 
 class Room(Enum):
@@ -101,7 +105,7 @@ class DiskFolder:
             with suppress(OSError):
                 file.path.unlink(missing_ok=True)
         elif file.cached:
-            if self.index.get(*file.cached.name) is None:
+            if self.index.entry(file.cached.name) is None:
                 self.index.add(file.cached)
         elif not file.path.is_relative_to(self.path / TRANSCRIPTS):
             self._foreign_bytes += file.nbytes
@@ -126,25 +130,27 @@ class DiskFolder:
         return limit
 
     @owned_by(DISK)
-    def make_room(self, nbytes: int, used_ns: int, being_read: AbstractSet[FileName]) -> Room:
-        """Remove files that were used before another one, until it fits; or none, if it does not even so.
+    def make_room(self, file: CachedFile, being_read: AbstractSet[FileName]) -> Room:
+        """Remove files that were used before a new one, and lost ones, until it fits; or none, if it does not
+        even so. What it replaces does not count beside it.
 
         Args:
-            nbytes, used_ns: size of the other one, and when it was used.
             being_read: files that stay.
         """
         limit = self.keep_quota(being_read)
-        if self.index.nbytes + nbytes > limit:
+        replaced = self.index.entry(file.name)
+        added = file.nbytes - (replaced.nbytes if replaced else 0)
+        if self.index.nbytes + added > limit:
             self._remove_databases()
-        missing = self.index.nbytes + nbytes - limit
+        missing = self.index.nbytes + added - limit
         if missing <= 0:
             self.kept_since_ns = 0
             return Room.FITS
-        removable = self._removable(being_read)
+        removable = self._removable({*being_read, file.name})
         if (lacking := missing - _bytes_of(removable)) > 0:
-            smallest = min((file.nbytes for file in removable), default=_SMALL_BYTES)
-            return Room.TOO_LARGE if nbytes - lacking >= smallest else Room.FULL
-        going = _oldest(removable, missing + _SLACK * limit, used_ns)
+            smallest = min((other.nbytes for other in removable), default=_SMALL_BYTES)
+            return Room.TOO_LARGE if file.nbytes - lacking >= smallest else Room.FULL
+        going = _oldest(removable, missing + _SLACK * limit, file.used_ns)
         if _bytes_of(going) < missing:
             self.kept_since_ns = removable[len(going)].used_ns
             return Room.TOO_OLD
@@ -152,7 +158,11 @@ class DiskFolder:
         return Room.FITS
 
     def _removable(self, being_read: AbstractSet[FileName]) -> list[CachedFile]:
-        return [file for file in self.index.oldest_first() if file.name not in being_read]
+        """Return the files that may go, in this order: lost ones, and then those that were not used for the
+        longest time.
+        """
+        files = [file for file in self.index.oldest_first() if file.name not in being_read]
+        return sorted(files, key=lambda file: not file.is_lost)
 
     def _evict(self, files: Sequence[CachedFile]) -> None:
         for file in files:
@@ -163,7 +173,7 @@ class DiskFolder:
                 self.metrics.evictions += 1
 
     def _count_others(self) -> None:
-        left = (nbytes for name, nbytes in self._left.items() if self.index.get(*name) is None)
+        left = (nbytes for name, nbytes in self._left.items() if self.index.entry(name) is None)
         databases = (database.nbytes for database in self._databases())
         self.index.other_bytes = self._foreign_bytes + sum(left) + sum(databases)
 
@@ -187,10 +197,11 @@ class DiskFolder:
         return list(scan(self.path / TRANSCRIPTS))
 
     @owned_by(DISK)
-    def leave_out(self, file: CachedFile) -> None:
-        """Use a file no longer, but leave it for the next start. It still counts."""
-        self.index.remove(file)
-        self._left[file.name] = file.nbytes
+    def leave_out(self, file: CachedFile, *, is_lost: bool) -> None:
+        """Do not use a file for a while, or before the next start if it is lost. It still counts, and goes
+        like others when room is needed; it may be written anew.
+        """
+        file.left_out_until = math.inf if is_lost else time.monotonic() + self.limits.left_out_s
 
     @owned_by(DISK)
     def remove(self, file: CachedFile) -> None:
@@ -216,10 +227,12 @@ class DiskFolder:
 
 
 def _oldest(files: Sequence[CachedFile], nbytes: float, before_ns: float = math.inf) -> list[CachedFile]:
-    """Return files from the beginning of a list that have so many bytes, or all of them used before."""
+    """Return files from the beginning of a list that have so many bytes, or all that are lost or were used
+    before.
+    """
     chosen: list[CachedFile] = []
     for file in files:
-        if nbytes <= 0 or file.used_ns >= before_ns:
+        if nbytes <= 0 or (file.used_ns >= before_ns and not file.is_lost):
             break
         chosen.append(file)
         nbytes -= file.nbytes

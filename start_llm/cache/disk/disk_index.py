@@ -7,6 +7,7 @@ Safe to use from any thread: the engine thread plans with it, and notes which fi
 to go; the disk thread adds and removes files.
 """
 
+import math
 import os
 import re
 import threading
@@ -44,6 +45,8 @@ class CachedFile:
         header: what it holds; None until it was read.
         is_verified: this process has written it, or read all of it, and it was right.
         is_passed_over: it was not read because computing is faster, so nothing suggests that it is damaged.
+        left_out_until: when it may be read again after an error, in seconds of `time.monotonic`; infinity: at
+            the next start.
     """
 
     kind: FileKind
@@ -54,10 +57,21 @@ class CachedFile:
     header: FileHeader | None = None
     is_verified: bool = False
     is_passed_over: bool = False
+    left_out_until: float = 0.0
 
     @property
     def name(self) -> FileName:
         return self.kind, self.key
+
+    @property
+    def is_left_out(self) -> bool:
+        """True if it could not be read, and is not asked for again yet."""
+        return time.monotonic() < self.left_out_until
+
+    @property
+    def is_lost(self) -> bool:
+        """True if it is left out until the next start."""
+        return self.left_out_until == math.inf
 
     def path(self, folder: Path) -> Path:
         key = self.key.hex()
@@ -101,12 +115,21 @@ class DiskIndex:
         return self._nbytes + self.other_bytes
 
     def get(self, kind: FileKind, key: bytes) -> CachedFile | None:
-        return self._files.get((kind, key))
+        """Return a file, unless it is left out."""
+        file = self.entry((kind, key))
+        return None if file is None or file.is_left_out else file
+
+    def entry(self, name: FileName) -> CachedFile | None:
+        """Return a file, also one that is left out."""
+        return self._files.get(name)
 
     def after(self, kind: FileKind, parent: bytes) -> list[CachedFile]:
-        """Return the files whose tokens follow this prefix; a state at its end has none, but is there."""
+        """Return the files whose tokens follow this prefix, but for those that are left out. A state at its
+        end has no tokens, but is among them.
+        """
         with self._lock:
-            return [file for file in self._after.get(parent, ()) if file.kind == kind]
+            following = self._after.get(parent, ())
+            return [file for file in following if file.kind == kind and not file.is_left_out]
 
     def add(self, file: CachedFile) -> None:
         """Add a file. It replaces one of the same name."""

@@ -297,7 +297,7 @@ class DiskRestorer:
 
     def _end(self, restore: DiskRestore, files: int) -> None:
         if restore.is_over:
-            restore.read.parts.clear()  # with the buffers
+            restore.hand_over()  # to nobody
         else:
             self.complete(restore, files)
 
@@ -310,17 +310,17 @@ class DiskRestorer:
         length = min(before + read_tokens, plan.length)
         is_whole = files == restore.wish.files
         nbytes = sum(file.nbytes for file in done)
-        read.parts.clear()  # with the buffers
+        seq_cache, buffers = restore.hand_over()
         self._tell_over(restore)
         tokens = list(restore.wish.ids[:length])
-        with self._restorer.store.rollback_on_error(restore.seq_cache):
+        with self._restorer.store.rollback_on_error(seq_cache):
             began = time.perf_counter()
-            restore.buffers.finish(files, length, restore.wish.counted_state if is_whole else ())
+            buffers.finish(files, length, restore.wish.counted_state if is_whole else ())
             restore.copying_s += time.perf_counter() - began
             if self._layers.has_state and not is_whole:
-                self._keep_pages(restore.seq_cache, tokens)
+                self._keep_pages(seq_cache, tokens)
                 return
-            self._keep(restore.seq_cache, tokens)
+            self._keep(seq_cache, tokens)
         self._note(restore, length - before, nbytes)
 
     def _note(self, restore: DiskRestore, tokens: int, nbytes: int) -> None:

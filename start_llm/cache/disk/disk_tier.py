@@ -118,11 +118,6 @@ class DiskTier:
         return self.traffic.is_queued(name) or self.index.get(*name) is not None
 
     @owned_by(ENGINE)
-    def takes(self, name: FileName) -> bool:
-        """Return whether a file is worth queueing: it is not there, and may be written."""
-        return not self.has(name) and not self.traffic.is_refused(name)
-
-    @owned_by(ENGINE)
     def wait_for_room(self, timeout_s: float) -> bool:
         """Wait until a file can be queued, after the scan. False if none can be in this time."""
         if self.is_on:

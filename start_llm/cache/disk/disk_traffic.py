@@ -30,6 +30,7 @@ class DiskTraffic:
 
     Attributes:
         notify: called on the disk thread when something that may be waited for is over.
+        refusals: how often a file could not be written so far.
     """
 
     def __init__(self, metrics: DiskMetrics, refused_s: float) -> None:
@@ -38,6 +39,7 @@ class DiskTraffic:
         self._refused_s = refused_s
         self._queued: set[FileName] = set()
         self._refused: dict[FileName, float] = {}
+        self.refusals = 0
         self._checking: set[FileName] = set()
         self._written: deque[Outgoing] = deque()
         self._reads: set[DiskRead] = set()
@@ -76,9 +78,19 @@ class DiskTraffic:
         """Return whether a file could not be written, and is not tried again yet."""
         return time.monotonic() < self._refused.get(name, 0)
 
+    def refused_left_s(self, name: FileName) -> float:
+        """Return the seconds after which a file that could not be written may be tried again."""
+        return max(self._refused.get(name, 0) - time.monotonic(), 0)
+
+    def forget_refusals(self) -> None:
+        """Let everything be tried again that could not be written."""
+        with self._changed:
+            self._refused.clear()
+
     def note_refused(self, name: FileName) -> None:
         """Note that a file could not be written. What was short, memory or room, may be there later."""
         with self._changed:
+            self.refusals += 1
             self._refused[name] = time.monotonic() + self._refused_s
             if len(self._refused) > _MOST_REFUSED:
                 del self._refused[next(iter(self._refused))]

@@ -1,7 +1,8 @@
 """The disk tier's work on the disk thread: scan the folder, write files, read and check them.
 
-A file that cannot be used is removed and counted, unless the system could not read it just now. If the disk
-is full or cannot be written, the worker steps back: it writes nothing for a while, and goes on when it can.
+A file that cannot be used is removed and counted, unless the system could not read it: then it is left out,
+for seconds, or until the next start. If the disk is full or cannot be written, the worker steps back: it
+writes nothing for a while, and goes on when it can.
 What cannot be written whatever the disk does is refused, and nothing else waits for it.
 """
 
@@ -128,7 +129,7 @@ class DiskWorker:
         name = header.kind, header.key
         try:
             file = CachedFile(*name, header.parent, header.nbytes, used_ns, header, is_verified=True)
-            room = self._folder.make_room(file.nbytes, used_ns, self._traffic.being_read)
+            room = self._folder.make_room(file, self._traffic.being_read)
             if room is Room.FITS:
                 self._write_file(file, header, content)
                 self._remove_superseded(superseded)
@@ -295,8 +296,9 @@ class DiskWorker:
         file.header = opened.header
 
     def _is_right(self, file: CachedFile, use: Callable[[OpenedFile], None]) -> bool:
-        """Open a file and use it. A damaged file is removed and counted; one that cannot be read just now is
-        left out until the next start. What else `use` raises says nothing of the file.
+        """Open a file and use it. A damaged file is removed and counted; one that cannot be read is left out:
+        until the next start if its medium fails, else for some seconds. What else `use` raises says nothing
+        of the file.
         """
         try:
             with opened_file(file.path(self._folder.path), *file.name) as opened:
@@ -308,7 +310,7 @@ class DiskWorker:
                 self._reject(file, "unreadable")
             else:
                 self._metrics.note_error()
-                self._folder.leave_out(file)
+                self._folder.leave_out(file, is_lost=error.errno == errno.EIO)
         else:
             return True
         return False

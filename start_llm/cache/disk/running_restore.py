@@ -32,12 +32,13 @@ class FromDisk(NamedTuple):
 class DiskRestore(DiskWait):
     """A restore that is under way. Once it is over, its caches are kept, or their pages alone.
 
-    If its prompt waits no longer, the buffers stay until the disk has answered.
+    If its prompt waits no longer, the buffers stay until the disk has answered. A prompt that comes to the
+    front later still refers to it, so it refers to neither caches nor buffers once they are handed over.
 
     Attributes:
         wish: what is restored, which all ranks have alike.
         plan: the files; of a rank that follows those that it has.
-        seq_cache: active; its caches are the buffers.
+        seq_cache, buffers: active, and its caches as what the disk thread fills. `hand_over` ends both.
         number: under which other ranks know it.
         got: what came of it; set with `is_over`.
         copying_s: seconds that the engine spent on it.
@@ -46,8 +47,8 @@ class DiskRestore(DiskWait):
 
     wish: RestoreWish
     plan: DiskPlan
-    seq_cache: SequenceCache
-    buffers: Incoming
+    seq_cache: SequenceCache = field(repr=False)
+    buffers: Incoming = field(repr=False)
     read: DiskRead
     began: float
     number: int = 0
@@ -67,6 +68,16 @@ class DiskRestore(DiskWait):
     def end_reading(self) -> None:
         """Read no further. What was read is kept."""
         self.read.give_up()
+
+    def hand_over(self) -> tuple[SequenceCache, Incoming]:
+        """Return the caches and the buffers, once their read is over.
+
+        The restore has them no longer: else they would take memory for as long as anybody refers to it.
+        """
+        seq_cache, buffers = self.seq_cache, self.buffers
+        del self.seq_cache, self.buffers
+        self.read.parts.clear()  # they refer to the buffers
+        return seq_cache, buffers
 
 
 @dataclass(eq=False, slots=True, kw_only=True)

@@ -5,7 +5,7 @@ and at the end; but not while a running sequence changes the caches that they li
 nobody has used them for a while, when they are evicted to make room, and at the end. What a client has given
 up is as right as anything else, and its client often comes back, so it is written too; but not when it is
 evicted, unless another sequence has used it since. Nothing of a sequence that failed is written: it is not in
-the store. What cannot be written is left out.
+the store. What cannot be written is left out, and tried again minutes later and at the end.
 
 Owned by the engine thread.
 """
@@ -84,6 +84,7 @@ class WriteBack:
         self._due: list[CacheItem] = []
         self._last_look = -math.inf
         self._next_due = 0.0
+        self._refusals = 0  # up to the last look
         self._not_before = 0.0
 
     def offer(self, *, is_busy: bool) -> None:
@@ -112,7 +113,7 @@ class WriteBack:
         """
         if not self._tier.is_on or self._tier.traffic.is_full:
             return None
-        if self._due:
+        if self._due or self._tier.traffic.refusals > self._refusals:
             return max(self._tier.worker.pause_left_s, _LOOK_S)
         if not self._next_due:
             return self._tier.worker.pause_left_s or None
@@ -123,7 +124,11 @@ class WriteBack:
         self._last_look = min(self._last_look, self._clock() - _LOOK_S)
 
     def flush(self, patience_s: float) -> None:
-        """Write everything that is not on the disk yet, the conversations that were used last first."""
+        """Write everything that is not on the disk yet, the conversations that were used last first.
+
+        What could not be written before is tried once more.
+        """
+        self._tier.traffic.forget_refusals()
         end = time.perf_counter() + patience_s
         self._write_all(end)
         if self._tier.traffic.wait_for_checks(end - time.perf_counter()):
@@ -191,11 +196,16 @@ class WriteBack:
 
     def _candidates(self, idle_s: float) -> list[CacheItem]:
         """Return what is due, in reverse, because `pop` takes from the end: conversations used last first,
-        their beginnings first.
+        their beginnings first. What is refused is due when it may be tried again.
         """
-        candidates = [candidate for candidate in self._all(idle_s) if self._is_writable(candidate.item)]
-        self._tier.verify_later(self._unread())
+        self._refusals = self._tier.traffic.refusals
         now = self._clock()
+        candidates = [
+            candidate._replace(due=max(candidate.due, now + self._refused_left_s(candidate.item)))
+            for candidate in self._all(idle_s)
+            if self._is_missing(candidate.item)
+        ]
+        self._tier.verify_later(self._unread())
         later = [candidate.due for candidate in candidates if candidate.due > now]
         self._next_due = min(later, default=0.0)
         due = [candidate for candidate in candidates if candidate.due <= now]
@@ -236,8 +246,15 @@ class WriteBack:
                 latest[page.parent] = max(latest[page.parent], latest[page])
         return latest
 
+    def _refused_left_s(self, item: CacheItem) -> float:
+        return self._tier.traffic.refused_left_s(self._files.name(item))
+
     def _is_writable(self, item: CacheItem) -> bool:
-        """Return whether it is worth writing, can be read now, and is neither on the disk nor refused."""
+        """Return whether it may be written now."""
+        return self._is_missing(item) and not self._tier.traffic.is_refused(self._files.name(item))
+
+    def _is_missing(self, item: CacheItem) -> bool:
+        """Return whether it is worth writing, can be read now, and is not on the disk."""
         match item:
             case Page():
                 is_readable = self._store.tree.has(item) and _is_at_rest(item.holder)
@@ -245,7 +262,7 @@ class WriteBack:
                 is_readable = self._store.is_evictable(item)
             case SequenceCache():
                 is_readable = self._store.is_evictable(item) and self._has_end(item)
-        return is_readable and self._tier.takes(self._files.name(item)) and not self._is_too_old(item)
+        return is_readable and not self.has(item) and not self._is_too_old(item)
 
     def _is_too_old(self, item: CacheItem) -> bool:
         """Return whether it would be the first to go from a folder that is full."""
