@@ -71,7 +71,7 @@ class StepPlanner:
     def parts(self) -> Iterator[StepPart]:
         """Yield the parts of a step. The caller executes each before it asks for the next."""
         for part in self._ends():
-            if self._is_there(part.number):  # unless ending another one has failed, and it with that
+            if self._is_there(part.number):  # unless it is gone and late, or has failed with another one
                 yield part
         self._disk_waits.end_late(self._schedule.restoring)
         yield from self._preemptions()
@@ -104,12 +104,10 @@ class StepPlanner:
             for generation in waiting
             if generation.number not in has_place and self._has_no_place(generation)
         ]
-        ended = {generation.number for generation in gone}
         late = [
             sequence
             for sequence in (*self._schedule.preempted, *running)
-            if sequence.number not in ended
-            and self._is_late(sequence, now if sequence in running else sequence.running_since)
+            if self._is_late(sequence, now if sequence in running else sequence.running_since)
         ]
         return [
             *(EndRequest(generation.number, is_given_up=generation.is_given_up) for generation in gone),

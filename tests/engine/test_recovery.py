@@ -13,7 +13,7 @@ import pytest
 from mlx_lm.generate import generation_stream
 
 from start_llm.cache.disk.disk_reads import DiskWait
-from start_llm.core.events import Failed
+from start_llm.core.events import Failed, Finished
 from start_llm.core.sequence_cost import SequenceCost
 from start_llm.engine.admission import Admission
 from start_llm.engine.batch import BatchGroup
@@ -23,6 +23,7 @@ from start_llm.engine.engine_task import EngineTask
 from start_llm.engine.executor import StepExecutor
 from start_llm.engine.generation import Generation
 from start_llm.engine.pass_times import PassTimes
+from start_llm.engine.resources import TimeLimits
 from start_llm.engine.sequence import EngineSequence
 from start_llm.engine.step_plan import PreemptRequest
 from tests.cache.conversations import Cached
@@ -32,6 +33,7 @@ from tests.engine.test_guards import PROMPTS, check
 from tests.engine.test_guards_of_drafts import CHEAP, bold
 from tests.engine.test_guards_of_turns import counted, counting
 from tests.engine.test_idle_work import idle
+from tests.engine.test_turns import Clock
 
 ALL = tuple(range(128))
 
@@ -203,6 +205,18 @@ def test_whoever_has_gone_with_another_is_not_ended_once_more(monkeypatch: pytes
     engine.step()
     assert engine.metrics.failures == 1
     assert not engine.loop.executor.running.sequences
+
+
+def test_what_is_late_and_gone_is_ended_once():
+    clock = Clock()
+    engine = counting(clock=clock, time_limits=TimeLimits(deadline_s=10))
+    replies = decoding(engine, 30, 30)
+    clock.now += 60
+    replies[0].generation.cancel()
+    engine.step()
+    engine.finish(replies[1])
+    assert engine.metrics.failures == 0
+    assert isinstance(replies[1].ending, Finished)
 
 
 def test_planning_that_fails_step_after_step_fails_its_requests(monkeypatch: pytest.MonkeyPatch):
