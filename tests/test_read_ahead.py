@@ -238,13 +238,35 @@ def test_what_ends_the_thread_leaves_no_replies_that_nobody_receives(monkeypatch
 
     ended: list[Any] = []
     monkeypatch.setattr(threading, "excepthook", ended.append)
-    monkeypatch.setattr(ReadAhead, "_read_beginning", broken)
+    monkeypatch.setattr(ReadAhead, "_next", broken)
     with reading(of(0)) as reader:
         reader.ahead._thread.join(10)
         for _ in range(3):
             reader.ahead.note_reply(ChatRequest(messages=()), Message(role="assistant", content=""))
         assert reader.ahead._replies.empty()
     assert [end.exc_type for end in ended] == [ZeroDivisionError]
+
+
+class BreakingEngine(FakeEngine):
+    """Fails for the first work, in a way that nobody expects."""
+
+    def submit(self, request: EngineRequest) -> FakeGeneration:
+        if not self.submitted:
+            self.submitted.append(request)
+            raise ZeroDivisionError
+        return super().submit(request)
+
+
+def test_a_work_that_fails_is_reported_and_the_next_one_is_done(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    """There was no idle work any more until the next start, and nothing to see of that but a traceback."""
+    monkeypatch.setattr(threading, "excepthook", lambda _: None)  # what ends the thread fails no other test
+    with reading(of(0), of(1000), engine=BreakingEngine()) as reader:
+        wait_for_works(reader, 1)
+        assert reader.ahead._thread.is_alive()
+    assert [work.prompt.ids[0] for work in reader.engine.submitted] == [1000, 0]
+    assert capsys.readouterr().err.count("Traceback") == 1
 
 
 def test_without_beginnings_no_thread_is_started():

@@ -4,7 +4,7 @@ import io
 import json
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -448,6 +448,31 @@ def test_text_that_piled_up_is_one_piece():
 def test_of_progress_that_piled_up_the_newest_is_reported():
     piled: list[Event] = [Restored(1), Prefilling(2, 5), Prefilling(4, 5), Text("a", (1,)), DONE]
     assert heard(Desk(piled)) == [Prefilling(4, 5), Content("a", tokens=(1,)), DONE]
+
+
+class ReadEvents(list[Event]):
+    """Counts how many events are read of it, one by one or in slices."""
+
+    reads = 0
+
+    def __iter__(self) -> Iterator[Event]:
+        for event in super().__iter__():
+            self.reads += 1
+            yield event
+
+    def __getitem__(self, key: Any) -> Any:
+        part = super().__getitem__(key)
+        self.reads += len(part) if isinstance(part, list) else 1
+        return part
+
+
+def test_events_that_piled_up_are_read_a_few_times_however_many_there_are(monkeypatch: pytest.MonkeyPatch):
+    """A client that had stopped reading for a while cost seconds: each was compared with all others."""
+    desk = Desk()
+    piled = ReadEvents([Restored(1), Prefilling(4, 5), *(Text("a", (1,)) for _ in range(500)), DONE])
+    monkeypatch.setattr(desk.script, "take", lambda _: piled)
+    assert heard(desk) == [Prefilling(4, 5), Content("a" * 500, tokens=(1,) * 500), DONE]
+    assert piled.reads <= 3 * len(piled)
 
 
 def test_text_before_a_failure_is_sent_first():

@@ -19,6 +19,8 @@ from start_llm.protocols.seal import Seal
 
 _ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 _HOLE = "\ue000"
+_LINE_ENDS = {end: f"\\u{ord(end):04x}" for end in "\x85\u2028\u2029"}
+"""Characters of JSON at which some clients end a line (httpx's `iter_lines`), with their escapes."""
 
 
 def json_text(value: Mapping[str, Json] | str) -> str:
@@ -41,7 +43,15 @@ class SSEFrame:
         """Return the event as it is sent: its name if it has one, `data: ...` and a blank line."""
         text = self.data if isinstance(self.data, str) else json_text(self.data)
         name = f"event: {self.event}\n" if self.event else ""
-        return f"{name}data: {text}\n\n".encode()
+        return f"{name}data: {_on_one_line(text)}\n\n".encode()
+
+
+def _on_one_line(text: str) -> str:
+    """Return JSON text without what ends a line for any client. Such characters stand only in its strings."""
+    if not text.isascii():
+        for end, escape in _LINE_ENDS.items():
+            text = text.replace(end, escape)
+    return text
 
 
 class FrameTemplate:

@@ -133,6 +133,7 @@ def _exactly(stream: io.BufferedIOBase, count: int) -> bytes:
 
 _LARGE_BODY = 4 * 2**20
 _LARGE_PARSING = threading.Lock()
+_EMPTY_LINES = (b"\r\n", b"\n")
 
 
 class HttpConnection(BaseHTTPRequestHandler):
@@ -147,6 +148,7 @@ class HttpConnection(BaseHTTPRequestHandler):
     default_request_version = "HTTP/1.0"
     server_version = "start_llm"
     sys_version = ""
+    raw_requestline: bytes
 
     def setup(self) -> None:
         limits = self.server.limits
@@ -159,6 +161,7 @@ class HttpConnection(BaseHTTPRequestHandler):
         self._unread_body = False
         self._last_look = 0.0
         self._stream_begun: EventStream | None = None
+        self._is_behind_empty_line = False
 
     def finish(self) -> None:
         if self._unread_body:
@@ -184,6 +187,17 @@ class HttpConnection(BaseHTTPRequestHandler):
         finally:
             if self._had_large_body:
                 give_back_free_memory()
+
+    def parse_request(self) -> bool:
+        """Parse the head of a request. Returns False if there is none.
+
+        One empty line before it is ignored (RFC 9112, 2.2): what then comes is waited for as a next request.
+        """
+        self._is_behind_empty_line = not self._is_behind_empty_line and self.raw_requestline in _EMPTY_LINES
+        if self._is_behind_empty_line:
+            self.close_connection = False
+            return False
+        return super().parse_request()
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the name in http.server
         """Do nothing. The service logs requests, because it knows their outcome."""

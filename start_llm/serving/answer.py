@@ -111,13 +111,13 @@ class Answer:
     def _outputs(self, events: list[Event]) -> Iterator[Event]:
         """Convert the engine's text into output events. Merge adjacent ones; drop superseded progress."""
         outputs: list[Output] = []
+        newest = max((at for at, event in enumerate(events) if isinstance(event, Prefilling)), default=-1)
         for index, event in enumerate(events):
             self._note_progress(event)
-            has_newer = any(isinstance(later, Prefilling) for later in events[index + 1 :])
             match event:
                 case Restored():
                     self.account.note(event)
-                    if not has_newer:
+                    if index > newest:
                         yield self.prompt.progress()
                 case Text():
                     outputs += self._recorded(self._feed(event))
@@ -130,7 +130,7 @@ class Answer:
                     yield from merge_adjacent([*outputs, *rest])
                     yield end
                     return
-                case Prefilling() if has_newer:
+                case Prefilling() if index < newest:
                     pass  # a later one tells more
                 case _:
                     yield from merge_adjacent(outputs)

@@ -17,7 +17,6 @@ import threading
 from array import array
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol
@@ -30,6 +29,7 @@ from start_llm.core.events import Event, Failed, Finished, Prefilling, Restored
 from start_llm.core.images import FIRST_IMAGE_TOKEN
 from start_llm.core.prompt import ModelTokens
 from start_llm.core.sampling import Sampling
+from start_llm.core.standard_error import print_traceback
 from start_llm.serving.request_preparation import RequestPreparer
 from start_llm.telemetry.metrics import IdleMetrics
 from start_llm.transcripts.beginnings import Beginning
@@ -229,8 +229,7 @@ class ReadAhead:
         try:
             while todo := self._next():
                 if self._is_worth_trying():
-                    with suppress(RequestError, EngineDied):  # a next request would be refused too
-                        todo()
+                    _attempt(todo)
         finally:
             self._is_closing.set()  # nobody receives replies any more
 
@@ -373,3 +372,13 @@ class ReadAhead:
             self._metrics.restored_tokens += from_disk
             self._metrics.read_tokens += done - start - from_disk
         return _Work(array("I", request.prompt.ids[:done]), start)
+
+
+def _attempt(work: Callable[[], None]) -> None:
+    """Do a work. Whatever it raises, the next one is done all the same."""
+    try:
+        work()
+    except (RequestError, EngineDied):
+        pass  # a next request would be refused too
+    except Exception:  # noqa: BLE001 - whatever it is, idle work must not end with it
+        print_traceback()

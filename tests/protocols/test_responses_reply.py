@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from openai.types import responses as types
 
 from start_llm.core.events import (
     CallArguments,
@@ -187,6 +188,23 @@ def test_the_calls_of_tools_that_openai_defines_are_items_of_their_types():
 def test_a_call_whose_arguments_are_no_object_runs_nothing(arguments):
     (call,) = output_of(CallStarted(0, "shell"), CallArguments(0, arguments), reason="length", **BUILT_IN)
     assert (call["action"], call["status"]) == ({"commands": []}, "incomplete")
+
+
+@pytest.mark.parametrize(
+    ("tool", "kind", "member", "lists"),
+    [
+        ("local_shell", types.response_output_item.LocalShellCall, "command", ["bash", "-lc", "ls -l | wc"]),
+        ("shell", types.ResponseFunctionShellToolCall, "commands", ["ls -l | wc"]),
+    ],
+)
+def test_a_text_that_the_model_writes_in_place_of_a_list_is_a_list_for_the_client(
+    tool: str, kind: Any, member: str, lists: list[str]
+):
+    for written, expected in (("ls -l | wc", lists), (["ls", "-l"], ["ls", "-l"])):
+        arguments = json.dumps({"timeout_ms": 5, member: written})
+        (call,) = output_of(CallStarted(0, tool), CallArguments(0, arguments), CallEnded(0), **BUILT_IN)
+        action = kind.model_validate(call).action
+        assert (getattr(action, member), action.timeout_ms) == (expected, 5)
 
 
 def test_the_text_of_a_custom_call_that_is_cut_is_shown_as_far_as_it_came():

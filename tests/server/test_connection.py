@@ -134,6 +134,17 @@ def test_pipelined_requests_are_answered_in_their_order(scripted: Server):
         assert [client.reply().json["model"] for _ in names] == names
 
 
+@pytest.mark.parametrize("end", [b"\r\n", b"\n"])
+def test_an_empty_line_before_each_request_changes_nothing(scripted: Server, end: bytes):
+    """RFC 9112, 2.2: some clients end the body of a request with a line end that belongs to nothing."""
+    with Client(scripted.port) as client:
+        for _ in range(3):
+            client.send(end)
+            assert text_of(client.ask("POST", CHAT, HELLO)) == "Hello you there."
+        client.send(b"".join(end + message("POST", CHAT, HELLO | {"model": name}) for name in "abc"))
+        assert [client.reply().json["model"] for _ in "abc"] == ["a", "b", "c"]
+
+
 @pytest.mark.parametrize("headers", [{"Connection": "close"}, {"Connection": "Close"}])
 def test_a_client_that_asks_for_it_is_hung_up_on_after_its_reply(scripted: Server, headers: dict[str, str]):
     with Client(scripted.port) as client:

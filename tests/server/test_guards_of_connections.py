@@ -164,6 +164,41 @@ def test_headers_without_an_end_are_no_request(stack: ExitStack):
     assert client.is_closed()
 
 
+NONE = message("GET", "/none")
+
+
+def test_an_empty_line_before_a_request_is_ignored(stack: ExitStack):
+    """Also one that comes in parts, a line feed alone, and one before the first request."""
+    client = client_of(stack, opened())
+    for parts in ([b"\r\n", NONE], [b"\n", NONE], [b"\r", b"\n", NONE[:5], NONE[5:]], [b"\r\n" + NONE]):
+        for part in parts:
+            client.send(part)
+            time.sleep(0.02)
+        assert client.reply().status == 404
+
+
+def test_behind_an_empty_line_a_client_may_be_silent_as_before_it(stack: ExitStack):
+    client = client_of(stack, opened(header_s=SHORT_S))
+    client.send(NONE + b"\r\n")
+    assert client.reply().status == 404
+    time.sleep(2 * SHORT_S)
+    assert client.ask("GET", "/none").status == 404
+
+
+@pytest.mark.parametrize("lines", [b"\r\n\r\n", b"\n\n", b"\r\n" * 9])
+def test_who_sends_several_empty_lines_is_hung_up_on(stack: ExitStack, lines: bytes):
+    client = client_of(stack, opened())
+    assert client.ask("GET", "/none").status == 404
+    client.send(lines + NONE)
+    assert client.is_closed()
+
+
+def test_who_sends_an_empty_line_and_nothing_else_is_hung_up_on(stack: ExitStack):
+    client = client_of(stack, opened(idle_s=SHORT_S))
+    client.send(b"\r\n")
+    assert client.is_closed()
+
+
 def test_a_full_queue_takes_nobody():
     def resources() -> EngineResources:
         return uncached_resources(

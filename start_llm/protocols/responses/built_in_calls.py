@@ -20,6 +20,8 @@ class BuiltInCall:
         member: the member that has the arguments.
         usual: members that clients expect there, with the values that say nothing.
         fixed: members that are no arguments.
+        lists: members that are lists of texts for clients, each with what stands before a text that the model
+            writes in place of the list.
     """
 
     tool: str
@@ -27,11 +29,18 @@ class BuiltInCall:
     member: str
     usual: Mapping[str, Json] = field(default_factory=dict[str, Json])
     fixed: Mapping[str, Json] = field(default_factory=dict[str, Json])
+    lists: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
 
     def written(self, arguments: str) -> dict[str, Json]:
         """Return the member for the text of the arguments. Text that is not an object leaves it empty."""
         parsed = parse_embedded(arguments)
-        return {**self.usual, **(parsed if isinstance(parsed, dict) else {}), **self.fixed}
+        members = parsed if isinstance(parsed, dict) else {}
+        listed: dict[str, Json] = {
+            name: [*before, text]
+            for name, before in self.lists.items()
+            if isinstance(text := members.get(name), str)
+        }
+        return {**self.usual, **members, **listed, **self.fixed}
 
     def arguments(self, item: Fields) -> Mapping[str, Json]:
         """Return the arguments of a call that a client sends back, without what says nothing."""
@@ -51,8 +60,11 @@ BUILT_IN_CALLS: Mapping[str, BuiltInCall] = {
         member="action",
         usual={"command": [], "env": {}},
         fixed={"type": "exec"},
+        lists={"command": ("bash", "-lc")},  # a program and its arguments
     ),
-    "shell_call": BuiltInCall(tool="shell", prefix="sh_", member="action", usual={"commands": []}),
+    "shell_call": BuiltInCall(
+        tool="shell", prefix="sh_", member="action", usual={"commands": []}, lists={"commands": ()}
+    ),
     "apply_patch_call": BuiltInCall(
         tool="apply_patch", prefix="apc_", member="operation", usual={"type": "update_file", "path": ""}
     ),
