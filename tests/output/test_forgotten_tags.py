@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from start_llm.core.events import Finished, Text, Usage
+from start_llm.core.events import CallEnded, Finished, Text, Usage
 from start_llm.formats.registry import NOTATIONS
 from start_llm.formats.writing.arguments import TaggedArguments
 from start_llm.output.splitter import make_splitter
@@ -152,17 +152,28 @@ def test_reasoning_that_ends_in_a_value_is_no_call(name):
     assert outcome.reasoning == f"I could {half}"
 
 
-@pytest.mark.parametrize(("name", "is_recorded"), [("whole", True), ("half", False)])
-def test_the_tokens_of_a_call_that_was_repaired_are_not_recorded(name, is_recorded):
-    text = {
-        "whole": written("qwen_xml").text,
-        "half": written("qwen_xml").text.replace("</parameter>", "", 1),
-    }
-    splitter = make_splitter(WRITERS["qwen_xml"].family, TOOLS, reasoning_is_open=False, thinking=True)
+HALF = Call("typed", {"tags": '["MARK"]'})
+RECORDED = {
+    "whole": ("qwen_xml", written("qwen_xml").text, True),
+    "half": ("qwen_xml", written("qwen_xml").text.replace("</parameter>", "", 1), False),
+    **{
+        f"{kind}, {name}": (name, WRITERS[name].write([HALF]).replace("MARK", escapes), kind == "a character")
+        for kind, escapes in {"half a character": r"\ud83d", "a character": r"\ud83d\ude00"}.items()
+        for name in ("qwen_xml", "hermes", "harmony")
+    },
+}
+
+
+@pytest.mark.parametrize("name", RECORDED)
+def test_the_tokens_of_a_call_that_was_repaired_are_not_recorded(name):
+    writer, text, is_recorded = RECORDED[name]
+    family = WRITERS[writer].family
+    splitter = make_splitter(family, TOOLS, reasoning_is_open=False, thinking=True)
     stream = OutputStream(splitter)
-    stream.feed(Text(text[name], (1,)))
+    assert any(isinstance(event, CallEnded) for event in stream.feed(Text(text, (1,))))
     stream.close(Finished("stop", Usage(1, 0, 1)))
-    assert stream.is_whole is is_recorded
+    assert splitter.was_repaired is not is_recorded
+    assert family.channels or stream.is_whole is is_recorded
 
 
 @pytest.mark.parametrize("name", [name for name in TAGGED if name != "minimax_m3"])

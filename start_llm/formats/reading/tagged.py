@@ -19,7 +19,7 @@ import regex
 
 from start_llm.core.chat import Json
 from start_llm.formats.reading.block import Block, BlockReader, Step, compiled
-from start_llm.formats.reading.json_text import written
+from start_llm.formats.reading.json_text import with_whole_characters, written
 from start_llm.formats.reading.parts import ParsedArguments, ParsedEnd, ParsedName, Part
 from start_llm.formats.reading.schema import TEXT, Shape, Tools, decode
 from start_llm.formats.reading.value_end import EndFinder, TagPatterns, ValueOf
@@ -192,10 +192,12 @@ class TaggedReader(BlockReader):
         """Emit a fragment of the arguments; the first settles the call. Those of an unknown tool wait."""
         if self._is_offered and not self._arguments:
             self._settle()
+        whole = with_whole_characters(text)
+        self.was_repaired |= whole != text
         given = parts if self._is_offered else self._waiting
         if given is not None:
             given += [] if self._arguments else [ParsedName(self._name)]
-            given += [ParsedArguments(text)] if text else []
+            given += [ParsedArguments(whole)] if whole else []
 
     def _stated(self, stated: str, types: frozenset[str]) -> Shape:
         """Return the shape for a type that the model states. It overrides a schema that allows text."""
