@@ -71,6 +71,26 @@ def test_a_value_without_its_end_ends_before_the_next_argument(name):
 
 
 @pytest.mark.parametrize("name", TAGGED)
+def test_such_a_value_on_lines_of_windows_ends_before_the_end_of_its_line(name):
+    parts = written(name)
+    case = parts.case(parts.text.replace(parts.value_end, "", 1).replace("\n", "\r\n"))
+    (call,) = calls(parsed(case))
+    assert call.arguments == {"path": "/a.txt", "text": "one\r\ntwo\r\n"}
+
+
+@pytest.mark.parametrize("name", TAGGED)
+@pytest.mark.parametrize("again", ["/b.txt", "/a.txt"])
+def test_of_an_argument_that_is_given_again_later_the_first_value_counts(name, again):
+    text, mark = WRITERS[name].write([WRITE]), "again"
+    doubled = WRITERS[name].write([Call("write", {**WRITE.arguments, mark: again})]).replace(mark, "path")
+    for case in (Case(name="again", text=doubled, family=WRITERS[name].family), written(name).case(text)):
+        whole = split(case, [case.text])
+        assert split(case, case.text) == whole
+        ((_, arguments),) = outcome_of(whole).closed_calls
+        assert json.loads(arguments, object_pairs_hook=list) == [*WRITE.arguments.items()]
+
+
+@pytest.mark.parametrize("name", TAGGED)
 def test_the_last_value_without_its_end_ends_before_the_end_of_the_call(name):
     parts = written(name)
     last = parts.value_end.replace("path", "text")
@@ -156,6 +176,7 @@ HALF = Call("typed", {"tags": '["MARK"]'})
 RECORDED = {
     "whole": ("qwen_xml", written("qwen_xml").text, True),
     "half": ("qwen_xml", written("qwen_xml").text.replace("</parameter>", "", 1), False),
+    "an argument twice": ("qwen_xml", written("qwen_xml").text.replace("=text>", "=path>"), False),
     **{
         f"{kind}, {name}": (name, WRITERS[name].write([HALF]).replace("MARK", escapes), kind == "a character")
         for kind, escapes in {"half a character": r"\ud83d", "a character": r"\ud83d\ude00"}.items()

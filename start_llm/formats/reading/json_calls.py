@@ -1,7 +1,8 @@
 """Parses calls whose arguments are a JSON object.
 
 A call is emitted when its object is complete. Only then is it known to be valid. A malformed call must go
-back into the text, which is impossible once the call has been emitted.
+back into the text, which is impossible once the call has been emitted. Of a name that stands twice in an
+object the last value counts, as parsers have it; between tags it is the first (`tagged`).
 """
 
 import re
