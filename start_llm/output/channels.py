@@ -17,6 +17,7 @@ from start_llm.core.events import Content, Output, Reasoning
 from start_llm.core.markers import first_marker, longest_beginning
 from start_llm.formats.reading.almost_json import almost_json
 from start_llm.formats.reading.json_calls import arguments_of
+from start_llm.formats.reading.json_text import with_whole_characters
 from start_llm.formats.reading.parts import ParsedArguments, ParsedEnd, ParsedName
 from start_llm.formats.reading.schema import Tools
 from start_llm.output.calls import CallCounter
@@ -201,9 +202,10 @@ class ChannelSplitter:
         if arguments is None or name is None:
             self._say(body if is_whole or not self.counter.completed else "", events)
             return
-        self.was_repaired |= name != message.name.removeprefix("functions.")
+        whole = with_whole_characters(arguments)
+        self.was_repaired |= whole != arguments or name != message.name.removeprefix("functions.")
         self._space.drop()
-        parts = (ParsedName(name), ParsedArguments(arguments), ParsedEnd())
+        parts = (ParsedName(name), ParsedArguments(whole), ParsedEnd())
         events += [self.counter.event(part) for part in parts]
 
 

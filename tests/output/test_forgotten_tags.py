@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from start_llm.core.events import Finished, Text, Usage
+from start_llm.core.events import CallEnded, Finished, Text, Usage
 from start_llm.formats.registry import NOTATIONS
 from start_llm.formats.writing.arguments import TaggedArguments
 from start_llm.output.splitter import make_splitter
@@ -68,6 +68,26 @@ def test_a_value_without_its_end_ends_before_the_next_argument(name):
     outcome = parsed(case)
     assert calls(outcome) == [WRITE]
     assert outcome.content == ""
+
+
+@pytest.mark.parametrize("name", TAGGED)
+def test_such_a_value_on_lines_of_windows_ends_before_the_end_of_its_line(name):
+    parts = written(name)
+    case = parts.case(parts.text.replace(parts.value_end, "", 1).replace("\n", "\r\n"))
+    (call,) = calls(parsed(case))
+    assert call.arguments == {"path": "/a.txt", "text": "one\r\ntwo\r\n"}
+
+
+@pytest.mark.parametrize("name", TAGGED)
+@pytest.mark.parametrize("again", ["/b.txt", "/a.txt"])
+def test_of_an_argument_that_is_given_again_later_the_first_value_counts(name, again):
+    text, mark = WRITERS[name].write([WRITE]), "again"
+    doubled = WRITERS[name].write([Call("write", {**WRITE.arguments, mark: again})]).replace(mark, "path")
+    for case in (Case(name="again", text=doubled, family=WRITERS[name].family), written(name).case(text)):
+        whole = split(case, [case.text])
+        assert split(case, case.text) == whole
+        ((_, arguments),) = outcome_of(whole).closed_calls
+        assert json.loads(arguments, object_pairs_hook=list) == [*WRITE.arguments.items()]
 
 
 @pytest.mark.parametrize("name", TAGGED)
@@ -152,17 +172,29 @@ def test_reasoning_that_ends_in_a_value_is_no_call(name):
     assert outcome.reasoning == f"I could {half}"
 
 
-@pytest.mark.parametrize(("name", "is_recorded"), [("whole", True), ("half", False)])
-def test_the_tokens_of_a_call_that_was_repaired_are_not_recorded(name, is_recorded):
-    text = {
-        "whole": written("qwen_xml").text,
-        "half": written("qwen_xml").text.replace("</parameter>", "", 1),
-    }
-    splitter = make_splitter(WRITERS["qwen_xml"].family, TOOLS, reasoning_is_open=False, thinking=True)
+HALF = Call("typed", {"tags": '["MARK"]'})
+RECORDED = {
+    "whole": ("qwen_xml", written("qwen_xml").text, True),
+    "half": ("qwen_xml", written("qwen_xml").text.replace("</parameter>", "", 1), False),
+    "an argument twice": ("qwen_xml", written("qwen_xml").text.replace("=text>", "=path>"), False),
+    **{
+        f"{kind}, {name}": (name, WRITERS[name].write([HALF]).replace("MARK", escapes), kind == "a character")
+        for kind, escapes in {"half a character": r"\ud83d", "a character": r"\ud83d\ude00"}.items()
+        for name in ("qwen_xml", "hermes", "harmony")
+    },
+}
+
+
+@pytest.mark.parametrize("name", RECORDED)
+def test_the_tokens_of_a_call_that_was_repaired_are_not_recorded(name):
+    writer, text, is_recorded = RECORDED[name]
+    family = WRITERS[writer].family
+    splitter = make_splitter(family, TOOLS, reasoning_is_open=False, thinking=True)
     stream = OutputStream(splitter)
-    stream.feed(Text(text[name], (1,)))
+    assert any(isinstance(event, CallEnded) for event in stream.feed(Text(text, (1,))))
     stream.close(Finished("stop", Usage(1, 0, 1)))
-    assert stream.is_whole is is_recorded
+    assert splitter.was_repaired is not is_recorded
+    assert family.channels or stream.is_whole is is_recorded
 
 
 @pytest.mark.parametrize("name", [name for name in TAGGED if name != "minimax_m3"])

@@ -1,7 +1,8 @@
 """Parses calls whose arguments are a JSON object.
 
 A call is emitted when its object is complete. Only then is it known to be valid. A malformed call must go
-back into the text, which is impossible once the call has been emitted.
+back into the text, which is impossible once the call has been emitted. Of a name that stands twice in an
+object the last value counts, as parsers have it; between tags it is the first (`tagged`).
 """
 
 import re
@@ -13,7 +14,7 @@ from typing import NoReturn, Protocol, cast
 from start_llm.core.chat import Json
 from start_llm.formats.reading.almost_json import almost_json
 from start_llm.formats.reading.block import Block, BlockReader, Step, compiled
-from start_llm.formats.reading.json_text import DECODER, is_strict, parsed, written
+from start_llm.formats.reading.json_text import DECODER, is_strict, parsed, with_whole_characters, written
 from start_llm.formats.reading.parts import ParsedArguments, ParsedEnd, ParsedName, Part
 from start_llm.formats.reading.schema import Tools, decode
 
@@ -328,8 +329,10 @@ class ObjectReader(BlockReader):
         self._refuse(parts)
 
     def _give_call(self, call: ParsedCall, parts: list[Part]) -> None:
+        arguments = with_whole_characters(call.arguments)
+        self.was_repaired |= arguments != call.arguments
         self._settle()
-        parts += [ParsedName(call.name), ParsedArguments(call.arguments), ParsedEnd()]
+        parts += [ParsedName(call.name), ParsedArguments(arguments), ParsedEnd()]
         self._end_call()
 
     def _call(self, text: str) -> ParsedCall | None:

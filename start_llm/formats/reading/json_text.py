@@ -9,6 +9,10 @@ import regex
 from start_llm.core.chat import Json
 
 _HALF_CHARACTER = regex.compile("[\ud800-\udfff]")
+_ESCAPE = regex.compile(
+    r"\\(?:u[dD][89abAB][\da-fA-F]{2}\\u[dD][c-fC-F][\da-fA-F]{2}|(?P<half>u[dD][89a-fA-F][\da-fA-F]{2})|.)",
+    regex.DOTALL,
+)
 
 
 def _refuse(name: str) -> Json:
@@ -40,9 +44,24 @@ def parsed(text: str) -> Json:
 
 
 def written(value: object) -> str:
-    r"""Return the JSON of a value. Lone surrogates, which UTF-8 cannot encode, stay escaped as `\ud83d`."""
+    r"""Return the JSON of a value. Halves of surrogate pairs, which UTF-8 cannot encode, are escaped.
+
+    `with_whole_characters` replaces them where arguments go out.
+    """
     text = json.dumps(value, ensure_ascii=False)
     return json.dumps(value) if _HALF_CHARACTER.search(text) else text
+
+
+def with_whole_characters(json_text: str) -> str:
+    r"""Return strict JSON with U+FFFD for each half of a surrogate pair, which clients refuse as `\ud83d`.
+
+    Everything else stays as it is written, also a pair of two escapes.
+    """
+    return _ESCAPE.sub(_whole, json_text) if "\\u" in json_text else json_text
+
+
+def _whole(escape: regex.Match[str]) -> str:
+    return "\ufffd" if escape["half"] else escape[0]
 
 
 def is_strict(text: str) -> bool:

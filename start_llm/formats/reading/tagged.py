@@ -6,20 +6,20 @@
 
 A value ends at a VALUE_END that a KEY or an END follows, and where the model forgot it (`value_end`). Any
 other VALUE_END is part of the value. So after the first KEY no text is malformed, and arguments are streamed
-as they arrive.
+as they arrive. Of an argument that is given twice the first value counts, because it may have gone out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, cast
 
 import regex
 
 from start_llm.core.chat import Json
 from start_llm.formats.reading.block import Block, BlockReader, Step, compiled
-from start_llm.formats.reading.json_text import written
+from start_llm.formats.reading.json_text import parsed, with_whole_characters, written
 from start_llm.formats.reading.parts import ParsedArguments, ParsedEnd, ParsedName, Part
 from start_llm.formats.reading.schema import TEXT, Shape, Tools, decode
 from start_llm.formats.reading.value_end import EndFinder, TagPatterns, ValueOf
@@ -29,6 +29,8 @@ _ALL = frozenset({"arguments", "parameters"})
 _SPACE = r"\s{0,64}"
 
 type Padding = Literal["never", "always", "detected"]
+_ENDS = {"": (), "\n": ("\n",), "\r\n": ("\r\n", "\n", "\r")}
+"""What may be padding at the end of a value, by the line break of its padding."""
 
 
 def _by_types(raw: str, shape: Shape) -> Json:
@@ -48,6 +50,7 @@ class Tags(Block):
         has_lines: the tags of a call stand at the start of lines.
         text_type: the stated type of a text; a value with any other stated type is JSON.
         padding: a newline on each side of a value is part of the format; `detected`: only if one precedes it.
+            Both are line ends of Windows if the first one is.
         wrapper: literal texts around a value that contains markup, such as CDATA.
         nested: prefixes of the tags of an array's or object's parts: of all tags, and of closing tags.
         decode: converts the text of a value that is not plain text.
@@ -147,10 +150,12 @@ class TaggedReader(BlockReader):
         return self._is_offered or (self._waiting is not None and is_named)
 
     def _begin_value(self, key: str, stated: str | None) -> None:
-        self._given.add(key)
         self._key = key
+        self._is_again = key in self._given
+        self.was_repaired |= self._is_again
         declared = self._tools.arguments(self._name)
         self._is_all = key in _ALL and bool(declared) and key not in declared
+        self._given |= set() if self._is_all else {key}
         self._label = f"{written(key)}: "
         self._value = self._new_value(key, stated)
         self._ends = self._end_finder()
@@ -174,13 +179,23 @@ class TaggedReader(BlockReader):
 
     def _give_value(self, parts: list[Part], text: str) -> None:
         """Emit a fragment of a value. Its name waits for the first, in case the reply ends before."""
-        if self._is_all and text.startswith("{"):
-            self.was_repaired = True
-            self._give_argument(parts, text[1:-1])
-        elif self._label and text:
-            self._give_argument(parts, self._label + text)
-        elif text:
+        if not text or self._is_again:
+            return
+        if not self._label:
             self._give(parts, text)
+        elif self._is_all and text.startswith("{"):
+            self.was_repaired = True
+            self._give_argument(parts, self._without_given(text)[1:-1])
+        else:
+            self._given.add(self._key)
+            self._give_argument(parts, self._label + text)
+
+    def _without_given(self, arguments: str) -> str:
+        """Return an object of arguments without those that the call has already."""
+        members = cast("dict[str, Json]", parsed(arguments))
+        new = {name: value for name, value in members.items() if name not in self._given}
+        self._given |= new.keys()
+        return arguments if len(new) == len(members) else written(new)
 
     def _give_argument(self, parts: list[Part], text: str) -> None:
         self._label = ""
@@ -192,10 +207,12 @@ class TaggedReader(BlockReader):
         """Emit a fragment of the arguments; the first settles the call. Those of an unknown tool wait."""
         if self._is_offered and not self._arguments:
             self._settle()
+        whole = with_whole_characters(text)
+        self.was_repaired |= whole != text
         given = parts if self._is_offered else self._waiting
         if given is not None:
             given += [] if self._arguments else [ParsedName(self._name)]
-            given += [ParsedArguments(text)] if text else []
+            given += [ParsedArguments(whole)] if whole else []
 
     def _stated(self, stated: str, types: frozenset[str]) -> Shape:
         """Return the shape for a type that the model states. It overrides a schema that allows text."""
@@ -273,7 +290,7 @@ class TaggedReader(BlockReader):
         is_ended = self._ends.has_ended
         self.was_repaired |= not is_ended
         text = self._value.take(self._buffer[:end], is_last=True)
-        if is_ended or (self._value.fits and not self._ends.is_blank):
+        if is_ended or not self._label or (self._value.fits and not self._ends.is_blank):
             self._give_value(parts, text)
         return self._buffer[after:]
 
@@ -310,6 +327,7 @@ class _Text:
         self.end = end
         self.fits = True
         self._padding: Padding = padding
+        self._ends: Sequence[str] = ()
         self._held = ""
         self._begun = False
         self._opening = '"'
@@ -321,12 +339,15 @@ class _Text:
     def take(self, text: str, *, is_last: bool) -> str:
         """Return the JSON that a piece of the value adds."""
         text = self._held + text
-        if not self._begun and (text or is_last):
-            self._begun = True
-            self._padding = _padding_of(text, self._padding)
-            text = text.removeprefix("\n") if self._padding == "always" else text
+        if not self._begun:
+            self._begun = is_last or text not in ("", "\r")
+            if not self._begun:
+                self._held = text
+                return ""
+            line_break = _line_break(text, self._padding)
+            text, self._ends = text.removeprefix(line_break), _ENDS[line_break]
         # A newline at the end may belong to the format.
-        self._held = "\n" if self._padding == "always" and text.endswith("\n") else ""
+        self._held = next(filter(text.endswith, self._ends), "")
         ready = written(text[: len(text) - len(self._held)])[1:-1]
         if not ready and not is_last:
             return ""
@@ -355,8 +376,9 @@ class _Typed:
         if not is_last:
             return ""
         raw = "".join(self._pieces)
-        if _padding_of(raw, self._tags.padding) == "always":
-            raw = raw.removeprefix("\n").removesuffix("\n")
+        line_break = _line_break(raw, self._tags.padding)
+        raw = raw.removeprefix(line_break)
+        raw = raw.removesuffix(next(filter(raw.endswith, _ENDS[line_break]), ""))
         value = self._tags.decode(raw, self._shape)
         self.fits = not isinstance(value, str) or not self._shape.types or "string" in self._shape.types
         return written(value)
@@ -365,8 +387,10 @@ class _Typed:
 type _Value = _Text | _Typed
 
 
-def _padding_of(value: str, padding: Padding) -> Padding:
-    """Resolve `detected` to "always" or "never" from the start of the value."""
-    if padding != "detected":
-        return padding
-    return "always" if value.startswith("\n") else "never"
+def _line_break(value: str, padding: Padding) -> str:
+    """Return the line break of a value's padding, or the empty text if it has none."""
+    if padding == "never":
+        return ""
+    if value.startswith("\r\n"):
+        return "\r\n"
+    return "\n" if padding == "always" or value.startswith("\n") else ""

@@ -9,10 +9,10 @@ from start_llm.formats.reading.block import compiled
 
 _LEAST_MARKUP = 3
 """Half a tag of at least this many characters is markup; a shorter one may be text."""
-_FIRST = frozenset("<]\n")
+_FIRST = frozenset("<]\r\n")
 """The characters that the tags of all formats, and the lines that they stand on, begin with."""
 _SHORT = 64
-_LINE = r"\n[ \t]{0,16}"
+_LINE = r"\r?\n[ \t]{0,16}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

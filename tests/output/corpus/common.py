@@ -58,8 +58,20 @@ def _values(writer: Writer) -> Iterator[Case]:
     if writer.streams:
         for name, value in VALUES.items():
             yield _calls(writer, f"value: {name}", [Call("write", {"text": value})])
+        yield _on_lines_of_windows(writer)
     together = {f"v{index}": value for index, value in enumerate(VALUES.values())}
     yield _calls(writer, "all values in one call", [Call("note", together)])
+
+
+def _on_lines_of_windows(writer: Writer) -> Case:
+    """What stands around the values is no part of them; what stands in them is."""
+    call = Call("write", {"path": "src/a.py", "text": "x = 1\n\ty"})
+    return Case(
+        name="every line end one of Windows",
+        text=writer.write([call]).replace("\n", "\r\n"),
+        calls=(Call("write", {"path": "src/a.py", "text": "x = 1\r\n\ty"}),),
+        family=writer.family,
+    )
 
 
 def _calls(writer: Writer, name: str, calls: Sequence[Call]) -> Case:

@@ -104,7 +104,7 @@ class _Table:
                     value_end, f'{value_end}\n<{tag}parameter name="path" string="true">b{value_end}'
                 )
             ),
-            [Call("read", {"path": "b"}, '{"path": "a", "path": "b"}')],
+            [Call("read", {"path": "a"}, '{"path": "a"}')],
         )
         quoted = f'a{value_end} is a tag, <{tag}invoke name="list">{end}'
         yield self.case(

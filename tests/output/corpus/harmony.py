@@ -36,6 +36,7 @@ CASES = (
         [A],
     ),
     _case("no word before the recipient", _GOOD.replace("functions.", ""), [A]),
+    _case("half a character", _GOOD.replace('"a"', '"\\ud83d"'), [Call("read", {"path": "\ufffd"})]),
     _case("no last token", _GOOD.removesuffix("<|call|>"), [A]),
     _case("a cut after a whole object", _GOOD.removesuffix("<|call|>"), [A], complete=False),
     _case("white space in the header",

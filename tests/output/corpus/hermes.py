@@ -80,24 +80,50 @@ CASES = (
         [Call("write", {"text": "one\n\ttwo"}, '{"text": "one\\n\\ttwo"}')],
     ),
     _case(
-        "a name twice",
+        "a name twice, of which clients take the last",
         _wrapped('{"name": "read", "arguments": {"path": "a", "path": "b"}}'),
         [Call("read", {"path": "b"}, '{"path": "a", "path": "b"}')],
     ),
     _case(
         "half a character",
-        _wrapped('{"name": "read", "arguments": {"path": "\\ud83d"}}'),
-        [Call("read", {"path": "\ud83d"}, '{"path": "\\ud83d"}')],
+        _wrapped('{"name": "read", "arguments": {"path": "a \\ud83d b"}}'),
+        [Call("read", {"path": "a \ufffd b"}, '{"path": "a \ufffd b"}')],
+    ),
+    _case(
+        "halves of characters around whole ones",
+        _wrapped('{"name": "note", "arguments":  {"\\uDE00": "\\ud83d\\ud83D\\ude00\\ude00\\u00e9\\n"}}'),
+        [
+            Call(
+                "note",
+                {"\ufffd": "\ufffd😀\ufffdé\n"},
+                '{"\ufffd": "\ufffd\\ud83D\\ude00\ufffd\\u00e9\\n"}',
+            )
+        ],
+    ),
+    _case(
+        "half a character in the first of two values",
+        _wrapped('{"name": "read", "arguments": {"path": "\\ud83d", "path": "b"}}'),
+        [Call("read", {"path": "b"}, '{"path": "\ufffd", "path": "b"}')],
+    ),
+    _case(
+        "a character of two escapes",
+        _wrapped('{"name": "read", "arguments": {"path": "\\ud83d\\ude00"}}'),
+        [Call("read", {"path": "😀"}, '{"path": "\\ud83d\\ude00"}')],
+    ),
+    _case(
+        "a backslash in front of what is no escape",
+        _wrapped('{"name": "read", "arguments": {"path": "\\\\ud83d"}}'),
+        [Call("read", {"path": "\\ud83d"}, '{"path": "\\\\ud83d"}')],
     ),
     _case(
         "half a character beside a line break",
         _wrapped('{"name": "read", "arguments": {"path": "\\ud83d\n"}}'),
-        [Call("read", {"path": "\ud83d\n"}, '{"path": "\\ud83d\\n"}')],
+        [Call("read", {"path": "\ufffd\n"}, '{"path": "\ufffd\\n"}')],
     ),
     _case(
         "half a character in arguments as a text",
         _wrapped('{"name": "read", "arguments": "{\\"path\\": \\"\\ud83d\\"}"}'),
-        [Call("read", {"path": "\ud83d"}, '{"path": "\\ud83d"}')],
+        [Call("read", {"path": "\ufffd"}, '{"path": "\ufffd"}')],
     ),
     _case("no line breaks", f"<tool_call>{_GOOD}</tool_call>", [A]),
     _case("two objects on one line", _wrapped(f"{_GOOD}{_GOOD}"), [A, A]),

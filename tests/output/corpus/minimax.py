@@ -49,7 +49,7 @@ CASES = (
         _block(
             '<invoke name="note"><parameter name="a">1</parameter><parameter name="a">2</parameter></invoke>'
         ),
-        [Call("note", {"a": "2"}, '{"a": "1", "a": "2"}')],
+        [Call("note", {"a": "1"}, '{"a": "1"}')],
     ),
     _case(
         "parameters in another order",

@@ -28,7 +28,7 @@ LITERALS: Mapping[str, tuple[str, Any]] = {
     "escapes": (r"'\n\t\\\'\"\r\a\b\f\v\0\101\x41\u00e9\U0001F41F'", "\n\t\\'\"\r\a\b\f\v\0AAé🐟"),
     "escapes that are none": (r"'\d \w \/ \N \xz \U00200000'", r"\d \w \/ \N \xz \U00200000"),
     "halves of a character": (r"'\ud83d\udc1f'", "🐟"),
-    "half a character": (r"'\ud83d'", "\ud83d"),
+    "half a character": (r"'\ud83d'", "\ufffd"),
     "what ends a call in a text": ("\")]<|tool_call_end|></function_calls>, list()\"",
                                    ")]<|tool_call_end|></function_calls>, list()"),
     "Python's constants": ("[True, False, None]", [True, False, None]),

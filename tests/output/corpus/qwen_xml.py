@@ -43,6 +43,13 @@ CASES = (
         f"<tool_call>{_PARAMS.replace('a</param>', '<![CDATA[</param>]]></param>')}</tool_call>",
         [Call("read", {"path": "</param>"})],
     ),
+    _case(
+        "a parameter in CDATA on lines of Windows",
+        f"<tool_call>{_PARAMS.replace('a</param>', '<![CDATA[*a*]]></param>')}</tool_call>".replace(
+            "*", "\r\n"
+        ),
+        [A],
+    ),
     _plain("a block of Claude's without a call", "<function_calls>\nnone\n</function_calls>"),
     _case("no line breaks", _WRITER.write([A]).replace("\n", ""), [A]),
     _case("no first tag", f"I look.\n{_GOOD}</tool_call>\n", [A], "I look."),
@@ -57,7 +64,37 @@ CASES = (
     _case(
         "a parameter twice",
         "<tool_call><function=note><parameter=a>1</parameter><parameter=a>2</parameter></function></tool_call>",
-        [Call("note", {"a": "2"}, '{"a": "1", "a": "2"}')],
+        [Call("note", {"a": "1"}, '{"a": "1"}')],
+    ),
+    _case(
+        "a parameter twice, and a third time with half an end",
+        f"{_BEGIN}\n</parameter>\n<parameter=path>\na\n</parameter>\n<parameter=limit>\n2\n</parameter>\n"
+        "<parameter=path>\nb\n</para",
+        [Call("read", {"path": "a", "limit": 2}, '{"path": "a", "limit": 2}')],
+    ),
+    _case(
+        "a parameter twice before the limit",
+        f"{_BEGIN}\n</parameter>\n<parameter=path>\nb",
+        open_call=("read", '{"path": "a"'),
+        complete=False,
+    ),
+    _case(
+        "a parameter before and behind all of them",
+        f"{_BEGIN}\n</parameter>\n<parameter=arguments>\n"
+        '{"path": "b", "limit": 2}\n</parameter>\n<parameter=limit>\n3\n</parameter>\n</function>\n</tool_call>',
+        [Call("read", {"path": "a", "limit": 2}, '{"path": "a", "limit": 2}')],
+    ),
+    _case(
+        "all parameters in two parts",
+        '<tool_call>\n<function=read>\n<parameter=arguments>\n{"path": "a"}\n</parameter>\n'
+        '<parameter=arguments>\n{"limit": 2}\n</parameter>\n</function>\n</tool_call>',
+        [Call("read", {"path": "a", "limit": 2}, '{"path": "a", "limit": 2}')],
+    ),
+    _case(
+        "a word under the name of all parameters, twice",
+        "<tool_call>\n<function=read>\n<parameter=arguments>\nb\n</parameter>\n"
+        "<parameter=arguments>\nc\n</parameter>\n</function>\n</tool_call>",
+        [Call("read", {"arguments": "b"}, '{"arguments": "b"}')],
     ),
     _case("no last tag", f"<tool_call>\n{_GOOD}", [A]),
     _case("no last tags", f"{_BEGIN}\n</parameter>", [A]),

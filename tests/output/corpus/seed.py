@@ -43,6 +43,20 @@ CASES = (
     _valued("a newline at the end of a text", "a\n", "a\n"),
     _valued("a newline at the end of a text on lines of its own", "\na\n\n", "a\n"),
     _valued("a newline before a value alone", "\na", "a"),
+    _valued("a value on a line of Windows", "\r\na\r\n", "a"),
+    _valued("line ends of Windows in a value on such lines", "\r\n\r\na\r\n\r\n", "\r\na\r\n"),
+    _valued("a line end of Windows before a value alone", "\r\na", "a"),
+    _valued("a line end of Windows before a value, a newline after it", "\r\na\n", "a"),
+    _valued("a newline before a value, a line end of Windows after it", "\na\r\n", "a\r"),
+    _valued("a line end of Windows at the end of a text", "a\r\n", "a\r\n"),
+    _valued("half a line end of Windows before a text", "\ra", "\ra"),
+    _valued("nothing on a line of Windows", "\r\n\r\n", ""),
+    _typed("tags", "\r\n['a']\r\n", ["a"]),
+    _case(
+        "a text or nothing on a line of Windows",
+        _block(_GOOD.replace("read", "typed").replace("path", "optional").replace(">a<", ">\r\n a\r\n<")),
+        [Call("typed", {"optional": " a"})],
+    ),
     _valued("nothing right after its tag", "", ""),
     _valued("nothing on a line of its own", "\n\n", ""),
     _valued(
@@ -70,7 +84,7 @@ CASES = (
     _case(
         "a parameter twice",
         _block("<function=note><parameter=a>1</parameter><parameter=a>2</parameter></function>"),
-        [Call("note", {"a": "2"}, '{"a": "1", "a": "2"}')],
+        [Call("note", {"a": "1"}, '{"a": "1"}')],
     ),
     _case("no end of the block", f"{_OPENER}\n{_GOOD}", [A]),
     _case("half the end of the block", f"{_OPENER}\n{_GOOD}</seed:to", [A]),
@@ -78,6 +92,11 @@ CASES = (
     _case("no ends at all", f"{_OPENER}\n{_BEGIN}</parameter>\n", [A]),
     _case("a reply that ends in a value", f"{_OPENER}\n{_BEGIN}", [A]),
     _case("half the end of a value", f"{_OPENER}\n{_BEGIN}</para", [A]),
+    _case(
+        "half the end of a value of which a space has gone out",
+        f"{_OPENER}\n{_BEGIN.removesuffix('a')} </para",
+        [Call("read", {"path": " "})],
+    ),
     _case(
         "a cut after a parameter",
         f"{_OPENER}\n{_BEGIN}</parameter>",

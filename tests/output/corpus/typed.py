@@ -25,7 +25,7 @@ VALUES: tuple[tuple[str, str, Any], ...] = (
     ("nothing", "None", None),
     ("tags", '["a", "b"]', ["a", "b"]),
     ("tags", '["a\nb"]', ["a\nb"]),
-    ("tags", '["\\ud83d"]', ["\ud83d"]),
+    ("tags", '["\\ud83d"]', ["\ufffd"]),
     ("tags", "a, b", "a, b"),
     ("tags", '["a",]', ["a"]),
     ("tags", "['a', \"it's\", '\\'b\\'\\n\\x41\\u65e5\\U0001f41f\\d']", ["a", "it's", "'b'\nA日🐟\\d"]),
