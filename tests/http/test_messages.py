@@ -457,17 +457,19 @@ def test_half_a_character_of_a_call_is_the_same_in_every_reply_and_goes_on(tmp_p
     """The SDK's helper raises at an escape that is half of a pair."""
     call = '<tool_call>\n{"name": "read_file", "arguments": {"path": "half \\ud83d of 2"}}\n</tool_call>'
     folder = write_model(tmp_path, "strips_old_reasoning", scripts={"half": call, "then": "Yes."})
-    with serving(folder, speculation="off") as server:
-        with anthropic.Anthropic(base_url=server.url, api_key="x", max_retries=0) as client:
-            body: Json = {"model": "m", "max_tokens": 99, "messages": QUESTION, "tools": ANTHROPIC_TOOLS}
-            whole = client.messages.create(**body, extra_body=asking("half")).content
-            with client.messages.stream(**body, extra_body=asking("half")) as stream:
-                streamed = stream.get_final_message().content
-            made = [block.input for block in (*whole, *streamed) if block.type == "tool_use"]
-            assert made == [{"path": "half \ufffd of 2"}] * 2
-            content = [block.model_dump(exclude_none=True) for block in streamed]
-            result = {"type": "tool_result", "tool_use_id": content[-1]["id"], "content": "None."}
-            turns = [{"role": "assistant", "content": content}, {"role": "user", "content": [result]}]
-            body["messages"] = [*QUESTION, *turns]
-            (block,) = client.messages.create(**body, extra_body=asking("then")).content
-            assert block.type == "text" and block.text == "Yes."
+    with (
+        serving(folder, speculation="off") as server,
+        anthropic.Anthropic(base_url=server.url, api_key="x", max_retries=0) as client,
+    ):
+        body: Json = {"model": "m", "max_tokens": 99, "messages": QUESTION, "tools": ANTHROPIC_TOOLS}
+        whole = client.messages.create(**body, extra_body=asking("half")).content
+        with client.messages.stream(**body, extra_body=asking("half")) as stream:
+            streamed = stream.get_final_message().content
+        made = [block.input for block in (*whole, *streamed) if block.type == "tool_use"]
+        assert made == [{"path": "half \ufffd of 2"}] * 2
+        content = [block.model_dump(exclude_none=True) for block in streamed]
+        result = {"type": "tool_result", "tool_use_id": content[-1]["id"], "content": "None."}
+        turns = [{"role": "assistant", "content": content}, {"role": "user", "content": [result]}]
+        body["messages"] = [*QUESTION, *turns]
+        (block,) = client.messages.create(**body, extra_body=asking("then")).content
+        assert block.type == "text" and block.text == "Yes."

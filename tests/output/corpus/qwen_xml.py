@@ -81,7 +81,8 @@ CASES = (
     _case(
         "a parameter before and behind all of them",
         f"{_BEGIN}\n</parameter>\n<parameter=arguments>\n"
-        '{"path": "b", "limit": 2}\n</parameter>\n<parameter=limit>\n3\n</parameter>\n</function>\n</tool_call>',
+        '{"path": "b", "limit": 2}\n</parameter>\n'
+        "<parameter=limit>\n3\n</parameter>\n</function>\n</tool_call>",
         [Call("read", {"path": "a", "limit": 2}, '{"path": "a", "limit": 2}')],
     ),
     _case(
