@@ -60,14 +60,16 @@ class ReplyEcho:
     def messages(self, *, drops_calls: bool = False) -> list[Message]:
         """Return the messages that clients may send back for this reply.
 
-        There are two if a call stood between texts, where some clients insert a line break (lesson 17). There
-        is none if the reply is empty, or if a call cannot be read.
+        There are several if a call stood between texts: in a chat the second one begins with a line break, and
+        some clients insert one of their own (lesson 17). There is none if the reply is empty, or if a call
+        cannot be read.
 
         Args:
             drops_calls: leave out incomplete calls, as clients do.
         """
         texts = ["".join(pieces) for pieces in self.content]
-        joined = ["".join(texts), "\n".join(text for text in texts if text.strip())]
+        spoken = [text for text in texts if text.strip()]
+        joined = ["".join(texts), "\n".join(spoken), "\n\n".join(spoken)]
         messages = [self._message(content, drops_calls) for content in dict.fromkeys(joined)]
         return [message for message in messages if message is not None]
 

@@ -205,7 +205,9 @@ def test_texts_around_a_call_are_lines_of_their_own_streamed_and_whole():
     echo = ReplyEcho()
     for output in outputs:
         echo.add(output)
-    assert text in [spelling.content for spelling in echo.messages()], "so what comes back is known"
+    spellings = [spelling.content for spelling in echo.messages()]
+    assert text in spellings, "so what comes back is known"
+    assert "I look.\n\nThen write." in spellings, "as OpenClaw puts the two blocks together"
 
 
 @given(reply_=chat_replies, asked=st.booleans())
