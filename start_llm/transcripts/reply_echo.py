@@ -60,7 +60,7 @@ class ReplyEcho:
     def messages(self, *, drops_calls: bool = False) -> list[Message]:
         """Return the messages that clients may send back for this reply.
 
-        There are several if a call stood between texts: in a chat the second one begins with a line break, and
+        There are several if a call stood between texts: in a chat the second begins with a line break, and
         some clients insert one of their own (lesson 17). There is none if the reply is empty, or if a call
         cannot be read.
 
