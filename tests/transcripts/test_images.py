@@ -67,14 +67,14 @@ def test_a_conversation_with_images_goes_on_from_what_was_computed(trait: str):
     )
 
 
-def test_of_many_recorded_prefixes_each_token_is_looked_at_once(monkeypatch: pytest.MonkeyPatch):
+def test_of_many_recorded_prefixes_each_token_is_counted_once(monkeypatch: pytest.MonkeyPatch):
     talk = Talk(next(iter(SEEING)), user(f"look {CAT.word} here"))
     for turn in range(6):
         talk.ask(f"Answer {turn}.", user("go on"))
-    looked_at: list[int] = []
+    counted: list[int] = []
 
     def count(tokens: Any, runs: Any) -> Any:
-        looked_at.append(len(tokens))
+        counted.append(len(tokens))
         return image_spans(tokens, runs)
 
     def look_at_all(binder: PromptBinder, ids: Any, boundaries: Any) -> Any:
@@ -86,7 +86,7 @@ def test_of_many_recorded_prefixes_each_token_is_looked_at_once(monkeypatch: pyt
     monkeypatch.setattr(bind, "image_spans", count)
     read = talk.ask("The last.")
     assert talk.bound == 6
-    assert 0 < sum(looked_at) < len(read)
+    assert 0 < sum(counted) < len(read)
 
 
 @pytest.mark.parametrize("trait", SEEING)
