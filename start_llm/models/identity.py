@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 PAGE_FORMAT = 2
 """Version of the layout of KV pages; increase it with every change of that layout."""
-RENDERING = 2
+RENDERING = 3
 """Version of how conversations become tokens; increase it when the same request gives others."""
 IDENTITY_BYTES = 16
 LIBRARIES = ("mlx", "mlx-lm")

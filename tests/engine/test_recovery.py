@@ -99,11 +99,16 @@ def test_an_eviction_that_fails_behind_a_chunk_fails_no_prompt():
     check(engine)
 
 
-def test_an_eviction_that_fails_behind_a_preempted_reply_does_not_end_it():
+def decoding_before_a_failing_eviction() -> tuple[Cached, list[Watched]]:
     engine = counting()
     replies = decoding(engine, 30, 30)
     evictor = engine.cache._evictor
     evictor.shrink = fails_once(evictor.shrink, lambda: True)
+    return engine, replies
+
+
+def test_an_eviction_that_fails_behind_a_preempted_reply_does_not_end_it():
+    engine, replies = decoding_before_a_failing_eviction()
     with mx.stream(generation_stream):
         engine.loop.executor.execute(PreemptRequest(replies[0].generation.number, 1.0), 1.0)
     assert engine.metrics.failures == 1
@@ -113,10 +118,7 @@ def test_an_eviction_that_fails_behind_a_preempted_reply_does_not_end_it():
 
 
 def test_an_eviction_that_fails_behind_a_cancelled_reply_does_not_make_it_a_failed_one():
-    engine = counting()
-    replies = decoding(engine, 30, 30)
-    evictor = engine.cache._evictor
-    evictor.shrink = fails_once(evictor.shrink, lambda: True)
+    engine, replies = decoding_before_a_failing_eviction()
     replies[0].generation.cancel()
     engine.finish(replies[1])
     assert engine.metrics.failures == 1
